@@ -1,0 +1,251 @@
+"""Kafka's error codes, and our exceptions split by whose fault they are.
+
+* `ConfigurationError`: the user's settings; the message names the setting and the mend.
+* `ConnectionFailed`, `AuthenticationFailed`: a broker could not be reached or refused us.
+* `BrokerError`: a broker answered with an error code.
+* `RemoteProtocolError`: the peer sent bytes that are not Kafka's protocol.
+* `GenerationMismatchError`: the group moved on without us.
+* `DataLossError`: records that the plan promised are not there.
+* `CorruptRecordError`, `StorageError`: bytes or files that cannot be trusted.
+
+Any other exception is a bug in this package.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Error numbers of the protocol (Kafka `Errors`); unknown numbers are handled by `error_name`."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+    FENCED_MEMBER_EPOCH = 110
+    STALE_MEMBER_EPOCH = 113
+
+
+RETRIABLE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+    }
+)
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error number, or ``ERROR_<n>`` for one newer than this table."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"ERROR_{code}"
+
+
+class GroupSourceError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class ConfigurationError(GroupSourceError, ValueError):
+    """A setting is missing, unknown, malformed or not supported; the user mends it."""
+
+
+class ConnectionFailed(GroupSourceError, ConnectionError):
+    """No usable connection to a broker: refused, unresolvable, closed or timed out."""
+
+
+class RequestTimedOut(ConnectionFailed):
+    """A broker accepted the request and did not answer in time."""
+
+
+class AuthenticationFailed(GroupSourceError):
+    """The broker refused the credentials, or TLS verification failed. Never retried."""
+
+
+class RemoteProtocolError(GroupSourceError):
+    """The peer's bytes are not what the protocol allows; the connection is closed."""
+
+
+class UnsupportedVersion(GroupSourceError):
+    """Peer and package share no version of an API."""
+
+
+class BrokerError(GroupSourceError):
+    """A broker answered with an error code.
+
+    Attributes: `code` (the number, possibly one unknown here), `retriable`.
+    """
+
+    def __init__(self, code: int, context: str) -> None:
+        super().__init__(f"{context}: {error_name(code)} ({code})")
+        self.code = code
+
+    @property
+    def retriable(self) -> bool:
+        return self.code in RETRIABLE
+
+
+class GenerationMismatchError(GroupSourceError):
+    """A member's generation is no longer the group's: whatever it was doing must stop, and none of it may be committed.
+
+    `current_generation` is -1 where the coordinator did not tell.
+    """
+
+    def __init__(
+        self, *, group_id: str, member_id: str, generation_id: int, current_generation: int = -1, cause: str
+    ) -> None:
+        now = str(current_generation) if current_generation >= 0 else "unknown"
+        super().__init__(
+            f"member {member_id} of group {group_id} was assigned its partitions in generation {generation_id}, "
+            f"the group's generation is now {now}: {cause}. Nothing of this batch is committed; "
+            "restart the query and it continues from its checkpoint."
+        )
+        self.group_id = group_id
+        self.member_id = member_id
+        self.generation_id = generation_id
+        self.current_generation = current_generation
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_generation_mismatch, (
+            self.group_id,
+            self.member_id,
+            self.generation_id,
+            self.current_generation,
+            self.cause,
+        )
+
+
+def _rebuild_generation_mismatch(
+    group_id: str, member_id: str, generation_id: int, current_generation: int, cause: str
+) -> GenerationMismatchError:
+    return GenerationMismatchError(
+        group_id=group_id,
+        member_id=member_id,
+        generation_id=generation_id,
+        current_generation=current_generation,
+        cause=cause,
+    )
+
+
+class DataLossError(GroupSourceError):
+    """Records that were promised are gone (aged out, topic or partition deleted, read ended short).
+
+    `error_class` is the sub-class of Spark's `KAFKA_DATA_LOSS` condition, for example ``START_OFFSET_RESET``.
+    """
+
+    def __init__(self, error_class: str, message: str) -> None:
+        super().__init__(
+            f"[KAFKA_DATA_LOSS.{error_class}] {message} "
+            "Set the option failOnDataLoss to false to go on with what is there."
+        )
+        self.error_class = error_class
+        self.message = message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DataLossError, (self.error_class, self.message)
+
+
+class CorruptRecordError(GroupSourceError):
+    """A record batch fails its checksum or cannot be decoded; the message says where it stands."""
+
+
+class StorageError(GroupSourceError):
+    """A broker's data directory cannot be used: locked, foreign, unwritable or damaged."""

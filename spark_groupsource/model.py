@@ -1,0 +1,82 @@
+"""Frozen values shared by every layer. Knows no wire format, no clock and no socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, NamedTuple, Sequence
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic; sorts by topic, then by partition number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetRange(NamedTuple):
+    """Records of one partition from `start` (included) to `end` (excluded): `end` is the next offset to read."""
+
+    topic_partition: TopicPartition
+    start: int
+    end: int
+
+
+class Node(NamedTuple):
+    """One broker as the cluster metadata names it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} (id: {self.node_id})"
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed position: the next offset to read, with what the committer noted beside it.
+
+    `leader_epoch` is -1 when unknown.
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """What a member tells the group leader when it joins (ConsumerProtocolSubscription v0-v3).
+
+    `generation_id` is that in which `owned_partitions` were assigned, -1 when there is none.
+    """
+
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned_partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = -1
+    rack_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the group leader gives one member (ConsumerProtocolAssignment v0-v3)."""
+
+    partitions: tuple[TopicPartition, ...]
+    user_data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One member as an assignor sees it."""
+
+    member_id: str
+    subscription: Subscription
+    group_instance_id: str | None = None
+
+
+# topic -> racks of the replicas of each partition, in partition order; an empty tuple where racks are unknown
+PartitionRacks = Mapping[str, Sequence[Sequence[str]]]

@@ -1,0 +1,145 @@
+"""Dialling and listening: the only import of `socket` and `ssl`.
+
+Knows addresses, TLS and time-outs; knows nothing of Kafka.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import NamedTuple
+
+from spark_groupsource.errors import AuthenticationFailed, ConfigurationError, ConnectionFailed, RequestTimedOut
+
+
+class Address(NamedTuple):
+    """A host and a port; prints as ``host:port``, IPv6 hosts in brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class TlsSettings(NamedTuple):
+    """PEM files and switches of one client; `None` means the system's defaults."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = None
+    check_hostname: bool = True
+
+
+def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tuple[Address, ...]:
+    """Reads ``host:port,host:port``.
+
+    Raises: ConfigurationError naming `setting` when an entry has no host or no port from 0 to 65535.
+    """
+    addresses = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        host, _, port = entry.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigurationError(f"{setting}: {entry!r} is not host:port, for example localhost:9092")
+        addresses.append(Address(host, int(port)))
+    if not addresses:
+        raise ConfigurationError(f"{setting} is empty; give at least one host:port")
+    return tuple(addresses)
+
+
+def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
+    """Opens a connected blocking TCP socket, over TLS when `tls` is given.
+
+    Raises: ConnectionFailed naming the address and the mend; AuthenticationFailed when TLS verification fails.
+    """
+    try:
+        connection = socket.create_connection(address, timeout=timeout_ms / 1000)
+    except socket.gaierror as error:
+        raise ConnectionFailed(f"host name of {address} cannot be resolved ({error.strerror}); check the address") from error
+    except (TimeoutError, socket.timeout) as error:
+        raise ConnectionFailed(f"no answer from {address} within {timeout_ms} ms; check address and firewall") from error
+    except OSError as error:
+        raise ConnectionFailed(f"cannot connect to {address} ({error.strerror}); is a broker listening there?") from error
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return connection
+    try:
+        return _tls_context(tls).wrap_socket(connection, server_hostname=address.host)
+    except ssl.SSLError as error:
+        connection.close()
+        raise AuthenticationFailed(f"TLS with {address} failed: {error}; check ssl.ca and the broker's listener") from error
+    except OSError as error:
+        connection.close()
+        raise ConnectionFailed(f"{address} closed the connection during the TLS handshake ({error})") from error
+
+
+def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        context.check_hostname = tls.check_hostname
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
+        raise ConfigurationError(f"TLS files cannot be loaded ({files}): {error}; they must be PEM") from error
+    return context
+
+
+def send_all(connection: socket.socket, data: bytes | memoryview, timeout_ms: int) -> None:
+    """Writes every byte of `data`.
+
+    Raises: ConnectionFailed when the peer is gone, RequestTimedOut when it does not take the bytes in time.
+    """
+    connection.settimeout(max(timeout_ms, 1) / 1000)
+    try:
+        connection.sendall(data)
+    except (TimeoutError, socket.timeout) as error:
+        raise RequestTimedOut(f"peer took no data for {timeout_ms} ms") from error
+    except OSError as error:
+        raise ConnectionFailed(f"connection lost while sending ({error})") from error
+
+
+def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int) -> None:
+    """Fills `buffer` completely; `timeout_ms` bounds each wait for more bytes.
+
+    Raises: ConnectionFailed when the peer closes first, RequestTimedOut when nothing comes in time.
+    """
+    connection.settimeout(max(timeout_ms, 1) / 1000)
+    filled = 0
+    try:
+        while filled < len(buffer):
+            count = connection.recv_into(buffer[filled:])
+            if count == 0:
+                raise ConnectionFailed(f"peer closed the connection after {filled} of {len(buffer)} bytes")
+            filled += count
+    except (TimeoutError, socket.timeout) as error:
+        raise RequestTimedOut(f"no answer within {timeout_ms} ms") from error
+    except OSError as error:
+        if isinstance(error, ConnectionFailed):
+            raise
+        raise ConnectionFailed(f"connection lost while receiving ({error})") from error
+
+
+def listen(address: Address, setting: str = "listeners") -> socket.socket:
+    """Opens a listening TCP socket; port 0 takes any free one.
+
+    Raises: ConfigurationError when the port is in use or the host is not one of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"{setting}: port {address.port} of {address.host} is in use by another process; "
+                "stop it or choose another port"
+            ) from error
+        raise ConfigurationError(f"{setting}: cannot listen on {address} ({error})") from error
+    return listener

@@ -1,0 +1,143 @@
+"""Every request and response this package speaks, one class for all versions of each.
+
+The classes are kafka-python's, generated from Kafka's message schemas; this module is the only place that imports
+them, so that another codec could take their place. A message is built with keyword arguments and encoded at the
+version the connection negotiated; fields outside that version keep their schema defaults. Nested structures are class
+attributes: ``JoinGroupRequest.JoinGroupRequestProtocol(name=..., metadata=...)``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas through an importlib call that Python 3.11 and 3.12 call deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.protocol.admin import (
+        CreatePartitionsRequest,
+        CreatePartitionsResponse,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
+        DeleteGroupsRequest,
+        DeleteGroupsResponse,
+        DeleteRecordsRequest,
+        DeleteRecordsResponse,
+        DeleteTopicsRequest,
+        DeleteTopicsResponse,
+        DescribeClusterRequest,
+        DescribeClusterResponse,
+        DescribeConfigsRequest,
+        DescribeConfigsResponse,
+        DescribeGroupsRequest,
+        DescribeGroupsResponse,
+        ListGroupsRequest,
+        ListGroupsResponse,
+    )
+    from kafka.protocol.consumer import (
+        FetchRequest,
+        FetchResponse,
+        HeartbeatRequest,
+        HeartbeatResponse,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        LeaveGroupRequest,
+        LeaveGroupResponse,
+        ListOffsetsRequest,
+        ListOffsetsResponse,
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+        SyncGroupRequest,
+        SyncGroupResponse,
+    )
+    from kafka.protocol.metadata import (
+        ApiVersionsRequest,
+        ApiVersionsResponse,
+        FindCoordinatorRequest,
+        FindCoordinatorResponse,
+        MetadataRequest,
+        MetadataResponse,
+    )
+    from kafka.protocol.producer import (
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+        ProduceRequest,
+        ProduceResponse,
+    )
+    from kafka.protocol.sasl import (
+        SaslAuthenticateRequest,
+        SaslAuthenticateResponse,
+        SaslHandshakeRequest,
+        SaslHandshakeResponse,
+    )
+
+Message = Any
+"""A request or response of the classes below; kafka-python ships no type information."""
+
+
+class Api(NamedTuple):
+    """One API: its number, both message classes and the versions whose encoding is proved here."""
+
+    key: int
+    name: str
+    request: Any
+    response: Any
+    min_version: int
+    max_version: int
+
+    def is_flexible(self, version: int) -> bool:
+        """True where the version uses compact types and tagged fields (KIP-482)."""
+        return bool(self.request.flexible_version_q(version))
+
+
+def _api(request: Any, response: Any) -> Api:
+    schema = request.json
+    low, _, high = schema["validVersions"].partition("-")
+    return Api(schema["apiKey"], schema["name"].removesuffix("Request"), request, response, int(low), int(high or low))
+
+
+APIS: dict[int, Api] = {
+    api.key: api
+    for api in (
+        _api(ProduceRequest, ProduceResponse),
+        _api(FetchRequest, FetchResponse),
+        _api(ListOffsetsRequest, ListOffsetsResponse),
+        _api(MetadataRequest, MetadataResponse),
+        _api(OffsetCommitRequest, OffsetCommitResponse),
+        _api(OffsetFetchRequest, OffsetFetchResponse),
+        _api(FindCoordinatorRequest, FindCoordinatorResponse),
+        _api(JoinGroupRequest, JoinGroupResponse),
+        _api(HeartbeatRequest, HeartbeatResponse),
+        _api(LeaveGroupRequest, LeaveGroupResponse),
+        _api(SyncGroupRequest, SyncGroupResponse),
+        _api(DescribeGroupsRequest, DescribeGroupsResponse),
+        _api(ListGroupsRequest, ListGroupsResponse),
+        _api(SaslHandshakeRequest, SaslHandshakeResponse),
+        _api(ApiVersionsRequest, ApiVersionsResponse),
+        _api(CreateTopicsRequest, CreateTopicsResponse),
+        _api(DeleteTopicsRequest, DeleteTopicsResponse),
+        _api(DeleteRecordsRequest, DeleteRecordsResponse),
+        _api(InitProducerIdRequest, InitProducerIdResponse),
+        _api(DescribeConfigsRequest, DescribeConfigsResponse),
+        _api(SaslAuthenticateRequest, SaslAuthenticateResponse),
+        _api(CreatePartitionsRequest, CreatePartitionsResponse),
+        _api(DeleteGroupsRequest, DeleteGroupsResponse),
+        _api(OffsetDeleteRequest, OffsetDeleteResponse),
+        _api(DescribeClusterRequest, DescribeClusterResponse),
+    )
+}
+"""api key -> `Api`, every API this package sends or serves."""
+
+
+def api_of(message: Message) -> Api:
+    """The API a message belongs to."""
+    return APIS[message.API_KEY]
+
+
+__all__ = ["APIS", "Api", "Message", "api_of"] + [
+    cls.__name__ for api in APIS.values() for cls in (api.request, api.response)
+]
