@@ -1,0 +1,296 @@
+"""One node of a real Apache Kafka on loopback, for tests, demonstrations and benchmarks.
+
+    with RealKafka() as kafka:
+        print(kafka.bootstrap_servers)
+
+Run as a script it fetches Kafka, prints ``listening on HOST:PORT`` and stays until SIGTERM or SIGINT:
+
+    python jobs/real_kafka.py [--listen HOST:PORT] [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from kafka_jars import Unavailable, java, kafka_jars
+
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.net import Address, dial, listen, parse_addresses, receive_into, send_all
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
+
+START_TIMEOUT_MS = 60_000
+STOP_TIMEOUT_S = 20
+TOOL_TIMEOUT_S = 60
+_ATTEMPTS = 3
+_METADATA_VERSION = 4
+# Metadata v4 does not create topics; none of these runs should create one by a misspelt name either
+_DEFAULTS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "auto.create.topics.enable": "false",
+    "log.flush.interval.messages": "9223372036854775807",
+    "controlled.shutdown.enable": "false",
+}
+# without a configuration log4j prints errors to standard output, where the tools print their answers
+_LOGGING = """\
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+rootLogger.level = WARN
+rootLogger.appenderRef.stderr.ref = stderr
+"""
+
+
+class RealKafka:
+    """A KRaft broker and controller in one Java process, with its data in a temporary directory.
+
+    The process gets SIGTERM when the thread that started it ends (where the machine has ``setpriv``), so it does not
+    outlive a crashed test run: start it from a thread that lives as long as it is needed.
+
+    Args:
+        config: Kafka's own settings, over the defaults above.
+        listen_on: where clients connect; None takes a free port of 127.0.0.1.
+    """
+
+    def __init__(self, config: Mapping[str, str] | None = None, listen_on: Address | None = None) -> None:
+        self._config = dict(config or {})
+        self._listen_on = listen_on
+        self._clock = SystemClock()
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._address: Address | None = None
+        self._class_path = ""
+        self._java = ""
+
+    def __enter__(self) -> RealKafka:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` of the running broker."""
+        if self._address is None:
+            raise Unavailable("this Kafka is not running; call start() first")
+        return str(self._address)
+
+    @property
+    def log(self) -> str:
+        """What the broker printed so far."""
+        path = self._directory / "broker.log" if self._directory else None
+        return path.read_text(errors="replace") if path and path.exists() else ""
+
+    @property
+    def data_directory(self) -> Path:
+        """Kafka's log directory: one sub-directory per partition."""
+        if self._directory is None:
+            raise Unavailable("this Kafka is not running; call start() first")
+        return self._directory / "data"
+
+    def start(self) -> None:
+        """Fetches Kafka if needed, starts it and returns when it answers as a cluster of one.
+
+        Raises: Unavailable when something is missing or Kafka does not come up; the end of its log is in the message.
+        """
+        self._java = java()
+        self._class_path = str(kafka_jars() / "*")
+        self._directory = Path(tempfile.mkdtemp(prefix="groupsource-kafka-"))
+        atexit.register(self.stop)
+        try:
+            for attempt in range(_ATTEMPTS):
+                # a port found free may be taken by someone else before Kafka opens it
+                if self._launch() or self._listen_on is not None:
+                    break
+            if self._address is None:
+                raise Unavailable(f"Kafka did not start; the end of its log:\n{self.log[-2000:]}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops the broker, by force after 20 s, and removes its data."""
+        process, self._process, self._address = self._process, None, None
+        if process is not None:
+            stop_process(process, STOP_TIMEOUT_S)
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+        atexit.unregister(self.stop)
+
+    def tool(
+        self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one of Kafka's command line tools to its end, for example
+        ``tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list")``.
+
+        The exit status is the caller's to judge.
+        """
+        command = java_command(main_class, *arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, input=stdin)
+
+    def popen(self, main_class: str, *arguments: str) -> subprocess.Popen[str]:
+        """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
+        return popen_tool(main_class, *arguments)
+
+    def _launch(self) -> bool:
+        assert self._directory is not None
+        properties = self._write_properties()
+        self._format(properties)
+        log = (self._directory / "broker.log").open("w")
+        with log:
+            self._process = _popen(
+                [*_java_prefix(self._java, self._class_path, "-Xmx512m", 4), "kafka.Kafka", str(properties)], log, log
+            )
+        address = self._client_address
+        deadline_ms = self._clock.now_ms() + START_TIMEOUT_MS
+        while self._clock.now_ms() < deadline_ms:
+            if self._process.poll() is not None:
+                return False
+            if _answers(address):
+                self._address = address
+                return True
+            self._clock.sleep_ms(100)
+        stop_process(self._process, STOP_TIMEOUT_S)
+        return False
+
+    def _write_properties(self) -> Path:
+        assert self._directory is not None
+        shutil.rmtree(self._directory / "data", ignore_errors=True)
+        self._client_address = self._listen_on or _free_address()
+        controller = _free_address()
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"PLAINTEXT://{self._client_address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self._client_address}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(self._directory / "data"),
+            **_DEFAULTS,
+            **self._config,
+        }
+        path = self._directory / "server.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return path
+
+    def _format(self, properties: Path) -> None:
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
+        run = self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+        if run.returncode != 0:
+            raise Unavailable(f"Kafka refuses its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
+
+
+def java_command(main_class: str, *arguments: str) -> list[str]:
+    """Command line of one of Kafka's tools, which need no running `RealKafka`: they serve any broker."""
+    return [*_java_prefix(java(), str(kafka_jars() / "*")), main_class, *arguments]
+
+
+def popen_tool(main_class: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
+    return _popen(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
+
+
+def stop_process(process: subprocess.Popen[str], timeout_s: float) -> int:
+    """Ends a process with SIGTERM, with SIGKILL after `timeout_s`; returns its exit status."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait()
+
+
+def _java_prefix(executable: str, class_path: str, heap: str = "-Xmx256m", tier: int = 1) -> list[str]:
+    logging = Path(class_path).parent.with_name("log4j2.properties")
+    if not logging.exists():
+        partial = logging.with_name(f"log4j2-{uuid.uuid4().hex}.tmp")
+        partial.write_text(_LOGGING)
+        partial.rename(logging)
+    return [
+        executable,
+        heap,
+        "-XX:+UseSerialGC",
+        f"-XX:TieredStopAtLevel={tier}",
+        f"-Dlog4j2.configurationFile={logging}",
+        "-cp",
+        class_path,
+    ]
+
+
+def _popen(command: Sequence[str], out: int | IO[str], err: int | IO[str]) -> subprocess.Popen[str]:
+    guard = shutil.which("setpriv")
+    leash = [guard, "--pdeathsig", "TERM"] if guard else []
+    return subprocess.Popen(
+        [*leash, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True
+    )
+
+
+def _free_address() -> Address:
+    with listen(Address("127.0.0.1", 0)) as probe:
+        return Address("127.0.0.1", probe.getsockname()[1])
+
+
+def _answers(address: Address) -> bool:
+    """True when the broker names itself in the cluster metadata: an open port alone comes earlier."""
+    request = messages.MetadataRequest(topics=[], allow_auto_topic_creation=False)
+    try:
+        with dial(address, 2_000) as connection:
+            send_all(connection, encode_request(request, _METADATA_VERSION, 1, "groupsource"), 2_000)
+            prefix = bytearray(4)
+            receive_into(connection, memoryview(prefix), 5_000)
+            frame = bytearray(frame_length(bytes(prefix), 1 << 20))
+            receive_into(connection, memoryview(frame), 5_000)
+            return bool(decode_response(memoryview(frame), request, _METADATA_VERSION, 1).brokers)
+    except GroupSourceError:
+        return False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run one node of Apache Kafka on loopback until SIGTERM.")
+    parser.add_argument("--listen", default=None, metavar="HOST:PORT", help="default: a free port of 127.0.0.1")
+    parser.add_argument("config", nargs="*", metavar="KEY=VALUE", help="Kafka's own broker settings")
+    options = parser.parse_args(arguments)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        address = parse_addresses(options.listen, "--listen")[0] if options.listen else None
+        wrong = [entry for entry in options.config if "=" not in entry]
+        if wrong:
+            raise ConfigurationError(f"{wrong[0]!r} is not KEY=VALUE")
+        with RealKafka(dict(entry.split("=", 1) for entry in options.config), address) as kafka:
+            print(f"listening on {kafka.bootstrap_servers}", flush=True)
+            stopped.wait()
+    except (Unavailable, ConfigurationError) as error:
+        print(f"real_kafka: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
