@@ -10,7 +10,12 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from spark_groupsource.errors import AuthenticationFailed, ConfigurationError, ConnectionFailed, RequestTimedOut
+from spark_groupsource.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    ConnectionFailed,
+    RequestTimedOut,
+)
 
 
 class Address(NamedTuple):
@@ -58,11 +63,17 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
     except socket.gaierror as error:
-        raise ConnectionFailed(f"host name of {address} cannot be resolved ({error.strerror}); check the address") from error
+        raise ConnectionFailed(
+            f"host name of {address} cannot be resolved ({error.strerror}); check the address"
+        ) from error
     except (TimeoutError, socket.timeout) as error:
-        raise ConnectionFailed(f"no answer from {address} within {timeout_ms} ms; check address and firewall") from error
+        raise ConnectionFailed(
+            f"no answer from {address} within {timeout_ms} ms; check address and firewall"
+        ) from error
     except OSError as error:
-        raise ConnectionFailed(f"cannot connect to {address} ({error.strerror}); is a broker listening there?") from error
+        raise ConnectionFailed(
+            f"cannot connect to {address} ({error.strerror or error}); is a broker listening there?"
+        ) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
         return connection
@@ -70,7 +81,9 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         return _tls_context(tls).wrap_socket(connection, server_hostname=address.host)
     except ssl.SSLError as error:
         connection.close()
-        raise AuthenticationFailed(f"TLS with {address} failed: {error}; check ssl.ca and the broker's listener") from error
+        raise AuthenticationFailed(
+            f"TLS with {address} failed: {error}; check ssl.ca and the broker's listener"
+        ) from error
     except OSError as error:
         connection.close()
         raise ConnectionFailed(f"{address} closed the connection during the TLS handshake ({error})") from error

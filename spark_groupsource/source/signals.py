@@ -91,7 +91,7 @@ class _ScalaFunction:
 
 
 def _add_jvm_hook(call: Callable[[], None]) -> None:
-    """Has the JVM call `call` before Spark's own shutdown; without a JVM of our own (Spark Connect) there is none to ask."""
+    """Has the JVM call `call` before Spark's own shutdown; under Spark Connect there is no JVM here to ask."""
     from pyspark import SparkContext
     from pyspark.java_gateway import ensure_callback_server_started
 

@@ -40,7 +40,7 @@ def frame_length(prefix: bytes | memoryview, max_bytes: int) -> int:
     (length,) = _LENGTH.unpack(prefix)
     if not 0 <= length <= max_bytes:
         raise RemoteProtocolError(
-            f"a frame claims {length} bytes, allowed are 0 to {max_bytes}; the peer does not speak Kafka's protocol here"
+            f"a frame claims {length} bytes, allowed are 0 to {max_bytes}: the peer does not speak Kafka's protocol"
         )
     return int(length)
 
