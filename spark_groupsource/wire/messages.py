@@ -1,9 +1,10 @@
 """Every request and response this package speaks, one class for all versions of each.
 
-The classes are kafka-python's, generated from Kafka's message schemas; this module is the only place that imports
-them, so that another codec could take their place. A message is built with keyword arguments and encoded at the
-version the connection negotiated; fields outside that version keep their schema defaults. Nested structures are class
-attributes: ``JoinGroupRequest.JoinGroupRequestProtocol(name=..., metadata=...)``.
+The classes are kafka-python's, generated from Kafka's message schemas, and for group records from our own in
+`resources/`; this module is the only place that imports that library, so that another codec could take its
+place. A message is built with keyword arguments and encoded at the version the connection negotiated; fields
+outside that version keep their schema defaults. Nested structures are class attributes:
+``JoinGroupRequest.JoinGroupRequestProtocol(name=..., metadata=...)``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ with warnings.catch_warnings():
         ListGroupsRequest,
         ListGroupsResponse,
     )
+    from kafka.protocol.api_data import ApiData
     from kafka.protocol.consumer import (
+        ConsumerProtocolAssignment,
+        ConsumerProtocolSubscription,
         FetchRequest,
         FetchResponse,
         HeartbeatRequest,
@@ -74,6 +78,22 @@ with warnings.catch_warnings():
         SaslHandshakeRequest,
         SaslHandshakeResponse,
     )
+    from kafka.protocol.schemas.fields.codecs.types import UUID, BitField
+
+    _RESOURCES = "spark_groupsource.wire.resources"
+
+    class OffsetCommitKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Key of a committed offset in `__consumer_offsets`."""
+
+    class OffsetCommitValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Value of a committed offset."""
+
+    class GroupMetadataKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Key of a group in `__consumer_offsets`."""
+
+    class GroupMetadataValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Value of a group with its members."""
+
 
 Message = Any
 """A request or response of the classes below; kafka-python ships no type information."""
@@ -138,6 +158,67 @@ def api_of(message: Message) -> Api:
     return APIS[message.API_KEY]
 
 
-__all__ = ["APIS", "Api", "Message", "api_of"] + [
-    cls.__name__ for api in APIS.values() for cls in (api.request, api.response)
+__all__ = [
+    "APIS",
+    "Api",
+    "ApiVersionsRequest",
+    "ApiVersionsResponse",
+    "BitField",
+    "ConsumerProtocolAssignment",
+    "ConsumerProtocolSubscription",
+    "CreatePartitionsRequest",
+    "CreatePartitionsResponse",
+    "CreateTopicsRequest",
+    "CreateTopicsResponse",
+    "DeleteGroupsRequest",
+    "DeleteGroupsResponse",
+    "DeleteRecordsRequest",
+    "DeleteRecordsResponse",
+    "DeleteTopicsRequest",
+    "DeleteTopicsResponse",
+    "DescribeClusterRequest",
+    "DescribeClusterResponse",
+    "DescribeConfigsRequest",
+    "DescribeConfigsResponse",
+    "DescribeGroupsRequest",
+    "DescribeGroupsResponse",
+    "FetchRequest",
+    "FetchResponse",
+    "FindCoordinatorRequest",
+    "FindCoordinatorResponse",
+    "GroupMetadataKey",
+    "GroupMetadataValue",
+    "HeartbeatRequest",
+    "HeartbeatResponse",
+    "InitProducerIdRequest",
+    "InitProducerIdResponse",
+    "JoinGroupRequest",
+    "JoinGroupResponse",
+    "LeaveGroupRequest",
+    "LeaveGroupResponse",
+    "ListGroupsRequest",
+    "ListGroupsResponse",
+    "ListOffsetsRequest",
+    "ListOffsetsResponse",
+    "Message",
+    "MetadataRequest",
+    "MetadataResponse",
+    "OffsetCommitKey",
+    "OffsetCommitRequest",
+    "OffsetCommitResponse",
+    "OffsetCommitValue",
+    "OffsetDeleteRequest",
+    "OffsetDeleteResponse",
+    "OffsetFetchRequest",
+    "OffsetFetchResponse",
+    "ProduceRequest",
+    "ProduceResponse",
+    "SaslAuthenticateRequest",
+    "SaslAuthenticateResponse",
+    "SaslHandshakeRequest",
+    "SaslHandshakeResponse",
+    "SyncGroupRequest",
+    "SyncGroupResponse",
+    "UUID",
+    "api_of",
 ]

@@ -1,0 +1,223 @@
+"""Records of `__consumer_offsets` as bytes: keys of version 0 to 2 and all versions of their values.
+
+Each key and value begins with its version as int16; the key's version tells the type of the record. Knows
+bytes and these values only: what a record means to a group is the coordinator's affair. A null value is a
+tombstone and never comes here.
+
+Source: Kafka's GroupCoordinatorRecordSerde; the schemas stand in `resources/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
+from spark_groupsource.wire.decoder import decode_exactly
+from spark_groupsource.wire.messages import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+_OFFSET_KEY_VERSIONS = (0, 1)
+_OFFSET_KEY_VERSION = 1  # the one that is written
+_GROUP_KEY_VERSION = 2
+# what every KRaft broker writes; version 4 is only ever read
+_OFFSET_VALUE_VERSION = 3
+_OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
+_GROUP_VALUE_VERSION = 3
+_HIGHEST_VALUE_VERSION = 4
+
+
+@dataclass(frozen=True)
+class OffsetKey:
+    """Key of the offset a group committed for one partition."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """Key of a group's state."""
+
+    group_id: str
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """Key of a record type that is not the classic protocol's (KIP-848 and share groups, or newer); to be skipped."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class OffsetValue:
+    """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 when there is none."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp_ms: int = -1
+    expire_timestamp_ms: int = -1
+
+
+@dataclass(frozen=True)
+class MemberValue:
+    """A member as stored with its group.
+
+    `rebalance_timeout_ms` is -1 in records of version 0, whose readers take the session timeout instead.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True)
+class GroupValue:
+    """A group as stored; `protocol_type` is empty where it has none, `state_timestamp_ms` -1 before version 2."""
+
+    protocol_type: str
+    generation_id: int
+    protocol_name: str | None
+    leader: str | None
+    state_timestamp_ms: int = -1
+    members: tuple[MemberValue, ...] = ()
+
+
+def encode_key(key: OffsetKey | GroupKey) -> bytes:
+    """Key bytes: version 1 for an offset, 2 for a group."""
+    if isinstance(key, GroupKey):
+        return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
+    message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
+    return bytes(message.encode(version=_OFFSET_KEY_VERSION))
+
+
+def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
+    """The key of a record; one of an unknown type is no error, as a newer broker may have written it.
+
+    Raises: CorruptRecordError on bytes that do not decode.
+    """
+    version = _version(data, "key")
+    if version in _OFFSET_KEY_VERSIONS:
+        message = _decode(OffsetCommitKey, version, data)
+        return OffsetKey(message.group, message.topic, message.partition)
+    if version == _GROUP_KEY_VERSION:
+        return GroupKey(_decode(GroupMetadataKey, version, data).group)
+    return UnknownKey(version)
+
+
+def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
+    """Value bytes of a committed offset; by default of the version a broker writes: 1 with an expiry, else 3."""
+    if version is None:
+        expires = value.expire_timestamp_ms >= 0
+        version = _OFFSET_VALUE_VERSION_WITH_EXPIRY if expires else _OFFSET_VALUE_VERSION
+    message = OffsetCommitValue(
+        offset=value.offset,
+        leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        commit_timestamp=value.commit_timestamp_ms,
+        expire_timestamp=value.expire_timestamp_ms,
+    )
+    return bytes(message.encode(version=version))
+
+
+def decode_offset_value(data: bytes) -> OffsetValue:
+    """A committed offset, of any version.
+
+    Raises: CorruptRecordError on bytes that do not decode, and on a version newer than 4.
+    """
+    message = _decode_value(OffsetCommitValue, data)
+    return OffsetValue(
+        offset=message.offset,
+        leader_epoch=message.leader_epoch,
+        metadata=message.metadata,
+        commit_timestamp_ms=message.commit_timestamp,
+        expire_timestamp_ms=message.expire_timestamp,
+    )
+
+
+def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -> bytes:
+    """Value bytes of a group; fields newer than `version` are left out."""
+    message = GroupMetadataValue(
+        protocol_type=value.protocol_type,
+        generation=value.generation_id,
+        protocol=value.protocol_name,
+        leader=value.leader,
+        current_state_timestamp=value.state_timestamp_ms,
+        members=[
+            GroupMetadataValue.MemberMetadata(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout=member.rebalance_timeout_ms,
+                session_timeout=member.session_timeout_ms,
+                subscription=member.subscription,
+                assignment=member.assignment,
+            )
+            for member in value.members
+        ],
+    )
+    return bytes(message.encode(version=version))
+
+
+def decode_group_value(data: bytes) -> GroupValue:
+    """A group, of any version.
+
+    Raises: CorruptRecordError on bytes that do not decode, and on a version newer than 4.
+    """
+    message = _decode_value(GroupMetadataValue, data)
+    return GroupValue(
+        protocol_type=message.protocol_type,
+        generation_id=message.generation,
+        protocol_name=message.protocol,
+        leader=message.leader,
+        state_timestamp_ms=message.current_state_timestamp,
+        members=tuple(_member(member) for member in message.members),
+    )
+
+
+def _member(message: Any) -> MemberValue:
+    return MemberValue(
+        member_id=message.member_id,
+        group_instance_id=message.group_instance_id,
+        client_id=message.client_id,
+        client_host=message.client_host,
+        rebalance_timeout_ms=message.rebalance_timeout,
+        session_timeout_ms=message.session_timeout,
+        subscription=message.subscription,
+        assignment=message.assignment,
+    )
+
+
+def _decode_value(message_class: Any, data: bytes) -> Any:
+    version = _version(data, "value")
+    if not 0 <= version <= _HIGHEST_VALUE_VERSION:
+        raise CorruptRecordError(
+            f"{message_class.__name__} has version {version}, known are 0 to {_HIGHEST_VALUE_VERSION}; "
+            "a newer broker may have written it: read this log with a newer release of this package"
+        )
+    return _decode(message_class, version, data)
+
+
+def _version(data: bytes, part: str) -> int:
+    if len(data) < 2:
+        raise CorruptRecordError(f"a {part} of {len(data)} bytes in __consumer_offsets is too short for a version")
+    return int.from_bytes(data[:2], "big", signed=True)
+
+
+def _decode(message_class: Any, version: int, data: bytes) -> Any:
+    try:
+        return decode_exactly(message_class, version, memoryview(data), 2)
+    except RemoteProtocolError as error:
+        raise CorruptRecordError(f"a record of __consumer_offsets does not decode: {error}") from error
