@@ -1,0 +1,85 @@
+"""Fixtures of every test: the two clusters, a Spark session, fresh names.
+
+What runs on a cluster takes `cluster` and so runs twice: on the embedded broker and on a real Apache Kafka. Where the
+two differ, the embedded broker is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
+
+import pytest
+from real_kafka import RealKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_groupsource.broker.server import EmbeddedBroker
+
+# few partitions of __consumer_offsets: Kafka creates them one by one when the first group appears
+BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+
+
+class Cluster(NamedTuple):
+    """A running cluster as a client sees it; `name` is ``embedded`` or ``kafka``."""
+
+    name: str
+    bootstrap_servers: str
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[RealKafka]:
+    """A real Apache Kafka, one for the whole run."""
+    with RealKafka(BROKER_CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[EmbeddedBroker]:
+    """The embedded broker with a temporary data directory, one for the whole run."""
+    from spark_groupsource.broker.server import EmbeddedBroker
+
+    with EmbeddedBroker(config=BROKER_CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each of the two clusters in turn."""
+    return Cluster(request.param, request.getfixturevalue(request.param).bootstrap_servers)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name no other test uses; the topic does not exist yet."""
+    return f"t-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def group() -> str:
+    """A group id no other test uses."""
+    return f"g-{uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local Spark of two cores; stopped at the end of the run."""
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("groupsource tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

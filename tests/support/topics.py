@@ -1,0 +1,52 @@
+"""Topics and records made by librdkafka, so that a test does not prove our client by our client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.waiting import wait_until
+
+
+def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+    """Creates a topic and returns once every partition has a leader."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(30)
+
+    def led() -> bool:
+        found = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+    wait_until(led, f"every partition of {topic} has a leader")
+
+
+def delete_topic(bootstrap_servers: str, topic: str) -> None:
+    """Deletes a topic and returns once the cluster no longer names it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is gone")
+
+
+def produce(
+    bootstrap_servers: str, topic: str, records: Iterable[tuple[int, bytes | None, bytes | None]], **settings: object
+) -> int:
+    """Produces (partition, key, value) records with acks=all; returns how many the broker acknowledged.
+
+    `settings` are librdkafka's with ``_`` for ``.``, for example ``compression_codec="lz4"``.
+    """
+    config = {"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 5}
+    config.update({name.replace("_", "."): value for name, value in settings.items()})
+    producer = Producer(config)
+    failures: list[str] = []
+    count = 0
+    for partition, key, value in records:
+        producer.produce(
+            topic, value, key, partition, on_delivery=lambda error, _: failures.append(str(error)) if error else None
+        )
+        count += 1
+        if count % 10_000 == 0:
+            producer.poll(0)
+    left = producer.flush(60)
+    assert not failures and not left, f"{len(failures)} records of {count} refused, {left} not sent: {failures[:3]}"
+    return count
