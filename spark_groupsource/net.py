@@ -17,6 +17,9 @@ from spark_groupsource.errors import (
     RequestTimedOut,
 )
 
+Socket = socket.socket
+"""The type of what `dial` returns, for those who may not import `socket`."""
+
 
 class Address(NamedTuple):
     """A host and a port; prints as ``host:port``, IPv6 hosts in brackets."""
@@ -101,7 +104,7 @@ def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def send_all(connection: socket.socket, data: bytes | memoryview, timeout_ms: int) -> None:
+def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, timeout_ms: int) -> None:
     """Writes every byte of `data`.
 
     Raises: ConnectionFailed when the peer is gone, RequestTimedOut when it does not take the bytes in time.
@@ -134,6 +137,15 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
         if isinstance(error, ConnectionFailed):
             raise
         raise ConnectionFailed(f"connection lost while receiving ({error})") from error
+
+
+def abort(connection: socket.socket) -> None:
+    """Wakes whoever waits on `connection` in another thread: its read or write ends with ConnectionFailed."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # never connected, or closed by the peer before: nobody can be waiting
+        return
 
 
 def listen(address: Address, setting: str = "listeners") -> socket.socket:
