@@ -1,7 +1,7 @@
 """Frames of Kafka's protocol: length, header, body; for the client's side and for the server's.
 
-Knows bytes only. Sizes are checked before anything is allocated, and whatever a decoder of the codec library raises on
-bad bytes leaves here as `RemoteProtocolError`.
+Knows bytes only. Sizes are checked before anything is allocated, and bytes that are not the protocol's raise
+`RemoteProtocolError`, whatever they are.
 
 Source: https://kafka.apache.org/protocol (Protocol primitives, RequestHeader v1-v2, ResponseHeader v0-v1).
 """
@@ -11,16 +11,15 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersion
+from spark_groupsource.wire.decoder import decode_exactly, skip_tagged_fields
 from spark_groupsource.wire.messages import APIS, Api, Message, api_of
 
 MAX_REQUEST_BYTES = 104_857_600  # Kafka's socket.request.max.bytes
 _API_VERSIONS_KEY = 18
 _LENGTH = struct.Struct(">i")
+_ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
-
-# what kafka-python's generated decoders raise on truncated or senseless bytes
-_DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, struct.error)
 
 
 class RequestHeader(NamedTuple):
@@ -45,16 +44,23 @@ def frame_length(prefix: bytes | memoryview, max_bytes: int) -> int:
     return int(length)
 
 
-def encode_request(request: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A framed request: length, header, body at `version`."""
+def encode_request(request: Message, version: int, correlation_id: int, client_id: str | None) -> bytearray:
+    """A framed request: length, header, body at `version`; the buffer is the caller's."""
     request.with_header(correlation_id=correlation_id, client_id=client_id)
-    return bytes(request.encode(version=version, header=True, framed=True))
+    return _encode(request, version)
 
 
-def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
-    """A framed response: length, header, body at `version`."""
+def encode_response(response: Message, version: int, correlation_id: int) -> bytearray:
+    """A framed response: length, header, body at `version`; the buffer is the caller's."""
     response.with_header(correlation_id=correlation_id)
-    return bytes(response.encode(version=version, header=True, framed=True))
+    return _encode(response, version)
+
+
+def _encode(message: Message, version: int) -> bytearray:
+    # a copy here would be one more of every fetched or produced record
+    frame = message.encode(version=version, header=True, framed=True)
+    assert isinstance(frame, bytearray)
+    return frame
 
 
 def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
@@ -71,6 +77,8 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         raise RemoteProtocolError(f"a request of {len(frame)} bytes is too short for a header") from error
     position = _REQUEST_HEADER.size
     client_id: str | None = None
+    if length < -1:
+        raise RemoteProtocolError(f"client id has the negative length {length}")
     if length >= 0:
         if position + length > len(frame):
             raise RemoteProtocolError(f"client id of {length} bytes does not fit in a request of {len(frame)} bytes")
@@ -79,18 +87,26 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         except UnicodeDecodeError as error:
             raise RemoteProtocolError("client id is not UTF-8") from error
         position += length
-    api = APIS.get(api_key)
-    if api is not None and api.min_version <= api_version <= api.max_version and api.is_flexible(api_version):
-        position = _skip_tagged_fields(frame, position)
+    if is_known(api_key, api_version) and APIS[api_key].is_flexible(api_version):
+        position = _skip_header_tags(frame, position)
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 
-def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Message:
-    """Body of a request whose header was read.
+def is_known(api_key: int, api_version: int) -> bool:
+    """True where a request of this API and version can be decoded here."""
+    api = APIS.get(api_key)
+    return api is not None and api.min_version <= api_version <= api.max_version
 
-    Raises: RemoteProtocolError on bytes that do not decode, or that are left over.
+
+def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Message:
+    """Body of a request whose header was read. Record sets in it are views of `frame`.
+
+    Raises: RemoteProtocolError on bytes that do not decode, or that are left over; UnsupportedVersion when API and
+    version are not `is_known`, which the caller answers if it can.
     """
-    return _decode_body(APIS[header.api_key], APIS[header.api_key].request, header.api_version, frame, position)
+    if not is_known(header.api_key, header.api_version):
+        raise UnsupportedVersion(f"API {header.api_key} version {header.api_version} is not known here")
+    return decode_exactly(APIS[header.api_key].request, header.api_version, frame, position)
 
 
 def read_response_header(frame: memoryview, api: Api, version: int) -> tuple[int, int]:
@@ -98,53 +114,38 @@ def read_response_header(frame: memoryview, api: Api, version: int) -> tuple[int
 
     Raises: RemoteProtocolError when the frame is too short to hold a header.
     """
-    if len(frame) < 4:
+    if len(frame) < _LENGTH.size:
         raise RemoteProtocolError(f"a response of {len(frame)} bytes is too short for a header")
     (correlation_id,) = _LENGTH.unpack_from(frame)
     # an ApiVersions answer never has tagged fields in its header, so that any client can read it (KIP-511)
     if api.is_flexible(version) and api.key != _API_VERSIONS_KEY:
-        return correlation_id, _skip_tagged_fields(frame, 4)
-    return correlation_id, 4
+        return correlation_id, _skip_header_tags(frame, _LENGTH.size)
+    return correlation_id, _LENGTH.size
 
 
 def decode_response(frame: memoryview, request: Message, version: int, correlation_id: int) -> Message:
     """The answer to `request`, which was sent at `version` with `correlation_id`.
 
-    Raises: RemoteProtocolError on another correlation id and on bytes that do not decode.
+    Record sets in it are views of `frame`.
+
+    Raises: RemoteProtocolError on another correlation id, on bytes that do not decode, or that are left over.
     """
     api = api_of(request)
     answered, position = read_response_header(frame, api, version)
     if answered != correlation_id:
         raise RemoteProtocolError(f"{api.name}: answer {answered} came where {correlation_id} was due")
-    return _decode_body(api, api.response, version, frame, position)
+    if api.key == _API_VERSIONS_KEY and _is_unsupported_version(frame, position):
+        version = 0  # whatever was asked for, a broker that does not know that version answers so (KIP-511)
+    return decode_exactly(api.response, version, frame, position)
 
 
-def _decode_body(api: Api, message_class: Message, version: int, frame: memoryview, position: int) -> Message:
+def _is_unsupported_version(frame: memoryview, position: int) -> bool:
+    body = frame[position : position + _ERROR_CODE.size]
+    return len(body) == _ERROR_CODE.size and _ERROR_CODE.unpack(body)[0] == ErrorCode.UNSUPPORTED_VERSION
+
+
+def _skip_header_tags(frame: memoryview, position: int) -> int:
     try:
-        return message_class.decode(frame[position:], version=version)
-    except _DECODE_ERRORS as error:
-        raise RemoteProtocolError(f"{message_class.__name__} v{version} of {len(frame)} bytes does not decode: {error}") from error
-
-
-def _skip_tagged_fields(frame: memoryview, position: int) -> int:
-    count, position = _read_unsigned_varint(frame, position)
-    for _ in range(count):
-        _, position = _read_unsigned_varint(frame, position)
-        size, position = _read_unsigned_varint(frame, position)
-        position += size
-        if position > len(frame):
-            raise RemoteProtocolError("a tagged field of the header reaches past the frame")
-    return position
-
-
-def _read_unsigned_varint(frame: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(frame) or shift > 28:
-            raise RemoteProtocolError("a varint of the header does not end")
-        byte = frame[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
+        return skip_tagged_fields(frame, position)
+    except IndexError as error:
+        raise RemoteProtocolError(f"the header of a frame of {len(frame)} bytes does not end") from error
