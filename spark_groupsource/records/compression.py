@@ -1,0 +1,216 @@
+"""The five codecs a record batch may be compressed with.
+
+Knows bytes only. Sizes found in the data are never trusted: output grows as it is produced and stops at the bound.
+
+Source: KIP-98 (record batch v2), KIP-57 (LZ4 framing), KIP-110 (zstd); snappy-java's `SnappyOutputStream` (xerial).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Callable
+
+import lz4.frame
+import pyarrow as pa
+
+from spark_groupsource.errors import ConfigurationError, CorruptRecordError
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Names of the codecs; the position is the number in a batch's attributes."""
+
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+"""Bound of one decompressed batch: 256 times the largest batch a broker takes by default (message.max.bytes)."""
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16  # magic, version, lowest compatible version; Kafka's reader does not look at the versions
+_LENGTH = struct.Struct(">i")
+# the densest snappy element is a copy: 3 bytes give at most 64
+_SNAPPY_MAX_RATIO = 22
+_FIRST_CHUNK_BYTES = 64 * 1024
+_GZIP_SLICE_BYTES = 64 * 1024
+_BROKEN = (zlib.error, pa.ArrowException, OSError, RuntimeError, ValueError, EOFError, MemoryError)
+
+
+def codec_number(name: str) -> int:
+    """The number of a codec named as in Kafka's `compression.type`.
+
+    Raises: ConfigurationError for another name.
+    """
+    if name not in CODECS:
+        raise ConfigurationError(f"compression {name!r} is unknown; use one of {', '.join(CODECS)}")
+    return CODECS.index(name)
+
+
+def compress(codec: int, data: bytes) -> bytes:
+    """`data` compressed so that every Kafka client can read it.
+
+    LZ4 blocks are independent: Kafka's Java reader refuses linked ones (`Lz4BlockInputStream`). Snappy is raw, which
+    both Java and librdkafka read.
+
+    Raises: ConfigurationError for a codec number that does not exist.
+    """
+    if not 0 <= codec < len(CODECS):
+        raise ConfigurationError(f"compression codec {codec} does not exist; use 0 to {len(CODECS) - 1}")
+    return _COMPRESS[codec](data)
+
+
+def decompress(codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """`data` decompressed; at most `max_bytes` are ever produced.
+
+    Raises: CorruptRecordError when the data is truncated or damaged, the codec does not exist, or the output would
+    exceed `max_bytes`.
+    """
+    if not 0 <= codec < len(CODECS):
+        raise CorruptRecordError(f"compression codec {codec} does not exist; known are {', '.join(CODECS)}")
+    try:
+        return _DECOMPRESS[codec](data, max_bytes)
+    except _BROKEN as error:
+        raise CorruptRecordError(
+            f"{len(data)} bytes of {CODECS[codec]} data do not decompress: {error}; the batch was damaged where it was "
+            "written or stored"
+        ) from error
+
+
+def _too_large(name: str, max_bytes: int) -> CorruptRecordError:
+    return CorruptRecordError(f"{name} data decompresses to more than the {max_bytes} bytes allowed for one batch")
+
+
+def _read_bounded(name: str, read: Callable[[int], bytes], compressed_bytes: int, max_bytes: int) -> bytes:
+    """Everything `read(n)` gives until it gives nothing; chunks grow so that the work stays linear."""
+    chunks: list[bytes] = []
+    total = 0
+    want = max(_FIRST_CHUNK_BYTES, 4 * compressed_bytes)
+    while True:
+        chunk = read(min(want, max_bytes + 1 - total))
+        if not chunk:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.append(chunk)
+        total += len(chunk)
+        if total > max_bytes:
+            raise _too_large(name, max_bytes)
+        want = max(want, total)
+
+
+def _none(data: bytes | memoryview, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise _too_large("uncompressed", max_bytes)
+    return bytes(data)
+
+
+def _gunzip(data: bytes | memoryview, max_bytes: int) -> bytes:
+    view = memoryview(data)
+    position = 0
+    pending = b""
+    member = zlib.decompressobj(wbits=31)
+
+    def read(size: int) -> bytes:
+        nonlocal position, pending, member
+        while True:
+            if member.eof:
+                # members one after another read as one stream, as in java.util.zip.GZIPInputStream
+                pending = member.unused_data
+                if (pending or bytes(view[position : position + 1]))[:1] != b"\x1f":
+                    return b""
+                member = zlib.decompressobj(wbits=31)
+            if not pending:
+                # fed in slices: zlib copies what it leaves over, which is costly with many small members
+                pending = bytes(view[position : position + _GZIP_SLICE_BYTES])
+                position += len(pending)
+                if not pending:
+                    raise EOFError("the data ends inside a gzip member")
+            chunk = member.decompress(pending, size)
+            pending = member.unconsumed_tail
+            if chunk:
+                return chunk
+
+    return _read_bounded("gzip", read, len(data), max_bytes)
+
+
+def _gzip(data: bytes) -> bytes:
+    member = zlib.compressobj(wbits=31)
+    return member.compress(data) + member.flush()
+
+
+def _unsnappy(data: bytes | memoryview, max_bytes: int) -> bytes:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        return _unsnappy_block(data, max_bytes)
+    view = memoryview(data)
+    position = _XERIAL_HEADER_BYTES
+    blocks: list[bytes] = []
+    total = 0
+    while position < len(view):
+        if bytes(view[position : position + 8]) == _XERIAL_MAGIC:  # streams one after another
+            position += _XERIAL_HEADER_BYTES
+            continue
+        if position + 4 > len(view):
+            raise EOFError("the data ends inside a block length")
+        (size,) = _LENGTH.unpack_from(view, position)
+        position += 4
+        if size < 0 or position + size > len(view):
+            raise EOFError(f"a block claims {size} bytes where {len(view) - position} are left")
+        block = _unsnappy_block(view[position : position + size], max_bytes - total)
+        blocks.append(block)
+        total += len(block)
+        position += size
+    return b"".join(blocks)
+
+
+def _unsnappy_block(data: bytes | memoryview, max_bytes: int) -> bytes:
+    size = shift = position = 0
+    while True:
+        if position >= len(data) or shift > 28:
+            raise EOFError("the length before a snappy block does not end")
+        byte = data[position]
+        position += 1
+        size |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    if size > max_bytes:
+        raise _too_large("snappy", max_bytes)
+    if size > _SNAPPY_MAX_RATIO * len(data):
+        raise ValueError(f"a block of {len(data)} bytes claims to hold {size}")
+    if not size:
+        return b""
+    return bytes(_SNAPPY.decompress(data, decompressed_size=size, asbytes=True))
+
+
+def _snappy(data: bytes) -> bytes:
+    return bytes(_SNAPPY.compress(data, asbytes=True))
+
+
+def _unlz4(data: bytes | memoryview, max_bytes: int) -> bytes:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    pending: bytes | memoryview = data
+
+    def read(size: int) -> bytes:
+        nonlocal pending
+        if frame.eof:
+            return b""
+        chunk: bytes = frame.decompress(pending, max_length=size)
+        pending = b""
+        if not chunk and not frame.eof:
+            raise EOFError("the data ends inside an LZ4 frame")
+        return chunk
+
+    return _read_bounded("lz4", read, len(data), max_bytes)
+
+
+def _lz4(data: bytes) -> bytes:
+    return bytes(lz4.frame.compress(data, block_linked=False))
+
+
+def _unzstd(data: bytes | memoryview, max_bytes: int) -> bytes:
+    stream = pa.CompressedInputStream(pa.BufferReader(data), "zstd")
+    return _read_bounded("zstd", stream.read, len(data), max_bytes)
+
+
+def _zstd(data: bytes) -> bytes:
+    return bytes(_ZSTD.compress(data, asbytes=True))
+
+
+_SNAPPY = pa.Codec("snappy")
+_ZSTD = pa.Codec("zstd")
+_COMPRESS: tuple[Callable[[bytes], bytes], ...] = (bytes, _gzip, _snappy, _lz4, _zstd)
+_DECOMPRESS: tuple[Callable[[bytes | memoryview, int], bytes], ...] = (_none, _gunzip, _unsnappy, _unlz4, _unzstd)
