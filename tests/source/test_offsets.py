@@ -1,0 +1,49 @@
+import json
+
+import pytest
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.source.offsets import SourceOffset, decode_offset, encode_offset, logged_ranges
+
+A0, A2, A10, B0 = (TopicPartition(*pair) for pair in (("a", 0), ("a", 2), ("a", 10), ("b", 0)))
+
+
+def test_text_is_sorted_and_readable_again():
+    offset = SourceOffset({B0: 1, A10: 2, A2: 3, A0: 4}, {A10: 1}, 7, "r")
+    text = json.dumps(encode_offset(offset))
+    assert text == (
+        '{"@group": {"acquired": {"a": {"10": 1}}, "generation": 7, "reader": "r"}, '
+        '"a": {"0": 4, "2": 3, "10": 2}, "b": {"0": 1}}'
+    )
+    assert decode_offset(json.loads(text)) == offset
+    again = SourceOffset({A0: 4, A2: 3, A10: 2, B0: 1}, {A10: 1}, 7, "r")
+    assert json.dumps(encode_offset(again)) == text
+
+
+def test_initial_offset_is_empty():
+    assert encode_offset(SourceOffset()) == {}
+    assert decode_offset({}) == SourceOffset()
+
+
+def test_checkpoint_of_sparks_own_source_is_read():
+    start, end = decode_offset({"a": {"0": 1}}), decode_offset({"a": {"0": 4, "2": 9}})
+    assert end == SourceOffset({A0: 4, A2: 9})
+    assert logged_ranges(start, end) == ([OffsetRange(A0, 1, 4)], [A2])
+
+
+@pytest.mark.parametrize("text", ['{"logOffset": 3}', '{"a": {"x": 1}}', '{"a": {"0": null}}', '{"a": [1]}'])
+def test_foreign_offset_is_refused(text):
+    with pytest.raises(ConfigurationError, match="checkpoint location of its own"):
+        decode_offset(json.loads(text))
+
+
+def test_ranges_begin_where_partitions_were_acquired():
+    start = SourceOffset({A0: 5, A2: 5, B0: 7}, {}, 1, "r")
+    end = SourceOffset({A0: 9, A2: 8, A10: 3}, {A10: 3, A2: 2}, 2, "r")  # B0 was lost, A2 reset to 2
+    assert logged_ranges(start, end) == ([OffsetRange(A0, 5, 9), OffsetRange(A2, 2, 8), OffsetRange(A10, 3, 3)], [])
+
+
+def test_batch_that_reads_backward_is_refused():
+    with pytest.raises(ConfigurationError, match="reads a-0 backward, from 5 to 4"):
+        logged_ranges(SourceOffset({A0: 5}), SourceOffset({A0: 4}))

@@ -1,0 +1,125 @@
+import pytest
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.source.options import EARLIEST, LATEST, OPTIONS, parse_options
+
+BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t", "kafka.group.id": "g"}
+
+
+def test_names_are_case_insensitive_and_defaults_hold():
+    given = {"KAFKA.Bootstrap.Servers": "h:1", "SUBSCRIBE": " a, b,,a ", "kafka.GROUP.id": "g"}
+    options = parse_options(given, "stream")
+    assert options["subscribe"] == ("a", "b")
+    assert (options.group_id, options.bootstrap_servers, options.is_embedded) == ("g", "h:1", False)
+    assert (options["failOnDataLoss"], options["maxTriggerDelay"], options["onGroupReset"]) == (True, 900_000, "follow")
+    assert options.starting is None
+    assert options.ending.default == LATEST
+
+
+def test_table_has_no_two_rows_of_one_name():
+    assert len({option.name for option in OPTIONS.values()}) == len(OPTIONS)
+    assert all(option.meaning and option.elsewhere in ("ignored", "refused") for option in OPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"subscrib": "t"}, "option subscrib is unknown; did you mean subscribe?"),
+        ({"group.instance.id": "x"}, "did you mean kafka.group.instance.id?"),
+        ({"zzz": "1"}, "need the prefix kafka."),
+        ({"maxBytesPerTrigger": "1m"}, "use maxOffsetsPerTrigger"),
+        ({"path": "/x"}, "not paths"),
+        ({"assign": '{"t":[0]}'}, "exactly one of .* got subscribe and assign"),
+        ({"subscribe": " , "}, "names no topic"),
+        ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
+        ({"kafka.bootstrap.servers": "nohost"}, "not host:port"),
+        ({"kafka.auto.offset.reset": "latest"}, "startingOffsets"),
+        ({"kafka.key.deserializer": "x"}, "kafka.key.deserializer is not supported"),
+        ({"kafka.group.protocol": "consumer"}, "classic"),
+        ({"kafka.nonsense": "x"}, "kafka.nonsense is not known"),
+        ({"kafka.isolation.level": "none"}, "isolation.level"),
+        ({"failOnDataLoss": "maybe"}, "must be true or false"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
+        ({"maxOffsetsPerTrigger": "many"}, "whole number from 1"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, r"\(9\) is above maxOffsetsPerTrigger \(8\)"),
+        ({"maxTriggerDelay": "soon"}, "duration such as"),
+        ({"startingOffsets": "first"}, "must be earliest, latest, group"),
+        ({"startingOffsets": '{"t":{"0":-3}}'}, "must be JSON"),
+        ({"startingOffsets": '{"t":{"-1":3}}'}, "must be JSON"),
+        ({"startingOffsets": "{}"}, "lists no partition"),
+        ({"startingOffsets": '{"t":"newest"}'}, "must be JSON"),
+        ({"startingOffsetsByTimestamp": '{"t":"earliest"}'}, "must be JSON"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
+        ({"endingOffsets": "latest"}, "no meaning in a stream query"),
+        ({"endingTimestamp": "5"}, "no meaning in a stream query"),
+        ({"members": "0"}, "members is '0'"),
+        ({"onGroupReset": "panic"}, "follow, fail, ignore"),
+        ({"group.id": "other"}, "group.id and kafka.group.id differ"),
+        ({"kafka.partition.assignment.strategy": "fastest"}, "fastest"),
+        ({"kafka.heartbeat.interval.ms": "50000"}, "must be below kafka.session.timeout.ms"),
+    ],
+)
+def test_bad_options_are_refused_by_name(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_options({**BASE, **given}, "stream")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"startingOffsets": "latest"}, "reads nothing in a batch query"),
+        ({"startingOffsets": '{"t":{"0":-1}}'}, "reads nothing in a batch query"),
+        ({"endingOffsets": '{"t":{"0":-2}}'}, "reads nothing"),
+        ({"endingOffsets": "earliest"}, "must be latest or JSON"),
+        ({"startingOffsets": "group"}, "kafka.group.id is needed"),
+    ],
+)
+def test_bad_batch_options_are_refused_by_name(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **given}, "batch")
+
+
+def test_stream_needs_a_group_unless_partitions_are_assigned():
+    plain = {"kafka.bootstrap.servers": "h:1"}
+    with pytest.raises(ConfigurationError, match="kafka.group.id is missing"):
+        parse_options({**plain, "subscribe": "t"}, "stream")
+    assert parse_options({**plain, "assign": '{"t":[1,0]}'}, "stream").group_id is None
+    assert parse_options({**plain, "subscribe": "t", "group.id": "g"}, "stream").group_id == "g"
+    assert parse_options({**plain, "subscribe": "t"}, "batch").group_id is None
+
+
+def test_trigger_options_are_ignored_in_a_batch_query():
+    options = parse_options({**BASE, "maxOffsetsPerTrigger": "5"}, "batch")
+    assert (options["maxOffsetsPerTrigger"], options.ignored) == (None, ("maxOffsetsPerTrigger",))
+
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def test_starting_positions():
+    def starting(text):
+        return parse_options({**BASE, "startingOffsets": text}, "stream").starting
+
+    assert starting("Earliest").default == EARLIEST
+    assert (starting("group").uses_group, starting("group").default) == (True, None)
+    assert (starting("group-or-latest").uses_group, starting("group-or-latest").default) == (True, LATEST)
+    assert starting("-100").back_count == 100
+    assert starting("-10m").back_ms == 600_000
+    listed = starting('{"t":{"0":23,"1":-2},"u":"latest"}')
+    assert listed.listed(T0) == 23 and listed.listed(T1) == EARLIEST
+    assert listed.listed(TopicPartition("u", 5)) == LATEST and listed.listed(TopicPartition("v", 0)) is None
+
+
+def test_timestamps_win_over_offsets():
+    options = {**BASE, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t":{"0":5}}'}
+    starting = parse_options(options, "batch").starting
+    assert starting.by_time and starting.listed(T0) == 5
+    starting = parse_options({**options, "startingTimestamp": "9"}, "batch").starting
+    assert (starting.option, starting.timestamp_ms) == ("startingTimestamp", 9)
+
+
+def test_embedded_addresses():
+    for address in ("embedded", "embedded:/data/x"):
+        assert parse_options({**BASE, "kafka.bootstrap.servers": address}, "batch").is_embedded

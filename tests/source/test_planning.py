@@ -1,0 +1,140 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.source.planning import (
+    Acquisition,
+    Backlog,
+    TaskPlan,
+    Winner,
+    decide_position,
+    is_worth_a_batch,
+    limit_ends,
+    pack_tasks,
+    plan_tasks,
+    split_tasks,
+)
+
+P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "checkpoint, committed, is_kept, written_by_us, expected",
+    [
+        # neither: only startingOffsets can tell
+        (None, None, False, False, Acquisition(Winner.STARTING, None)),
+        # the last batch did not hold the partition: the group knows
+        (None, 7, False, False, Acquisition(Winner.GROUP, 7)),
+        (None, 7, False, True, Acquisition(Winner.GROUP, 7)),
+        # restart: own checkpoint equal to, behind and ahead of the group
+        (7, 7, False, True, Acquisition(Winner.CHECKPOINT, 7)),
+        (7, 9, False, False, Acquisition(Winner.GROUP_AHEAD, 9)),
+        (7, 9, False, True, Acquisition(Winner.GROUP_AHEAD, 9)),
+        (7, 5, False, True, Acquisition(Winner.CHECKPOINT, 7)),
+        (7, 5, False, False, Acquisition(Winner.GROUP_RESET, 5)),
+        (7, None, False, False, Acquisition(Winner.CHECKPOINT, 7)),
+        # a run in progress never goes back
+        (7, 5, True, False, Acquisition(Winner.OWN, 7)),
+        (7, 7, True, True, Acquisition(Winner.OWN, 7)),
+        (7, None, True, False, Acquisition(Winner.OWN, 7)),
+        (7, 9, True, False, Acquisition(Winner.GROUP_AHEAD, 9)),
+    ],
+)
+def test_which_offset_wins(checkpoint, committed, is_kept, written_by_us, expected):
+    commit = None if committed is None else OffsetAndMetadata(committed)
+    decided = decide_position(checkpoint=checkpoint, committed=commit, is_kept=is_kept, written_by_us=written_by_us)
+    assert decided == expected
+
+
+def test_limit_is_shared_by_backlog_and_starves_nobody():
+    backlog = Backlog({P0: 0, P1: 100, P2: 5}, {P0: 900, P1: 200, P2: 5})
+    assert limit_ends(backlog, 100) == {P0: 89, P1: 111, P2: 5}
+    assert limit_ends(backlog, None) == {P0: 900, P1: 200, P2: 5}
+    assert limit_ends(backlog, 1) == {P0: 1, P1: 101, P2: 5}
+    assert limit_ends(Backlog({P0: 0, P1: 0}, {P0: 1_000_000, P1: 1}), 10) == {P0: 9, P1: 1}
+    assert limit_ends(Backlog({P0: 0, P1: 0}, {P0: 1, P1: 1}), 1) == {P0: 1, P1: 1}
+
+
+def test_end_before_begin_is_no_backlog():
+    backlog = Backlog({P0: 10, P1: 3}, {P0: 4})
+    assert (backlog.total, backlog.ends) == (0, {P0: 10, P1: 3})
+
+
+sizes = st.lists(st.integers(0, 2**50), min_size=1, max_size=20)
+
+
+@given(sizes, st.integers(1, 2**50))
+def test_limit_holds_for_any_backlog(sizes, limit):
+    begins = {TopicPartition("t", number): number for number in range(len(sizes))}
+    backlog = Backlog(begins, {p: begins[p] + sizes[p.partition] for p in begins})
+    ends = limit_ends(backlog, limit)
+    read = {p: ends[p] - begins[p] for p in begins}
+    waiting = sum(1 for size in sizes if size)
+    assert sum(read.values()) == min(sum(sizes), max(limit, waiting))
+    assert all(min(size, 1) <= read[TopicPartition("t", number)] <= size for number, size in enumerate(sizes))
+
+
+@pytest.mark.parametrize(
+    "size, min_offsets, waited_ms, worth",
+    [
+        (0, None, None, False),
+        (1, None, 5, True),
+        (1, 10, None, True),  # the first batch never waits
+        (9, 10, 5, False),
+        (10, 10, 5, True),
+        (9, 10, 1000, True),
+        (0, 10, 1000, False),
+    ],
+)
+def test_waiting_for_min_offsets(size, min_offsets, waited_ms, worth):
+    backlog = Backlog({P0: 0}, {P0: size})
+    decided = is_worth_a_batch(backlog, min_offsets=min_offsets, waited_ms=waited_ms, max_trigger_delay_ms=1000)
+    assert decided is worth
+
+
+def test_one_task_per_member_with_something_to_read():
+    ranges = [OffsetRange(P2, 0, 5), OffsetRange(P0, 0, 5), OffsetRange(P1, 3, 3)]
+    assert plan_tasks(ranges, {P0: 1, P1: 0, P2: 1}) == [TaskPlan(1, (OffsetRange(P0, 0, 5), OffsetRange(P2, 0, 5)))]
+    assert plan_tasks(ranges, {P0: 1}) == [
+        TaskPlan(-1, (OffsetRange(P2, 0, 5),)),
+        TaskPlan(1, (OffsetRange(P0, 0, 5),)),
+    ]
+
+
+def test_tasks_are_split_for_min_partitions_and_max_records():
+    task = TaskPlan(0, (OffsetRange(P0, 0, 7), OffsetRange(P1, 10, 13)))
+    assert split_tasks([task], max_records=4) == [
+        TaskPlan(0, (OffsetRange(P0, 0, 4),)),
+        TaskPlan(0, (OffsetRange(P0, 4, 7),)),
+        TaskPlan(0, (OffsetRange(P1, 10, 13),)),
+    ]
+    assert [t.offsets for t in split_tasks([task], min_partitions=2)] == [5, 5]
+    assert split_tasks([task], min_partitions=1) == [task]
+    assert split_tasks([], min_partitions=4) == []
+    assert len(split_tasks([task], min_partitions=100)) == 10
+
+
+@given(sizes, st.integers(1, 60), st.none() | st.integers(1, 1000))
+def test_splitting_reads_everything_once(sizes, parts, cap):
+    sizes = [size % 5000 for size in sizes]
+    ranges = [OffsetRange(TopicPartition("t", n), n, n + size) for n, size in enumerate(sizes)]
+    owners = {r.topic_partition: r.topic_partition.partition % 3 for r in ranges}
+    tasks = plan_tasks(ranges, owners, min_partitions=parts, max_records=cap)
+    assert all(0 < task.offsets <= (cap or 2**60) for task in tasks)
+    read = sorted(piece for task in tasks for piece in task.ranges)
+    joined: list[OffsetRange] = []
+    for piece in read:
+        if joined and joined[-1].topic_partition == piece.topic_partition and joined[-1].end == piece.start:
+            joined[-1] = joined[-1]._replace(end=piece.end)
+        else:
+            joined.append(piece)
+    assert joined == [r for r in ranges if r.end > r.start]
+
+
+@given(sizes, st.integers(1, 8))
+def test_packing_reads_everything_once(sizes, most):
+    ranges = [OffsetRange(TopicPartition("t", n), n, n + size) for n, size in enumerate(sizes)]
+    tasks = pack_tasks(ranges, most)
+    assert len(tasks) == min(most, sum(1 for size in sizes if size))
+    assert sorted(r for task in tasks for r in task.ranges) == [r for r in ranges if r.end > r.start]
