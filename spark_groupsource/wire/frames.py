@@ -46,19 +46,21 @@ def frame_length(prefix: bytes | memoryview, max_bytes: int) -> int:
 
 def encode_request(request: Message, version: int, correlation_id: int, client_id: str | None) -> bytearray:
     """A framed request: length, header, body at `version`; the buffer is the caller's."""
-    request.with_header(correlation_id=correlation_id, client_id=client_id)
-    return _encode(request, version)
+    return _encode(request, version, correlation_id=correlation_id, client_id=client_id)
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytearray:
     """A framed response: length, header, body at `version`; the buffer is the caller's."""
-    response.with_header(correlation_id=correlation_id)
-    return _encode(response, version)
+    return _encode(response, version, correlation_id=correlation_id)
 
 
-def _encode(message: Message, version: int) -> bytearray:
-    # a copy here would be one more of every fetched or produced record
-    frame = message.encode(version=version, header=True, framed=True)
+def _encode(message: Message, version: int, **header: int | str | None) -> bytearray:
+    # in this order: a response that has a header already refuses to be given a version
+    message._header = None
+    message.API_VERSION = version
+    message.with_header(**header)
+    frame = message.encode(header=True, framed=True)
+    # no conversion to bytes: it would copy every fetched or produced record once more
     assert isinstance(frame, bytearray)
     return frame
 

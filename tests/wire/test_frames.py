@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from message_strategies import API_SIDES, messages, side_id, versions
+
+from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersion
+from spark_groupsource.wire.frames import (
+    MAX_REQUEST_BYTES,
+    RequestHeader,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    frame_length,
+    is_known,
+    read_request_header,
+)
+from spark_groupsource.wire.messages import (
+    APIS,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+)
+
+HEARTBEAT, API_VERSIONS = 12, 18
+heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")
+
+
+def body_of(frame):
+    assert frame_length(frame[:4], MAX_REQUEST_BYTES) == len(frame) - 4
+    return memoryview(bytes(frame))[4:]
+
+
+# written out by hand from the protocol page: header, then body
+HEARTBEAT_V4 = bytes.fromhex("000c 0004 00000007 0001 63 00" "02 67 00000005 02 6d 00 00")
+HEARTBEAT_V0 = bytes.fromhex("000c 0000 00000007 ffff" "0001 67 00000005 0001 6d")
+
+
+@pytest.mark.parametrize(
+    "version, client_id, data", [(4, "c", HEARTBEAT_V4), (0, None, HEARTBEAT_V0)], ids=["flexible", "old"]
+)
+def test_request_layout(version, client_id, data):
+    assert bytes(encode_request(heartbeat, version, 7, client_id)) == len(data).to_bytes(4, "big") + data
+    header, position = read_request_header(memoryview(data))
+    assert header == RequestHeader(HEARTBEAT, version, 7, client_id)
+    message = decode_request(memoryview(data), header, position)
+    assert (message.group_id, message.generation_id, message.member_id) == ("g", 5, "m")
+    for end in range(len(data)):
+        with pytest.raises(RemoteProtocolError):
+            header, position = read_request_header(memoryview(data[:end]))
+            decode_request(memoryview(data[:end]), header, position)
+    with pytest.raises(RemoteProtocolError, match="left over"):
+        decode_request(memoryview(data + b"\0"), *read_request_header(memoryview(data + b"\0")))
+
+
+@pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"GET "])
+def test_a_frame_of_a_senseless_length_is_refused(length):
+    with pytest.raises(RemoteProtocolError, match="does not speak Kafka's protocol"):
+        frame_length(length, MAX_REQUEST_BYTES)
+
+
+def test_the_bound_is_the_callers():
+    assert frame_length(b"\0\0\0\x09", 9) == 9
+    with pytest.raises(RemoteProtocolError, match="a frame claims 9 bytes, allowed are 0 to 8"):
+        frame_length(b"\0\0\0\x09", 8)
+
+
+@pytest.mark.parametrize(
+    "data, reason",
+    [
+        ("000c 0004 000000", "too short"),
+        ("000c 0004 00000007 0005 63", "does not fit"),
+        ("000c 0004 00000007 fffe", "negative length -2"),
+        ("000c 0004 00000007 0001 ff 00", "not UTF-8"),
+        ("000c 0004 00000007 0001 63", "does not end"),
+        ("000c 0004 00000007 0001 63 01 05 09 00", "past the end"),
+    ],
+)
+def test_damaged_headers(data, reason):
+    with pytest.raises(RemoteProtocolError, match=reason):
+        read_request_header(memoryview(bytes.fromhex(data)))
+
+
+def test_header_tags_are_skipped():
+    data = bytes.fromhex("000c 0004 00000007 0001 63 01 05 02 aabb") + HEARTBEAT_V4[12:]
+    header, position = read_request_header(memoryview(data))
+    assert decode_request(memoryview(data), header, position).group_id == "g"
+
+
+@pytest.mark.parametrize("api_key, version", [(HEARTBEAT, 99), (HEARTBEAT, -1), (9999, 0), (API_VERSIONS, 77)])
+def test_the_header_of_an_unknown_request_can_be_answered(api_key, version):
+    data = api_key.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + bytes.fromhex("00000007 0001 63 ffff")
+    header, position = read_request_header(memoryview(data))
+    assert header == RequestHeader(api_key, version, 7, "c") and not is_known(api_key, version)
+    with pytest.raises(UnsupportedVersion):
+        decode_request(memoryview(data), header, position)
+
+
+def test_an_answer_out_of_turn_is_refused():
+    frame = body_of(encode_response(HeartbeatResponse(error_code=0), 4, 8))
+    with pytest.raises(RemoteProtocolError, match="Heartbeat: answer 8 came where 7 was due"):
+        decode_response(frame, heartbeat, 4, 7)
+    with pytest.raises(RemoteProtocolError, match="too short for a header"):
+        decode_response(frame[:3], heartbeat, 4, 8)
+
+
+def test_api_versions_answers_have_the_old_header():
+    response = ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=3, min_version=0, max_version=9)])
+    frame = body_of(encode_response(response, 3, 7))
+    assert frame[:7] == bytes.fromhex("00000007 0000 02")
+    decoded = decode_response(frame, ApiVersionsRequest(), 3, 7)
+    assert [(entry.api_key, entry.max_version) for entry in decoded.api_keys] == [(3, 9)]
+
+
+def test_api_versions_too_new_for_the_broker_is_answered_as_version_0():
+    frame = memoryview(bytes.fromhex("00000007 0023 00000001 0012 0000 0003"))
+    decoded = decode_response(frame, ApiVersionsRequest(), 4, 7)
+    assert decoded.error_code == 35
+    assert [(entry.api_key, entry.min_version, entry.max_version) for entry in decoded.api_keys] == [(18, 0, 3)]
+
+
+@pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
+def test_whole_frames(api, side):
+    @settings(max_examples=4, deadline=None)
+    @given(st.data())
+    def check(data):
+        version = data.draw(versions(api))
+        message = data.draw(messages(side, version))
+        if side is api.request:
+            frame = body_of(encode_request(message, version, 9, "client"))
+            header, position = read_request_header(frame)
+            assert header == RequestHeader(api.key, version, 9, "client")
+            assert decode_request(frame, header, position) == message
+        elif not (api.key == API_VERSIONS and message.error_code):
+            frame = body_of(encode_response(message, version, 9))
+            assert decode_response(frame, api.request(), version, 9) == message
+
+    check()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(APIS)), st.integers(0, 13), st.binary(max_size=40))
+def test_random_frames_raise_nothing_but_protocol_errors(api_key, version, rest):
+    frame = memoryview(api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + rest)
+    try:
+        header, position = read_request_header(frame)
+        decode_request(frame, header, position)
+    except (RemoteProtocolError, UnsupportedVersion):
+        pass
+    try:
+        api = APIS[api_key]
+        decode_response(memoryview(rest), api.request(), min(version, api.max_version), 0)
+    except RemoteProtocolError:
+        pass

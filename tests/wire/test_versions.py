@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from spark_groupsource.errors import BrokerError, UnsupportedVersion
+from spark_groupsource.wire.messages import APIS, ApiVersionsResponse
+from spark_groupsource.wire.versions import broker_ranges_of, fallback_version, negotiate
+
+JOIN_GROUP, API_VERSIONS = APIS[11], APIS[18]
+
+
+def response(error_code=0, **ranges):
+    return ApiVersionsResponse(
+        error_code=error_code,
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(api_key=int(key[1:]), min_version=low, max_version=high)
+            for key, (low, high) in ranges.items()
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "broker, cap, floor, version",
+    [
+        ((0, 9), None, 0, 9),
+        ((0, 5), None, 0, 5),
+        ((2, 99), None, 0, 9),
+        ((0, 9), 7, 0, 7),
+        ((0, 9), 99, 0, 9),
+        ((0, 5), None, 5, 5),
+        ((0, 0), None, 0, 0),
+    ],
+)
+def test_the_highest_shared_version(broker, cap, floor, version):
+    assert negotiate(JOIN_GROUP, {11: broker}, cap=cap, floor=floor) == version
+
+
+@pytest.mark.parametrize(
+    "ranges, cap, floor, reason",
+    [
+        ({}, None, 0, "does not serve JoinGroup"),
+        ({11: (10, 12)}, None, 0, "serves versions 10 to 12, needed is one of 0 to 9"),
+        ({11: (0, 4)}, None, 5, "needed is one of 5 to 9.*leave out the setting"),
+        ({11: (6, 9)}, 5, 0, "needed is one of 0 to 5"),
+    ],
+)
+def test_no_shared_version(ranges, cap, floor, reason):
+    with pytest.raises(UnsupportedVersion, match=reason):
+        negotiate(JOIN_GROUP, ranges, cap=cap, floor=floor)
+
+
+def test_ranges_of_an_answer():
+    assert broker_ranges_of(response(_11=(0, 9), _18=(0, 4))) == {11: (0, 9), 18: (0, 4)}
+
+
+def test_an_error_answer():
+    with pytest.raises(BrokerError, match="CLUSTER_AUTHORIZATION_FAILED"):
+        broker_ranges_of(response(31))
+    assert broker_ranges_of(response(35, _18=(0, 3))) == {18: (0, 3)}
+
+
+def test_fallback():
+    assert fallback_version(API_VERSIONS, response(_18=(0, 4))) is None
+    assert fallback_version(API_VERSIONS, response(35, _18=(0, 3))) == 3
+    assert fallback_version(API_VERSIONS, response(35)) == 0
