@@ -10,8 +10,8 @@ from collections import deque
 from typing import Mapping, NamedTuple
 
 from spark_groupsource import net
-from spark_groupsource.clock import Clock
 from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
     AuthenticationFailed,
     BrokerError,

@@ -1,0 +1,47 @@
+"""Trying again: exponential backoff with jitter under one deadline.
+
+Source: KIP-580; the delay before attempt n is retry.backoff.ms x 2^n x (0.8 to 1.2), at most retry.backoff.max.ms.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from spark_groupsource.clock import Clock
+from spark_groupsource.errors import GroupSourceError
+
+
+def backoff_ms(attempt: int, base_ms: int, max_ms: int, rng: Random) -> int:
+    """Delay before attempt number `attempt` (0 is the first repetition)."""
+    # the exponent is bounded so that a long outage does not compute a huge number first
+    return min(int(base_ms * 2 ** min(attempt, 20) * rng.uniform(0.8, 1.2)), max_ms)
+
+
+class Retry:
+    """Attempts of one call, bounded by `timeout_ms` from now."""
+
+    def __init__(self, *, base_ms: int, max_ms: int, timeout_ms: int, clock: Clock, rng: Random) -> None:
+        self._base_ms = base_ms
+        self._max_ms = max_ms
+        self._clock = clock
+        self._rng = rng
+        self.started_ms = clock.now_ms()
+        self._deadline_ms = self.started_ms + timeout_ms
+        self.attempt = 0
+
+    @property
+    def remaining_ms(self) -> int:
+        """Time left, at least 1."""
+        return max(self._deadline_ms - self._clock.now_ms(), 1)
+
+    @property
+    def elapsed_ms(self) -> int:
+        return self._clock.now_ms() - self.started_ms
+
+    def again(self, error: GroupSourceError) -> None:
+        """Waits before the next attempt; raises `error` when the time left does not allow one."""
+        delay_ms = backoff_ms(self.attempt, self._base_ms, self._max_ms, self._rng)
+        self.attempt += 1
+        if self._clock.now_ms() + delay_ms >= self._deadline_ms:
+            raise error
+        self._clock.sleep_ms(delay_ms)
