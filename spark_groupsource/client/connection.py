@@ -22,7 +22,7 @@ from spark_groupsource.errors import (
     error_name,
 )
 from spark_groupsource.net import Address
-from spark_groupsource.wire.frames import decode_response, encode_request, frame_length, read_response_header
+from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import (
     APIS,
     ApiVersionsRequest,
@@ -55,7 +55,7 @@ class InFlight(NamedTuple):
     request: Message
     version: int
     correlation_id: int
-    deadline_ms: int
+    timeout_ms: int
 
 
 class BrokerConnection:
@@ -126,7 +126,7 @@ class BrokerConnection:
     def send(
         self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None, floor: int = 0
     ) -> InFlight:
-        """Sends a request; its answer must be taken with `receive` or `receive_body`, in the order of sending."""
+        """Sends a request; its answer must be taken with `receive`, in the order of sending."""
         self.open()
         return self._send(request, self.version_for(request, cap=cap, floor=floor), timeout_ms)
 
@@ -144,25 +144,17 @@ class BrokerConnection:
             raise UnsupportedVersion(f"{self.address}: {error}") from None
 
     def receive(self, sent: InFlight) -> Message:
-        """The answer to the request that was sent first of those unanswered."""
+        """The answer to the request that was sent first of those unanswered.
+
+        Waiting is bounded by the request's time-out from now on, not from its sending: who sends ahead may be busy
+        with the answer before. Record sets in the answer are views that stay valid until the next answer is received.
+        """
         frame = self._receive_frame(sent)
         try:
             return decode_response(frame, sent.request, sent.version, sent.correlation_id)
         except RemoteProtocolError as error:
             self.close()
             raise RemoteProtocolError(f"{self.address}: {error}") from error
-
-    def receive_body(self, sent: InFlight) -> memoryview:
-        """As `receive`, but the undecoded body; it stays valid until the next answer is received."""
-        frame = self._receive_frame(sent)
-        try:
-            answered, position = read_response_header(frame, api_of(sent.request), sent.version)
-            if answered != sent.correlation_id:
-                raise RemoteProtocolError(f"answer {answered} came where {sent.correlation_id} was due")
-        except RemoteProtocolError as error:
-            self.close()
-            raise RemoteProtocolError(f"{self.address}: {error}") from error
-        return frame[position:]
 
     def abort(self) -> None:
         """Ends whatever another thread waits for on this connection; the only call that another thread may make."""
@@ -181,7 +173,7 @@ class BrokerConnection:
         connection = self._connected()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        sent = InFlight(request, version, self._correlation_id, self._clock.now_ms() + timeout_ms)
+        sent = InFlight(request, version, self._correlation_id, timeout_ms)
         frame = encode_request(request, version, sent.correlation_id, self._client_id)
         try:
             net.send_all(connection, frame, timeout_ms)
@@ -199,12 +191,13 @@ class BrokerConnection:
         if not self._waiting or self._waiting[0] != sent.correlation_id:
             raise RuntimeError("answers must be taken in the order of sending")
         try:
-            net.receive_into(connection, self._prefix, self._remaining_ms(sent))
+            deadline_ms = self._clock.now_ms() + sent.timeout_ms
+            net.receive_into(connection, self._prefix, sent.timeout_ms)
             length = frame_length(self._prefix, self._max_response_bytes)
             if length > len(self._buffer):
                 self._buffer = bytearray(max(length, min(2 * len(self._buffer), self._max_response_bytes)))
             frame = memoryview(self._buffer)[:length]
-            net.receive_into(connection, frame, self._remaining_ms(sent))
+            net.receive_into(connection, frame, deadline_ms - self._clock.now_ms())
         except (ConnectionFailed, RemoteProtocolError) as error:
             self.close()
             raise type(error)(f"{self.address}, {api_of(sent.request).name}: {error}") from error
@@ -220,9 +213,6 @@ class BrokerConnection:
         if self._socket is None or self._closed:
             raise ConnectionFailed(f"the connection to {self.address} is closed")
         return self._socket
-
-    def _remaining_ms(self, sent: InFlight) -> int:
-        return max(sent.deadline_ms - self._clock.now_ms(), 1)
 
     def _negotiate(self) -> None:
         api = APIS[ApiVersionsRequest.API_KEY]

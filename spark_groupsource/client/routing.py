@@ -107,7 +107,7 @@ class Router:
         floor: int = 0,
     ) -> Message:
         """One request to one address over a pooled connection; no repetition."""
-        connection = self._borrow(address)
+        connection = self.borrow(address)
         try:
             return connection.call(request, timeout_ms, cap=cap, floor=floor)
         except ConnectionFailed:
@@ -115,7 +115,7 @@ class Router:
             self._drop_idle(address)
             raise
         finally:
-            self._give_back(connection)
+            self.give_back(connection)
 
     def call_any(
         self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None, floor: int = 0
@@ -310,7 +310,8 @@ class Router:
         self.rng.shuffle(nodes)
         return list(dict.fromkeys([*nodes, *self._bootstrap]))
 
-    def _borrow(self, address: Address) -> BrokerConnection:
+    def borrow(self, address: Address) -> BrokerConnection:
+        """A pooled connection, or a new one; it must be given back with `give_back`, or closed."""
         oldest_ms = self.clock.now_ms() - self.settings.connections_max_idle_ms
         stale: list[BrokerConnection] = []
         chosen: BrokerConnection | None = None
@@ -334,7 +335,8 @@ class Router:
         for connection in dropped:
             connection.close()
 
-    def _give_back(self, connection: BrokerConnection) -> None:
+    def give_back(self, connection: BrokerConnection) -> None:
+        """Takes a borrowed connection back, with no request of it unanswered."""
         if connection.closed:
             return
         with self._lock:
