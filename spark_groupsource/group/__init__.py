@@ -1,0 +1,36 @@
+"""The group coordinator as a pure state machine: it decides, others append, send and keep the time."""
+
+from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.failures import error_response
+from spark_groupsource.group.fanout import group_partition, merge, split
+from spark_groupsource.group.outcome import (
+    CancelTimer,
+    GroupEvent,
+    LogRecord,
+    Outcome,
+    Reply,
+    RequestContext,
+    SetTimer,
+    TimerKey,
+)
+from spark_groupsource.group.shard import GroupShard, Ownership
+from spark_groupsource.group.states import GroupState
+
+__all__ = [
+    "CancelTimer",
+    "GroupConfig",
+    "GroupEvent",
+    "GroupShard",
+    "GroupState",
+    "LogRecord",
+    "Outcome",
+    "Ownership",
+    "Reply",
+    "RequestContext",
+    "SetTimer",
+    "TimerKey",
+    "error_response",
+    "group_partition",
+    "merge",
+    "split",
+]

@@ -1,0 +1,135 @@
+"""Responses of the group APIs, with the fix-ups of their versions. Decides nothing.
+
+Version notes: a JoinGroup answer without a protocol name carries "" below version 7 and null from there on; an error
+answer carries no protocol type at all. LeaveGroup below version 3 names one member and puts that member's error on
+top. OffsetFetch below version 2 has no error of its own, so a group's error stands on every partition.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.classic import NO_GENERATION, NO_LEADER, ClassicGroup
+from spark_groupsource.wire.messages import (
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    Message,
+    OffsetCommitResponse,
+    SyncGroupResponse,
+)
+
+
+def join_success(group: ClassicGroup, member_id: str) -> Message:
+    """The answer of the group's present generation; the leader's lists all members. O(members) for the leader."""
+    leads = member_id == group.leader_id
+    return join_answer(group, member_id, group.leader_id or NO_LEADER, with_members=leads)
+
+
+def join_answer(
+    group: ClassicGroup, member_id: str, leader_id: str, *, with_members: bool, skip_assignment: bool = False
+) -> Message:
+    protocol_name = group.protocol_name or ""
+    return JoinGroupResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE,
+        generation_id=group.generation_id,
+        protocol_type=group.protocol_type,
+        protocol_name=protocol_name,
+        leader=leader_id,
+        skip_assignment=skip_assignment,
+        member_id=member_id,
+        members=(
+            [
+                JoinGroupResponse.JoinGroupResponseMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    metadata=member.metadata(protocol_name),
+                )
+                for member in group.members.values()
+            ]
+            if with_members
+            else []
+        ),
+    )
+
+
+def join_error(
+    error: ErrorCode,
+    member_id: str,
+    api_version: int,
+    *,
+    generation_id: int = NO_GENERATION,
+    leader_id: str = NO_LEADER,
+) -> Message:
+    return JoinGroupResponse(
+        throttle_time_ms=0,
+        error_code=error,
+        generation_id=generation_id,
+        protocol_type=None,
+        protocol_name=None if api_version >= 7 else "",
+        leader=leader_id,
+        skip_assignment=False,
+        member_id=member_id,
+        members=[],
+    )
+
+
+def sync_success(group: ClassicGroup, assignment: bytes) -> Message:
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        assignment=assignment,
+    )
+
+
+def sync_error(error: ErrorCode) -> Message:
+    return SyncGroupResponse(
+        throttle_time_ms=0, error_code=error, protocol_type=None, protocol_name=None, assignment=b""
+    )
+
+
+def heartbeat_answer(error: ErrorCode) -> Message:
+    return HeartbeatResponse(throttle_time_ms=0, error_code=error)
+
+
+def leave_answer(entries: Sequence[tuple[Message, ErrorCode]], api_version: int) -> Message:
+    """`entries`: (identity as asked, its error)."""
+    if api_version < 3:
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=entries[0][1], members=[])
+    return LeaveGroupResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE,
+        members=[
+            LeaveGroupResponse.MemberResponse(
+                member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
+            )
+            for identity, error in entries
+        ],
+    )
+
+
+def leave_error(error: ErrorCode) -> Message:
+    return LeaveGroupResponse(throttle_time_ms=0, error_code=error, members=[])
+
+
+def commit_answer(topics: Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]) -> Message:
+    """`topics`: (name, (partition, error) ...)."""
+    return OffsetCommitResponse(
+        throttle_time_ms=0,
+        topics=[
+            OffsetCommitResponse.OffsetCommitResponseTopic(
+                name=name,
+                partitions=[
+                    OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition(
+                        partition_index=partition, error_code=error
+                    )
+                    for partition, error in partitions
+                ],
+            )
+            for name, partitions in topics
+        ],
+    )

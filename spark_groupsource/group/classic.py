@@ -1,0 +1,312 @@
+"""A classic group between its members: the book-keeping that join, sync and session handling share.
+
+Everything here is soft: it is rebuilt from the stored group when a partition is loaded, and a request in flight may
+be lost with it. Methods keep the counters and maps consistent with one another; when to call them, what to answer
+and which timers to set is decided in the other modules of this room. Costs are constant per call except where said.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Collection
+
+from spark_groupsource.errors import ErrorCode, RemoteProtocolError
+from spark_groupsource.group.members import Member, Parked, Protocols, most_voted
+from spark_groupsource.group.states import (
+    DEAD,
+    EMPTY,
+    PREPARING,
+    REPLIES,
+    STABLE,
+    Answer,
+    Ask,
+    GroupState,
+    check_transition,
+)
+from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_subscription
+from spark_groupsource.wire.group_records import GroupValue
+
+NO_GENERATION = -1
+NO_LEADER = ""
+UNKNOWN_MEMBER = ""
+
+
+class ClassicGroup:
+    """Members, generation and state of one group.
+
+    Attributes: `members` (id -> member, in order of arrival), `static_members` (instance id -> member id),
+    `pending_joins` (ids told by MEMBER_ID_REQUIRED), `pending_syncs` (members that owe a SyncGroup), `joined_count`
+    (members with a parked JoinGroup), `subscribed_topics` (None: not known), `initial_phase` (the join phase runs
+    from Empty and so waits the initial delay), `new_member_added` and `initial_remaining_ms`, `initial_delay_ms`
+    (its windows).
+    """
+
+    def __init__(self, group_id: str, state_timestamp_ms: int = -1) -> None:
+        self.group_id = group_id
+        self.state = EMPTY
+        self.state_timestamp_ms = state_timestamp_ms
+        self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_joins: set[str] = set()
+        self.pending_syncs: set[str] = set()
+        self.joined_count = 0
+        self.subscribed_topics: frozenset[str] | None = None
+        self.initial_phase = False
+        self.new_member_added = False
+        self.initial_remaining_ms = 0
+        self.initial_delay_ms = 0
+        self._protocol_support: dict[str, int] = {}
+
+    # --- state
+
+    def transition(self, new_state: GroupState, timestamp_ms: int) -> None:
+        """Raises IllegalTransition unless the tables allow it."""
+        check_transition(self.group_id, self.state, new_state)
+        self.state = new_state
+        self.state_timestamp_ms = timestamp_ms
+
+    def answer(self, ask: Ask) -> Answer:
+        return REPLIES[self.state][ask]
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of the members', O(members); 0 without members."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def all_have_joined(self) -> bool:
+        return self.joined_count == len(self.members) and not self.pending_joins
+
+    # --- members
+
+    def add(self, member: Member) -> None:
+        """Raises ValueError if its id or instance id is taken."""
+        if member.member_id in self.members:
+            raise ValueError(f"member {member.member_id} is already in group {self.group_id}")
+        if member.group_instance_id is not None:
+            if member.group_instance_id in self.static_members:
+                raise ValueError(f"instance {member.group_instance_id} is already in group {self.group_id}")
+            self.static_members[member.group_instance_id] = member.member_id
+        self.members[member.member_id] = member
+        self._count_protocols(member, 1)
+        self.joined_count += member.parked_join is not None
+        self.pending_joins.discard(member.member_id)
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+
+    def remove(self, member_id: str) -> Member:
+        """Takes a member out of every map; the leader's place goes to the longest known member."""
+        member = self.members.pop(member_id)
+        if member.group_instance_id is not None:
+            del self.static_members[member.group_instance_id]
+        self._count_protocols(member, -1)
+        self.joined_count -= member.parked_join is not None
+        self.pending_joins.discard(member_id)
+        self.pending_syncs.discard(member_id)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        return member
+
+    def add_pending_join(self, member_id: str) -> None:
+        """Raises ValueError if the id is a member already."""
+        if member_id in self.members:
+            raise ValueError(f"{member_id} is a member of group {self.group_id} and cannot become pending")
+        self.pending_joins.add(member_id)
+
+    def add_pending_sync(self, member_id: str) -> None:
+        """Raises ValueError if the id is not a member."""
+        if member_id not in self.members:
+            raise ValueError(f"{member_id} is not a member of group {self.group_id} and owes no SyncGroup")
+        self.pending_syncs.add(member_id)
+
+    def replace_static(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
+        """Moves a static member to a new id and returns it as it was, and as it is; what was parked stays behind.
+
+        Raises: ValueError if the instance is not in the group.
+        """
+        old_id = self.static_members.get(group_instance_id)
+        if old_id is None:
+            raise ValueError(f"instance {group_instance_id} is not in group {self.group_id}")
+        old = self.members[old_id]
+        new = old.copy()
+        new.member_id, new.parked_join, new.parked_sync = new_member_id, None, None
+        self._swap(old, new)
+        return old, new
+
+    def restore_static(self, old: Member, new_member_id: str, leader_id: str) -> None:
+        """Undoes `replace_static`; requests the old member had parked were answered and do not come back."""
+        restored = old.copy()
+        restored.parked_join = restored.parked_sync = None
+        self._swap(self.members[new_member_id], restored)
+        self.leader_id = leader_id or None
+
+    def _swap(self, old: Member, new: Member) -> None:
+        was_leader = self.leader_id == old.member_id
+        owed_sync = old.member_id in self.pending_syncs
+        self.remove(old.member_id)
+        self.add(new)
+        if was_leader:
+            self.leader_id = new.member_id
+        if owed_sync:
+            self.pending_syncs.add(new.member_id)
+
+    def update(
+        self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int
+    ) -> None:
+        """Takes over what a further JoinGroup of the member says."""
+        self._count_protocols(member, -1)
+        member.protocols = protocols
+        self._count_protocols(member, 1)
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+
+    def park_join(self, member: Member, parked: Parked) -> Parked | None:
+        """Returns the request it replaces."""
+        displaced, member.parked_join = member.parked_join, parked
+        self.joined_count += displaced is None
+        return displaced
+
+    def take_join(self, member: Member) -> Parked | None:
+        """The member's parked JoinGroup, which is thereby no longer parked."""
+        parked, member.parked_join = member.parked_join, None
+        self.joined_count -= parked is not None
+        return parked
+
+    def elect_joined_leader(self) -> bool:
+        """Keeps a leader that has joined, else takes the first member that has; False if none has. O(members)."""
+        leader = self.members.get(self.leader_id or "")
+        if leader is not None and leader.parked_join is not None:
+            return True
+        for member in self.members.values():
+            if member.parked_join is not None:
+                self.leader_id = member.member_id
+                return True
+        return False
+
+    def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
+        """NONE if the ids name one member, else the error that says why not."""
+        if group_instance_id is not None:
+            mapped = self.static_members.get(group_instance_id)
+            if mapped is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if mapped != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    # --- protocols
+
+    def supports(self, protocol_type: str, protocol_names: Collection[str]) -> bool:
+        """Whether a member offering these could be in the group."""
+        if not self.members:
+            return bool(protocol_type) and bool(protocol_names)
+        count = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self._protocol_support.get(name) == count for name in protocol_names
+        )
+
+    def candidates(self) -> frozenset[str]:
+        """Protocol names every member supports."""
+        count = len(self.members)
+        return frozenset(name for name, support in self._protocol_support.items() if support == count)
+
+    def select_protocol(self) -> str:
+        """The outcome of the members' vote, O(members). Raises ValueError without members."""
+        return most_voted(self.members.values(), self.candidates())
+
+    def _count_protocols(self, member: Member, step: int) -> None:
+        for name in member.protocol_names:
+            support = self._protocol_support.get(name, 0) + step
+            if support:
+                self._protocol_support[name] = support
+            else:
+                del self._protocol_support[name]
+
+    # --- generations
+
+    def next_generation(self, timestamp_ms: int) -> None:
+        """Ends a join phase: to CompletingRebalance with members, to Empty without. O(members)."""
+        self.generation_id += 1
+        self.pending_syncs.clear()
+        self.initial_phase = False
+        if self.members:
+            self.protocol_name = self.select_protocol()
+            self.transition(GroupState.COMPLETING_REBALANCE, timestamp_ms)
+        else:
+            self.protocol_name = None
+            self.leader_id = None
+            self.transition(EMPTY, timestamp_ms)
+        self.subscribed_topics = self.compute_subscribed_topics()
+
+    def compute_subscribed_topics(self) -> frozenset[str] | None:
+        """Union of the members' topics under the chosen protocol, None where it cannot be known. O(members)."""
+        if self.protocol_type != PROTOCOL_TYPE:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol_name is None:
+            return None
+        try:
+            return frozenset().union(
+                *(_subscribed_topics(member.metadata(self.protocol_name)) for member in self.members.values())
+            )
+        except RemoteProtocolError:
+            return None
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether offsets of `topic` are in use: when that is not known, they are."""
+        if self.state in (EMPTY, DEAD) or self.protocol_type != PROTOCOL_TYPE:
+            return False
+        return self.subscribed_topics is None or topic in self.subscribed_topics
+
+    # --- storing
+
+    def to_value(self, timestamp_ms: int, assignment_of: Callable[[Member], bytes]) -> GroupValue:
+        """The group as it is stored, with the assignments given. O(members)."""
+        protocol_name = self.protocol_name
+        return GroupValue(
+            protocol_type=self.protocol_type or "",
+            generation_id=self.generation_id,
+            protocol_name=protocol_name,
+            leader=self.leader_id if self.members else None,
+            state_timestamp_ms=timestamp_ms,
+            members=tuple(
+                member.to_value(protocol_name or "", assignment_of(member)) for member in self.members.values()
+            ),
+        )
+
+    def to_empty_value(self) -> GroupValue:
+        """The group without members as it is stored."""
+        return GroupValue(self.protocol_type or "", self.generation_id, None, None, self.state_timestamp_ms, ())
+
+    @classmethod
+    def from_value(cls, group_id: str, value: GroupValue | None) -> ClassicGroup:
+        """The group a stored value tells of; None is a group of which only offsets are stored."""
+        group = cls(group_id)
+        if value is None:
+            return group
+        group.generation_id = value.generation_id
+        group.protocol_type = value.protocol_type or None
+        group.protocol_name = value.protocol_name
+        group.state_timestamp_ms = value.state_timestamp_ms
+        for member in value.members:
+            group.add(Member.from_value(member, value.protocol_name))
+        group.leader_id = value.leader if group.members else None
+        # what was stored is a finished round: the one state no transition leads to here
+        group.state = STABLE if group.members else EMPTY
+        group.subscribed_topics = group.compute_subscribed_topics()
+        return group
+
+    @property
+    def is_rebalancing(self) -> bool:
+        return self.state == PREPARING
+
+
+def _subscribed_topics(metadata: bytes) -> tuple[str, ...]:
+    # coordinators read version 0 of the subscription whatever its version says: a newer assignor's own fields are
+    # none of their business and must not make the topics unknown
+    if len(metadata) >= 2 and not metadata[0] & 0x80:
+        metadata = b"\x00\x00" + metadata[2:]
+    return decode_subscription(metadata).topics

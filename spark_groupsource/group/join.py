@@ -1,0 +1,306 @@
+"""JoinGroup: who may become a member, who is answered at once, and who waits for the join phase.
+
+Cases are numbered as their tables name them: N for a request without member id, K for one with, both "first match
+wins". Knows the group and the turn; the shard has found the group and checked the session timeout.
+
+Version notes: from version 4 a new dynamic member is first told its id (MEMBER_ID_REQUIRED), so that a lost answer
+leaves no ghost member; version 5 brings static members, version 8 the client's reason; from version 9 a returning
+static leader is told that it leads and may skip the assignment.
+
+Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `classicGroupJoin*`.
+"""
+
+from __future__ import annotations
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.answers import join_answer, join_error, join_success, sync_error
+from spark_groupsource.group.classic import NO_LEADER, UNKNOWN_MEMBER, ClassicGroup
+from spark_groupsource.group.members import Member, Parked, Protocols, new_member_id
+from spark_groupsource.group.outcome import (
+    RequestContext,
+    StoreReplacement,
+    Turn,
+    join_timer,
+    session_timer,
+)
+from spark_groupsource.group.rebalance import (
+    maybe_complete_join,
+    prepare_rebalance,
+    rebalance_or_complete,
+    remove_member,
+)
+from spark_groupsource.group.states import DEAD, EMPTY, PREPARING, STABLE, Action, Ask
+from spark_groupsource.wire.messages import Message
+
+# from this version on a dynamic member without id is sent away once, to come back with the id it was given
+_MEMBER_ID_REQUIRED_VERSION = 4
+_SKIP_ASSIGNMENT_VERSION = 9
+
+
+def protocols_of(request: Message) -> Protocols:
+    return tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
+
+
+def join(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+    """Answers or parks a JoinGroup; afterwards a phase that has become complete is completed."""
+    if not _accepts(group, request.member_id, turn.config.group_max_size):
+        _refuse(turn, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
+        if request.member_id in group.members:
+            remove_member(turn, group, request.member_id)
+            turn.event(
+                "member_kicked",
+                group.group_id,
+                f"Member {request.member_id} is removed from group {group.group_id}: group.max.size is "
+                f"{turn.config.group_max_size}",
+            )
+    elif request.member_id == UNKNOWN_MEMBER:
+        _join_new(turn, group, request, context)
+    else:
+        _join_known(turn, group, request, context)
+    maybe_complete_join(turn, group)
+
+
+def _accepts(group: ClassicGroup, member_id: str, max_size: int) -> bool:
+    # In a join phase those count that have joined: if the limit was lowered, the last to rejoin are turned away.
+    # Pending ids never count.
+    if group.state in (EMPTY, DEAD):
+        return True
+    member = group.members.get(member_id)
+    if group.state is PREPARING:
+        return (member is not None and member.parked_join is not None) or group.joined_count < max_size
+    return member is not None or len(group.members) < max_size
+
+
+def _refuse(turn: Turn, context: RequestContext, error: ErrorCode, member_id: str) -> None:
+    turn.reply(context.token, join_error(error, member_id, context.api_version))
+
+
+def _join_new(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+    answer = group.answer(Ask.JOIN_NEW)
+    if answer.action is Action.REFUSE:  # N1
+        return _refuse(turn, context, answer.error, UNKNOWN_MEMBER)
+    if not group.supports(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
+        return _refuse(turn, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
+    instance_id = request.group_instance_id
+    member_id = new_member_id(context.client_id, instance_id, context.fresh_id)
+    if instance_id is None:
+        if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:  # N3
+            return _require_member_id(turn, group, request, context, member_id)
+        return _add_member(turn, group, request, context, member_id)  # N4
+    if instance_id not in group.static_members:  # N5
+        turn.event(
+            "member_added",
+            group.group_id,
+            f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} "
+            f"in {group.state.value} state. Created a new member id {member_id}",
+        )
+        return _add_member(turn, group, request, context, member_id)
+    return _replace_static(turn, group, request, context, member_id)  # N6
+
+
+def _require_member_id(
+    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+) -> None:
+    group.add_pending_join(member_id)
+    turn.set_timer(session_timer(group.group_id, member_id), request.session_timeout_ms)
+    turn.event(
+        "member_pending",
+        group.group_id,
+        f"Dynamic member with unknown member id joins group {group.group_id} in {group.state.value} state. "
+        f"Created a new member id {member_id} and requesting the member to rejoin with this id",
+    )
+    _refuse(turn, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+
+
+def _join_known(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+    answer = group.answer(Ask.JOIN_KNOWN)
+    member_id, instance_id = request.member_id, request.group_instance_id
+    if group.state is DEAD:  # K1
+        return _refuse(turn, context, answer.error, member_id)
+    protocols = protocols_of(request)
+    if not group.supports(request.protocol_type, [name for name, _ in protocols]):  # K2
+        return _refuse(turn, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+    if member_id in group.pending_joins:  # K3
+        if instance_id is not None:
+            raise RuntimeError(f"pending member {member_id} of group {group.group_id} has instance id {instance_id}")
+        return _add_member(turn, group, request, context, member_id)
+    error = group.check_member(member_id, instance_id)
+    if error is not ErrorCode.NONE:  # K4, K5, K6
+        return _refuse(turn, context, error, member_id)
+    if answer.action is Action.REFUSE:  # K13
+        return _refuse(turn, context, answer.error, member_id)
+    member = group.members[member_id]
+    unchanged = member.protocols == protocols
+    answers_now = unchanged and (
+        answer.action is Action.ANSWER_UNCHANGED  # K8: its answer was lost
+        or (answer.action is Action.ANSWER_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
+    )
+    if answers_now:
+        return turn.reply(context.token, join_success(group, member_id))
+    if answer.action is Action.PARK or not unchanged:  # K7, K9, K11
+        reason = f"updating metadata for member {member_id} during {group.state.value}"
+    else:  # K10
+        reason = f"leader {member_id} re-joining group during {group.state.value}"
+    _update_and_park(turn, group, member, request, context)
+    rebalance_or_complete(turn, group, _with_client_reason(reason, request))
+
+
+def _with_client_reason(reason: str, request: Message) -> str:
+    return f"{reason}; client reason: {request.reason or 'not provided'}"
+
+
+def _update_and_park(
+    turn: Turn, group: ClassicGroup, member: Member, request: Message, context: RequestContext
+) -> None:
+    group.update(member, protocols_of(request), _rebalance_timeout_ms(request, context), request.session_timeout_ms)
+    displaced = group.park_join(member, Parked(context.token, context.api_version))
+    if displaced is not None:
+        # The client asked again before it was answered, so nobody listens to the first answer any more. Kafka
+        # forgets it; here it is answered so that whoever keeps the token can let it go.
+        error = join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, displaced.api_version)
+        turn.reply(displaced.token, error)
+
+
+def _rebalance_timeout_ms(request: Message, context: RequestContext) -> int:
+    return int(request.session_timeout_ms if context.api_version == 0 else request.rebalance_timeout_ms)
+
+
+def _add_member(
+    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+) -> None:
+    member = Member(
+        member_id=member_id,
+        group_instance_id=request.group_instance_id,
+        client_id=context.client_id,
+        client_host=context.client_host,
+        rebalance_timeout_ms=_rebalance_timeout_ms(request, context),
+        session_timeout_ms=request.session_timeout_ms,
+        protocols=protocols_of(request),
+        parked_join=Parked(context.token, context.api_version),
+        is_new=True,
+    )
+    if group.initial_phase:
+        group.new_member_added = True
+    if not group.members:
+        group.protocol_type = request.protocol_type
+    group.add(member)
+    # the client cannot heartbeat before its first answer, so its session has not begun
+    turn.set_timer(session_timer(group.group_id, member_id), turn.config.group_new_member_join_timeout_ms)
+    instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
+    rebalance_or_complete(turn, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
+
+
+def _replace_static(
+    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+) -> None:
+    """N6: a static member has come back without its member id, usually after a restart."""
+    instance_id = request.group_instance_id
+    answer = group.answer(Ask.REPLACE_STATIC)
+    if answer.action is Action.BUG:
+        raise RuntimeError(
+            f"group {group.group_id} in state {group.state.value} was not to have the member of instance {instance_id}"
+        )
+    old_leader_id = group.leader_id or NO_LEADER
+    old_state = group.state.value
+    old, new = group.replace_static(instance_id, member_id)
+    _fence(turn, old)
+    turn.cancel_timer(session_timer(group.group_id, old.member_id))
+    _update_and_park(turn, group, new, request, context)
+    turn.set_timer(session_timer(group.group_id, member_id), new.session_timeout_ms)
+    turn.event(
+        "static_member_replaced",
+        group.group_id,
+        f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} in "
+        f"{old_state} state. Replacing previously mapped member {old.member_id} with this groupInstanceId",
+    )
+    if answer.action is Action.PARK:
+        return
+    if answer.action is Action.KEEP_VOTE and group.select_protocol() == group.protocol_name:
+        turn.store_group(group.group_id, group.to_value(turn.timestamp_ms, lambda m: m.assignment))
+        turn.after_append = StoreReplacement(
+            group_id=group.group_id,
+            generation_id=group.generation_id,
+            old_member=old,
+            old_leader_id=old_leader_id,
+            new_member_id=member_id,
+            token=context.token,
+            api_version=context.api_version,
+        )
+        return
+    if answer.action is Action.KEEP_VOTE:
+        reason = "group's selectedProtocol will change because static member"
+    else:
+        reason = "updating metadata for static member"
+    reason = f"{reason} {member_id} with instance id {instance_id} joined"
+    prepare_rebalance(turn, group, _with_client_reason(reason, request))
+
+
+def _fence(turn: Turn, old: Member) -> None:
+    # two processes with one instance id: the later one wins, and the earlier one must know
+    if old.parked_join is not None:
+        error = join_error(ErrorCode.FENCED_INSTANCE_ID, old.member_id, old.parked_join.api_version)
+        turn.reply(old.parked_join.token, error)
+    if old.parked_sync is not None:
+        turn.reply(old.parked_sync.token, sync_error(ErrorCode.FENCED_INSTANCE_ID))
+
+
+def replacement_stored(turn: Turn, group: ClassicGroup, stored: StoreReplacement) -> None:
+    """Answers the returned static member, unless a join phase has begun meanwhile and will answer it."""
+    member = group.members.get(stored.new_member_id)
+    if not _still_waits(group, stored, member):
+        return
+    assert member is not None
+    group.take_join(member)
+    leads = group.leader_id == member.member_id
+    if stored.api_version >= _SKIP_ASSIGNMENT_VERSION:
+        answer = join_answer(
+            group, member.member_id, group.leader_id or NO_LEADER, with_members=leads, skip_assignment=leads
+        )
+    else:
+        # An older leader that learnt it leads would compute an assignment nobody takes. Told of its former id, it
+        # takes itself for a follower and its SyncGroup fetches what it had.
+        answer = join_answer(group, member.member_id, stored.old_leader_id, with_members=False)
+    turn.reply(stored.token, answer)
+
+
+def replacement_failed(turn: Turn, group: ClassicGroup, stored: StoreReplacement, error: ErrorCode) -> None:
+    """Gives the static member its former id, protocols and timeouts back; the returned one is told the error."""
+    member = group.members.get(stored.new_member_id)
+    if not _still_waits(group, stored, member):
+        return
+    assert isinstance(stored.old_member, Member)
+    old = stored.old_member
+    group.restore_static(old, stored.new_member_id, stored.old_leader_id)
+    turn.cancel_timer(session_timer(group.group_id, stored.new_member_id))
+    turn.set_timer(session_timer(group.group_id, old.member_id), old.session_timeout_ms)
+    turn.reply(
+        stored.token,
+        join_error(
+            error,
+            UNKNOWN_MEMBER,
+            stored.api_version,
+            generation_id=group.generation_id,
+            leader_id=stored.old_leader_id,
+        ),
+    )
+
+
+def _still_waits(group: ClassicGroup, stored: StoreReplacement, member: Member | None) -> bool:
+    return (
+        group.state is STABLE
+        and group.generation_id == stored.generation_id
+        and member is not None
+        and member.parked_join is not None
+        and member.parked_join.token == stored.token
+    )
+
+
+def new_group_failed(turn: Turn, group: ClassicGroup, member_id: str) -> None:
+    """Takes back the first member, or first pending id, of a group that could not be stored."""
+    group.pending_joins.discard(member_id)
+    if member_id in group.members:
+        group.remove(member_id)
+    turn.cancel_timer(session_timer(group.group_id, member_id))
+    if not group.members and not group.pending_joins:
+        turn.cancel_timer(join_timer(group.group_id))
+        group.transition(DEAD, turn.timestamp_ms)

@@ -1,0 +1,293 @@
+"""Committed offsets: commit, fetch, delete, and when they expire.
+
+Reads the ledger and never writes it: what is decided here leaves as records. Costs are in the partitions named,
+except for expiry, which walks every offset.
+
+Version notes. OffsetCommit: versions 2 to 4 carry a retention time, and version 1 (not served) a timestamp per
+partition; version 9 may answer GROUP_ID_NOT_FOUND. OffsetFetch: null topics mean all from version 2, require_stable
+comes with 7 and several groups with 8; there are no open transactions here, so every stored offset is stable.
+
+Source: KIP-211, KIP-496; Kafka's OffsetMetadataManager and OffsetExpirationConditionImpl.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.answers import commit_answer
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.outcome import RequestContext, StoreOffsets, Turn
+from spark_groupsource.group.sessions import renew_session
+from spark_groupsource.group.states import DEAD, EMPTY, STABLE, Action, Ask
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
+from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
+from spark_groupsource.wire.messages import Message, OffsetDeleteResponse, OffsetFetchResponse
+
+_ANY_NOT_FOUND_VERSION = 9
+_GROUPS_VERSION = 8
+NO_OFFSET = OffsetValue(offset=-1)
+
+
+# --- commit
+
+
+def commit(turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext) -> None:
+    """Checks the committer, then each partition; `group` is None where there is none yet."""
+    error = _check_commit(turn, group, request, context)
+    if error is not ErrorCode.NONE:
+        turn.reply(context.token, commit_error(request, error))
+        return
+    retention_ms = request.retention_time_ms
+    expires = -1 if retention_ms == -1 or not 2 <= context.api_version <= 4 else turn.timestamp_ms + retention_ms
+    results: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
+    for topic in request.topics:
+        partitions: list[tuple[int, ErrorCode]] = []
+        for partition in topic.partitions:
+            metadata = partition.committed_metadata or ""
+            if _length(metadata) > turn.config.offset_metadata_max_bytes:
+                partitions.append((partition.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
+                continue
+            own_timestamp_ms = partition.commit_timestamp if context.api_version == 1 else -1
+            value = OffsetValue(
+                offset=partition.committed_offset,
+                leader_epoch=partition.committed_leader_epoch,
+                metadata=metadata,
+                commit_timestamp_ms=turn.timestamp_ms if own_timestamp_ms == -1 else own_timestamp_ms,
+                expire_timestamp_ms=expires,
+            )
+            turn.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
+            partitions.append((partition.partition_index, ErrorCode.NONE))
+        results.append((topic.name, partitions))
+    turn.reply(context.token, commit_answer(results))
+    if turn.records:
+        turn.after_append = StoreOffsets()
+
+
+def _length(metadata: str) -> int:
+    # Kafka compares its setting, a count of bytes by name, with the length of a Java string
+    return len(metadata) if metadata.isascii() else len(metadata.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _check_commit(
+    turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext
+) -> ErrorCode:
+    generation_id = request.generation_id_or_member_epoch
+    if group is None:
+        if generation_id < 0:
+            return ErrorCode.NONE  # C1: a simple group comes into being with its first offset
+        if context.api_version >= _ANY_NOT_FOUND_VERSION:  # C2
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        return ErrorCode.ILLEGAL_GENERATION
+    if group.state is DEAD:  # C3
+        return group.answer(Ask.COMMIT_MEMBER).error
+    if generation_id < 0 and group.state is EMPTY:  # C4
+        return group.answer(Ask.COMMIT_SIMPLE).error
+    if generation_id < 0 and not request.member_id and request.group_instance_id is None:  # C6
+        return group.answer(Ask.COMMIT_SIMPLE).error
+    error = group.check_member(request.member_id, request.group_instance_id)  # C5
+    if error is not ErrorCode.NONE:
+        return error
+    if generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    answer = group.answer(Ask.COMMIT_MEMBER)
+    if answer.action is Action.ACCEPT and answer.renews_session:  # C8
+        renew_session(turn, group, request.member_id)
+    return answer.error  # C7 or NONE
+
+
+def commit_error(request: Message, error: ErrorCode) -> Message:
+    """A whole request's error: OffsetCommit has no place for it but every partition."""
+    return commit_answer([(topic.name, [(p.partition_index, error) for p in topic.partitions]) for topic in request.topics])
+
+
+def commit_failed(response: Message, error: ErrorCode) -> Message:
+    """The answer to a commit that could not be stored; what was refused before keeps its own error."""
+    return commit_answer(
+        [
+            (
+                topic.name,
+                [
+                    (entry.partition_index, ErrorCode(entry.error_code) if entry.error_code else error)
+                    for entry in topic.partitions
+                ],
+            )
+            for topic in response.topics
+        ]
+    )
+
+
+# --- fetch
+
+
+def fetch(
+    group: ClassicGroup | None,
+    group_id: str,
+    stored: Mapping[TopicPartition, OffsetValue],
+    topics: Sequence[Message] | None,
+) -> Message:
+    """One group's part of an OffsetFetch answer, in the form of version 8 on; null topics mean all.
+
+    A Dead or unknown group, and a partition without an offset, is offset -1 and no error.
+    """
+    if group is not None and group.state is DEAD:
+        stored = {}
+    if topics is None:
+        wanted = _by_topic(stored)
+    else:
+        wanted = [(topic.name, list(topic.partition_indexes)) for topic in topics]
+    group_class = OffsetFetchResponse.OffsetFetchResponseGroup
+    topic_class = group_class.OffsetFetchResponseTopics
+    return group_class(
+        group_id=group_id,
+        topics=[
+            topic_class(
+                name=name,
+                partitions=[
+                    _fetched(
+                        topic_class.OffsetFetchResponsePartitions,
+                        partition,
+                        stored.get(TopicPartition(name, partition), NO_OFFSET),
+                    )
+                    for partition in partitions
+                ],
+            )
+            for name, partitions in wanted
+        ],
+        error_code=ErrorCode.NONE,
+    )
+
+
+def _by_topic(stored: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(stored):
+        topics.setdefault(topic, []).append(partition)
+    return list(topics.items())
+
+
+def _fetched(partition_class: Any, partition: int, value: OffsetValue) -> Message:
+    return partition_class(
+        partition_index=partition,
+        committed_offset=value.offset,
+        committed_leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        error_code=ErrorCode.NONE,
+    )
+
+
+def fetch_answer(groups: Sequence[Message], api_version: int) -> Message:
+    """The whole answer from its groups' parts; below version 8 there is exactly one."""
+    if api_version >= _GROUPS_VERSION:
+        return OffsetFetchResponse(throttle_time_ms=0, groups=list(groups))
+    (group,) = groups
+    topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
+    partition_class = topic_class.OffsetFetchResponsePartition
+    topics = [
+        topic_class(
+            name=topic.name,
+            partitions=[
+                partition_class(
+                    partition_index=entry.partition_index,
+                    committed_offset=entry.committed_offset,
+                    committed_leader_epoch=entry.committed_leader_epoch,
+                    metadata=entry.metadata,
+                    error_code=entry.error_code,
+                )
+                for entry in topic.partitions
+            ],
+        )
+        for topic in group.topics
+    ]
+    return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=group.error_code)
+
+
+def requested_groups(request: Message, api_version: int) -> list[tuple[str, Sequence[Message] | None]]:
+    """(group id, topics or None for all) of an OffsetFetch in any version."""
+    if api_version >= _GROUPS_VERSION:
+        return [(group.group_id, group.topics) for group in request.groups]
+    return [(request.group_id, request.topics)]
+
+
+def fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCode, api_version: int) -> Message:
+    """One group's part where it cannot be served."""
+    group = fetch(None, group_id, {}, topics if api_version < 2 else [])
+    group.error_code = error
+    for topic in group.topics:
+        for entry in topic.partitions:
+            entry.error_code = error
+    return group
+
+
+# --- delete
+
+
+def delete(
+    turn: Turn,
+    group: ClassicGroup | None,
+    stored: Mapping[TopicPartition, OffsetValue],
+    request: Message,
+    context: RequestContext,
+) -> None:
+    """Removes the offsets of partitions nobody in the group subscribes to."""
+    error = _check_delete(group)
+    if error is not ErrorCode.NONE:
+        turn.reply(context.token, delete_error(error))
+        return
+    assert group is not None
+    topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
+    topics = []
+    for topic in request.topics:
+        subscribed = group.subscribes_to(topic.name)
+        result = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE
+        indexes = [partition.partition_index for partition in topic.partitions]
+        for index in indexes:
+            if not subscribed and TopicPartition(topic.name, index) in stored:
+                turn.store_offset(OffsetKey(request.group_id, topic.name, index), None)
+        partition_class = topic_class.OffsetDeleteResponsePartition
+        partitions = [partition_class(partition_index=index, error_code=result) for index in indexes]
+        topics.append(topic_class(name=topic.name, partitions=partitions))
+    turn.reply(context.token, OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics))
+
+
+def _check_delete(group: ClassicGroup | None) -> ErrorCode:
+    if group is None:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    is_consumer = group.protocol_type == PROTOCOL_TYPE
+    return group.answer(Ask.DELETE_OFFSETS if is_consumer else Ask.DELETE_OFFSETS_OTHER).error
+
+
+def delete_error(error: ErrorCode) -> Message:
+    return OffsetDeleteResponse(error_code=error, throttle_time_ms=0, topics=[])
+
+
+# --- expiry
+
+
+def expired(
+    group: ClassicGroup, stored: Mapping[TopicPartition, OffsetValue], retention_ms: int, timestamp_ms: int
+) -> Iterator[TopicPartition]:
+    """The offsets of a group whose time is over.
+
+    An offset with an expiry of its own goes by that; any other by the group's kind: without protocol type since its
+    commit; in an Empty group since the group emptied (since its commit where that is unknown); in a Stable consumer
+    group since its commit if nobody subscribes to its topic any more. No other group loses any.
+    """
+    since_empty = group.state is EMPTY and group.protocol_type is not None and group.state_timestamp_ms >= 0
+    unsubscribed_only = group.state is STABLE
+    if group.protocol_type is None:
+        unsubscribed_only = False
+    elif group.state not in (EMPTY, STABLE):
+        return
+    elif group.state is STABLE and (group.protocol_type != PROTOCOL_TYPE or group.subscribed_topics is None):
+        return
+    for topic_partition, value in stored.items():
+        if unsubscribed_only and group.subscribes_to(topic_partition.topic):
+            continue
+        if value.expire_timestamp_ms >= 0:
+            over = timestamp_ms >= value.expire_timestamp_ms
+        else:
+            since = group.state_timestamp_ms if since_empty else value.commit_timestamp_ms
+            over = timestamp_ms - since >= retention_ms
+        if over:
+            yield topic_partition

@@ -1,0 +1,206 @@
+"""What goes into the coordinator and what comes out: context, records, replies, timers, events. Decides nothing.
+
+A call of the shard returns an `Outcome`. Its caller, in this order:
+
+1. applies `timers` and logs `events`; they stand whatever happens next, because the soft state has already moved;
+2. appends `records`, all or none; without records it sends `replies` and is done;
+3. on success replays each record into the shard, then calls `append_done(outcome, ...)` once the records are durable
+   and sends `outcome.replies`; on failure it calls `append_failed(outcome, ...)` instead and does **not** send
+   `outcome.replies`. Either call returns a further outcome, treated by the same rules.
+
+Steps up to the replay are one step for the shard: no other call may come between. Other calls may come between the
+replay and `append_done`.
+
+A reply names an opaque token, never a future or a connection. Timer keys are tuples: strings joined by a separator
+would make ("a", "b-c") and ("a-b", "c") the same key. A key has at most one timer: setting it again moves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.wire.group_records import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    encode_group_value,
+    encode_key,
+    encode_offset_value,
+)
+from spark_groupsource.wire.messages import Message
+
+TimerKey = tuple[str, ...]
+
+
+def session_timer(group_id: str, member_id: str) -> TimerKey:
+    """Ends the session of a member, the wait of a new one, or the grace of a pending member id."""
+    return ("session", group_id, member_id)
+
+
+def join_timer(group_id: str) -> TimerKey:
+    """Ends a join phase, or one window of the initial delay."""
+    return ("join", group_id)
+
+
+def sync_timer(group_id: str) -> TimerKey:
+    """Ends the wait for the members that got a JoinGroup answer and have not sent SyncGroup."""
+    return ("sync", group_id)
+
+
+class RequestContext(NamedTuple):
+    """What a request brings besides its message.
+
+    `token` is opaque and names the reply; `client_host` is the address as Java prints it (``/127.0.0.1``);
+    `fresh_id` is a new uuid as text, used if the request needs a new member id; `timestamp_ms` is epoch ms.
+    """
+
+    token: object
+    api_version: int
+    client_id: str
+    client_host: str
+    fresh_id: str
+    timestamp_ms: int
+
+
+class LogRecord(NamedTuple):
+    """One record for the shard's partition of `__consumer_offsets`; value None is a tombstone."""
+
+    key: bytes
+    value: bytes | None
+
+
+class Reply(NamedTuple):
+    """The answer to the request whose context carried `token`; each token is answered once."""
+
+    token: object
+    response: Message
+
+
+class SetTimer(NamedTuple):
+    """Starts the timer `key`, or moves it: call `expire(key, ...)` when the monotonic clock reaches `deadline_ms`."""
+
+    key: TimerKey
+    deadline_ms: int
+
+
+class CancelTimer(NamedTuple):
+    """Stops the timer `key`, if it runs."""
+
+    key: TimerKey
+
+
+class GroupEvent(NamedTuple):
+    """One line that lets a person follow a rebalance; `kind` is a fixed word for programs."""
+
+    kind: str
+    group_id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StoreAssignment:
+    """After the leader's SyncGroup is stored: the group becomes Stable."""
+
+    group_id: str
+    generation_id: int
+
+
+@dataclass(frozen=True)
+class StoreReplacement:
+    """After a static member's new id is stored: answer its join, or undo the replacement.
+
+    `old_member` is the member as it was before; `token` and `api_version` are those of the parked join.
+    """
+
+    group_id: str
+    generation_id: int
+    old_member: object
+    old_leader_id: str
+    new_member_id: str
+    token: object
+    api_version: int
+
+
+@dataclass(frozen=True)
+class StoreNewGroup:
+    """After a group made by a JoinGroup is stored; `member_id` and `token` are the first member's."""
+
+    group_id: str
+    member_id: str
+    token: object
+    api_version: int
+
+
+@dataclass(frozen=True)
+class StoreOffsets:
+    """After committed offsets are stored; on failure the partitions that were to be stored get the error."""
+
+
+@dataclass(frozen=True)
+class StoreRemoval:
+    """After tombstones are stored: these groups are gone if nothing of them is left."""
+
+    group_ids: tuple[str, ...]
+
+
+AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets | StoreRemoval
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call of the shard decided; see the module for what to do with it.
+
+    `replies` leave only once `records` are durable. `after_append` is opaque: `append_done` and `append_failed`
+    continue from it.
+    """
+
+    records: tuple[LogRecord, ...] = ()
+    replies: tuple[Reply, ...] = ()
+    timers: tuple[SetTimer | CancelTimer, ...] = ()
+    events: tuple[GroupEvent, ...] = ()
+    after_append: AfterAppend | None = None
+
+
+@dataclass
+class Turn:
+    """One call of the shard while it is being decided: the clocks, the settings, and the outcome so far.
+
+    `now_ms` is monotonic, `timestamp_ms` epoch.
+    """
+
+    config: GroupConfig
+    partition: int
+    now_ms: int
+    timestamp_ms: int
+    records: list[LogRecord] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    timers: list[SetTimer | CancelTimer] = field(default_factory=list)
+    events: list[GroupEvent] = field(default_factory=list)
+    after_append: AfterAppend | None = None
+
+    def reply(self, token: object, response: Message) -> None:
+        self.replies.append(Reply(token, response))
+
+    def set_timer(self, key: TimerKey, delay_ms: int) -> None:
+        self.timers.append(SetTimer(key, self.now_ms + delay_ms))
+
+    def cancel_timer(self, key: TimerKey) -> None:
+        self.timers.append(CancelTimer(key))
+
+    def event(self, kind: str, group_id: str, text: str) -> None:
+        self.events.append(GroupEvent(kind, group_id, text))
+
+    def store_group(self, group_id: str, value: GroupValue | None) -> None:
+        encoded = None if value is None else encode_group_value(value)
+        self.records.append(LogRecord(encode_key(GroupKey(group_id)), encoded))
+
+    def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
+        self.records.append(LogRecord(encode_key(key), None if value is None else encode_offset_value(value)))
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append
+        )
