@@ -35,7 +35,7 @@ _CONTROL_KEY = struct.Struct(">hh")
 _EPOCH_AT = 12
 _MAGIC_AT = 16
 _CRC_AT = 17
-_ATTRIBUTES_AT = 21
+ATTRIBUTES_AT = 21  # the checksum covers everything from here on
 _MAX_TIMESTAMP_AT = 35
 
 _CODEC_MASK = 0x07
@@ -178,7 +178,7 @@ def crc_mismatch(header: BatchHeader, crc: int) -> CorruptRecordError:
 
 def _body(header: BatchHeader) -> slice:
     """What the checksum covers: everything from the attributes on."""
-    return slice(header.position + _ATTRIBUTES_AT, header.position + header.size)
+    return slice(header.position + ATTRIBUTES_AT, header.position + header.size)
 
 
 def records_payload(
@@ -350,7 +350,7 @@ def encode_batch(
         max_timestamp, producer_id, producer_epoch, base_sequence, len(records),
     )  # fmt: skip
     batch[HEADER_BYTES:] = body
-    _CRC.pack_into(batch, _CRC_AT, google_crc32c.value(bytes(memoryview(batch)[_ATTRIBUTES_AT:])))
+    _CRC.pack_into(batch, _CRC_AT, google_crc32c.value(bytes(memoryview(batch)[ATTRIBUTES_AT:])))
     return bytes(batch)
 
 
@@ -403,7 +403,7 @@ def assign_offsets(
         _EPOCH.pack_into(buffer, header.position + _EPOCH_AT, leader_epoch)
         if log_append_time_ms is not None:
             attributes = header.attributes | _LOG_APPEND_TIME
-            _ATTRIBUTES.pack_into(buffer, header.position + _ATTRIBUTES_AT, attributes)
+            _ATTRIBUTES.pack_into(buffer, header.position + ATTRIBUTES_AT, attributes)
             _TIMESTAMP.pack_into(buffer, header.position + _MAX_TIMESTAMP_AT, log_append_time_ms)
             crc = google_crc32c.value(bytes(memoryview(buffer)[_body(header)]))
             _CRC.pack_into(buffer, header.position + _CRC_AT, crc)

@@ -1,0 +1,111 @@
+"""The record walk compiled: what `walk.walk` gives, four times as fast, where numba is installed (extra `fast`).
+
+Importing this module costs 0.3 s and the first walk 0.15 s (2.5 s once per machine, to compile), so it is imported by
+whoever decodes in bulk, once in a process. The same tests prove both walks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.walk import Bytes, Fields
+
+_OK = 0
+_VARINT = 1
+_RECORD_LENGTH = 2
+_FIELD_LENGTH = 3
+_HEADER_COUNT = 4
+_RECORD_END = 5
+_LEFT_OVER = 6
+
+_REASONS = {
+    _VARINT: "a varint is longer than its kind allows, or its record",
+    _RECORD_LENGTH: "a record claims more bytes than are left, or fewer than it needs",
+    _FIELD_LENGTH: "a record's key or value claims more bytes than the record has",
+    _HEADER_COUNT: "a record claims more headers than it has room for",
+    _RECORD_END: "a record does not end where its length says",
+    _LEFT_OVER: "the records end before their batch does",
+}
+
+# the compiled code knows nothing of Fields: a row of the table per field, in the order of Fields
+_TIMESTAMP_DELTA, _OFFSET_DELTA, _KEY_START, _KEY_LENGTH, _VALUE_START, _VALUE_LENGTH = range(6)
+_HEADERS, _HEADER_START, _END = 6, 7, 8
+
+
+def walk(payload: Bytes, count: int) -> Fields:
+    """The fields of exactly `count` records that fill `payload`; see `walk.walk`.
+
+    Raises: CorruptRecordError when the payload is anything else.
+    """
+    table = np.empty((len(Fields._fields), count), dtype=np.int64)
+    status, record = _walk(payload, table)
+    if status != _OK:
+        raise CorruptRecordError(f"record {record}: {_REASONS[status]}")
+    return Fields(*table)
+
+
+@numba.njit(cache=True, nogil=True)
+def _varint(payload: Any, at: int, end: int, max_bytes: int) -> Any:
+    """Value and position behind it; position -1 when the varint does not end before `end` or in `max_bytes`."""
+    raw = np.uint64(0)
+    shift = np.uint64(0)
+    for _ in range(max_bytes):
+        if at >= end:
+            return np.int64(0), -1
+        byte = np.uint64(payload[at])
+        at += 1
+        raw |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            if max_bytes == 5:
+                raw &= np.uint64(0xFFFFFFFF)
+            return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), at
+        shift += np.uint64(7)
+    return np.int64(0), -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(payload: Any, table: npt.NDArray[np.int64]) -> Any:
+    size = payload.size
+    at = 0
+    for record in range(table.shape[1]):
+        length, at = _varint(payload, at, size, 5)
+        if at < 0:
+            return _VARINT, record
+        # the shortest record has attributes, two deltas, two lengths and a header count
+        if length < 6 or length > size - at:
+            return _RECORD_LENGTH, record
+        end = at + length
+        table[_TIMESTAMP_DELTA, record], at = _varint(payload, at + 1, end, 10)
+        if at < 0:
+            return _VARINT, record
+        table[_OFFSET_DELTA, record], at = _varint(payload, at, end, 5)
+        if at < 0:
+            return _VARINT, record
+        for field in (_KEY_START, _VALUE_START):
+            length, at = _varint(payload, at, end, 5)
+            if at < 0:
+                return _VARINT, record
+            if length < -1 or length > end - at:
+                return _FIELD_LENGTH, record
+            table[field, record] = at
+            table[field + 1, record] = length
+            at += max(length, 0)
+        headers, at = _varint(payload, at, end, 5)
+        if at < 0:
+            return _VARINT, record
+        if headers < 0 or 2 * headers > end - at:
+            return _HEADER_COUNT, record
+        if headers == 0 and at != end:
+            return _RECORD_END, record
+        table[_HEADERS, record] = headers
+        table[_HEADER_START, record] = at
+        table[_END, record] = end
+        at = end
+    if at != size:
+        return _LEFT_OVER, table.shape[1]
+    return _OK, 0
