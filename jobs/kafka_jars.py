@@ -88,7 +88,7 @@ def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"cannot create {target.parent} ({error}); set XDG_CACHE_HOME to a writable directory") from error
+        raise Unavailable(f"cannot create {target.parent} ({error}); set XDG_CACHE_HOME to a writable place") from error
     with _locked(target.parent / f"{name}.lock"):
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
@@ -151,7 +151,7 @@ def _retrieve(artifacts: tuple[Artifact, ...], work: Path) -> Path:
 
 def _complaints(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"unresolved|not found|error|exception|refused|timed out", line, re.I)]
+    telling = [line for line in lines if re.search(r"unresolved|not found|error|exception|refused|timed", line, re.I)]
     return "\n".join((telling or lines)[-12:])
 
 

@@ -36,8 +36,8 @@ START_TIMEOUT_MS = 60_000
 STOP_TIMEOUT_S = 20
 TOOL_TIMEOUT_S = 60
 _ATTEMPTS = 3
-_METADATA_VERSION = 4
-# Metadata v4 does not create topics; none of these runs should create one by a misspelt name either
+_METADATA_VERSION = 4  # every supported Kafka answers it
+# a misspelt topic name is an error in these runs, never a new topic
 _DEFAULTS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.replication.factor": "1",
@@ -46,7 +46,6 @@ _DEFAULTS = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "auto.create.topics.enable": "false",
-    "log.flush.interval.messages": "9223372036854775807",
     "controlled.shutdown.enable": "false",
 }
 # without a configuration log4j prints errors to standard output, where the tools print their answers
@@ -59,6 +58,8 @@ appender.stderr.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
 rootLogger.level = WARN
 rootLogger.appenderRef.stderr.ref = stderr
 """
+
+ToolRun = subprocess.CompletedProcess[str]
 
 
 class RealKafka:
@@ -139,19 +140,12 @@ class RealKafka:
             shutil.rmtree(directory, ignore_errors=True)
         atexit.unregister(self.stop)
 
-    def tool(
-        self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S, stdin: str | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs one of Kafka's command line tools to its end, for example
-        ``tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list")``.
-
-        The exit status is the caller's to judge.
-        """
-        command = java_command(main_class, *arguments)
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, input=stdin)
+    def tool(self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> ToolRun:
+        """See `run_tool`."""
+        return run_tool(main_class, *arguments, timeout_s=timeout_s)
 
     def popen(self, main_class: str, *arguments: str) -> subprocess.Popen[str]:
-        """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
+        """See `popen_tool`."""
         return popen_tool(main_class, *arguments)
 
     def _launch(self) -> bool:
@@ -205,6 +199,18 @@ class RealKafka:
 def java_command(main_class: str, *arguments: str) -> list[str]:
     """Command line of one of Kafka's tools, which need no running `RealKafka`: they serve any broker."""
     return [*_java_prefix(java(), str(kafka_jars() / "*")), main_class, *arguments]
+
+
+def run_tool(
+    main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S, stdin: str | None = None
+) -> ToolRun:
+    """Runs one of Kafka's command line tools to its end, on any broker, for example
+    ``run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", "localhost:9092", "--list")``.
+
+    The exit status is the caller's to judge.
+    """
+    command = java_command(main_class, *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, input=stdin)
 
 
 def popen_tool(main_class: str, *arguments: str) -> subprocess.Popen[str]:

@@ -1,9 +1,9 @@
 """The tables of ``groups describe`` and ``groups list``, to the character those of ``kafka-consumer-groups``.
 
-Pure: values in, text out. Scripts all over the world cut these columns, so widths, the empty line before the header and
-blanks at line ends are kept as they are.
+Pure: values in, text out. Scripts all over the world cut these columns, so widths, the empty line before the header
+and blanks at line ends are kept as they are.
 
-Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (printOffsets, printMembers, printStates).
+Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (printOffsets and its neighbours).
 """
 
 from __future__ import annotations
@@ -12,30 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
+from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 MISSING = "-"
 REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
-
-
-class MemberRow(NamedTuple):
-    """One member of a described group; `host` as the broker reports it (``/127.0.0.1``)."""
-
-    member_id: str
-    group_instance_id: str | None
-    client_id: str
-    host: str
-    partitions: tuple[TopicPartition, ...]
-
-
-class GroupRows(NamedTuple):
-    """A described group; `assignor` is empty unless the group is stable or waits for its leader."""
-
-    group_id: str
-    state: str
-    assignor: str
-    coordinator: Node
-    members: tuple[MemberRow, ...]
 
 
 class OffsetRow(NamedTuple):
@@ -44,7 +25,7 @@ class OffsetRow(NamedTuple):
     topic_partition: TopicPartition
     committed: OffsetAndMetadata | None
     log_end_offset: int | None
-    member: MemberRow | None
+    member: MemberDescription | None
 
     @property
     def lag(self) -> int | None:
@@ -55,18 +36,18 @@ class OffsetRow(NamedTuple):
 
 
 def offset_rows(
-    group: GroupRows,
+    group: GroupDescription,
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     log_end_offsets: Mapping[TopicPartition, int],
 ) -> list[OffsetRow]:
     """Rows in Kafka's order: members with most partitions first, then what is committed but owned by nobody."""
     rows: list[OffsetRow] = []
     owned: set[TopicPartition] = set()
-    owners = sorted((m for m in group.members if m.partitions), key=lambda member: -len(member.partitions))
+    owners = sorted((m for m in group.members if m.assignment), key=lambda member: -len(member.assignment))
     for member in owners:
-        owned.update(member.partitions)
+        owned.update(member.assignment)
         rows += [
-            OffsetRow(tp, committed.get(tp), log_end_offsets.get(tp), member) for tp in sorted(member.partitions)
+            OffsetRow(tp, committed.get(tp), log_end_offsets.get(tp), member) for tp in sorted(member.assignment)
         ]
     rows += [
         OffsetRow(tp, committed[tp], log_end_offsets.get(tp), None) for tp in sorted(set(committed) - owned)
@@ -74,7 +55,7 @@ def offset_rows(
     return rows
 
 
-def state_remark(group: GroupRows) -> str | None:
+def state_remark(group: GroupDescription) -> str | None:
     """What goes to standard error beside a table, or None for a stable group."""
     if group.state == "Empty":
         return f"\nConsumer group '{group.group_id}' has no active members."
@@ -83,7 +64,7 @@ def state_remark(group: GroupRows) -> str | None:
     return None
 
 
-def offsets_table(group: GroupRows, rows: Sequence[OffsetRow], verbose: bool = False) -> str:
+def offsets_table(group: GroupDescription, rows: Sequence[OffsetRow], verbose: bool = False) -> str:
     """``--describe --offsets``; empty when there is nothing to show."""
     if not rows:
         return ""
@@ -95,9 +76,10 @@ def offsets_table(group: GroupRows, rows: Sequence[OffsetRow], verbose: bool = F
         lines.append(
             [group.group_id, row.topic_partition.topic, str(row.topic_partition.partition), _text(epoch)]
             + [_text(row.committed.offset if row.committed else None), _text(row.log_end_offset), _text(row.lag)]
-            + ([row.member.member_id, row.member.host, row.member.client_id] if row.member else [MISSING] * 3)
+            + ([row.member.member_id, row.member.client_host, row.member.client_id] if row.member else [MISSING] * 3)
         )
-    widths = [_width(lines[1:], 0), _width(lines[1:], 1), 10, 15, 15, 15, 15, _width(lines[1:], 7), _width(lines[1:], 8), 0]
+    body = lines[1:]
+    widths = [_width(body, 0), _width(body, 1), 10, 15, 15, 15, 15, _width(body, 7), _width(body, 8), 0]
     if not verbose:
         widths.pop(3)
         for line in lines:
@@ -105,16 +87,16 @@ def offsets_table(group: GroupRows, rows: Sequence[OffsetRow], verbose: bool = F
     return "\n" + "\n".join(_pad(line, widths) for line in lines) + "\n"
 
 
-def members_table(group: GroupRows, verbose: bool = False) -> str:
+def members_table(group: GroupDescription, verbose: bool = False) -> str:
     """``--describe --members``; the header stands alone over a group without members."""
     header = ["GROUP", "CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
     header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
     lines = [header]
     for member in group.members:
         lines.append(
-            [group.group_id, member.member_id, member.group_instance_id or "", member.host, member.client_id]
+            [group.group_id, member.member_id, member.group_instance_id or "", member.client_host, member.client_id]
             # epochs and targets belong to the newer group protocol
-            + [str(len(member.partitions)), MISSING, assignment_text(member.partitions), MISSING, MISSING]
+            + [str(len(member.assignment)), MISSING, assignment_text(member.assignment), MISSING, MISSING]
         )
     body = lines[1:]
     widths = [_width(body, 0), _width(body, 1), _width(body, 2, 17), _width(body, 3), _width(body, 4), 15]
@@ -130,11 +112,11 @@ def members_table(group: GroupRows, verbose: bool = False) -> str:
     return "\n" + "\n".join(texts) + "\n"
 
 
-def state_table(group: GroupRows, verbose: bool = False) -> str:
+def state_table(group: GroupDescription, verbose: bool = False) -> str:
     """``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
-    line = [group.group_id, coordinator, group.assignor or MISSING, group.state]
+    line = [group.group_id, coordinator, group.protocol or MISSING, group.state]
     widths = [max(15, len(group.group_id)), max(25, len(coordinator)), 20, 20]
     if verbose:
         header += ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
@@ -143,9 +125,10 @@ def state_table(group: GroupRows, verbose: bool = False) -> str:
     return f"\n{_pad([*header, '#MEMBERS'], [*widths, 0])}\n{_pad([*line, str(len(group.members))], [*widths, 0])}\n"
 
 
-def list_table(rows: Iterable[tuple[str, str, str]], with_type: bool, with_state: bool) -> str:
-    """``--list`` of (group id, type, state) with the chosen columns; ids alone without any."""
-    lines = [["GROUP", "TYPE", "STATE"], *map(list, rows)]
+def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:
+    """``--list`` with the chosen columns; group ids alone without any."""
+    lines = [["GROUP", "TYPE", "STATE"]]
+    lines += [[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups]
     if not with_type and not with_state:
         return "".join(f"{line[0]}\n" for line in lines[1:])
     widths = [_width(lines[1:], 0, 25), 20 if with_type else -1, 20 if with_state else -1]

@@ -1,0 +1,126 @@
+"""``groupsource groups``: what ``kafka-consumer-groups`` shows, in the same columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from spark_groupsource.cli.group_tables import (
+    OffsetRow,
+    list_table,
+    members_table,
+    offset_rows,
+    offsets_table,
+    state_remark,
+    state_table,
+)
+from spark_groupsource.cli.options import HELP, Commands, cluster_options, open_cluster
+from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
+from spark_groupsource.client.cluster import LATEST, Cluster
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.model import TopicPartition
+
+_STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Empty", "Dead")
+_ALL = "all"
+
+
+@click.group(cls=Commands, context_settings=HELP)
+def groups() -> None:
+    """Show consumer groups."""
+
+
+@groups.command("list")
+@cluster_options
+@click.option(
+    "--state",
+    "states",
+    is_flag=False,
+    flag_value=_ALL,
+    default=None,
+    metavar="[S1,S2]",
+    help="Show states; with names, only groups in these.",
+)
+@click.option("--type", "with_type", is_flag=True, help="Show the kind of each group.")
+def list_command(bootstrap: str, command_config: Path | None, states: str | None, with_type: bool) -> None:
+    """Names every consumer group of the cluster."""
+    wanted = _states(states)
+    with open_cluster(bootstrap, command_config) as cluster:
+        found = [g for g in list_groups(cluster, wanted) if g.protocol_type in ("consumer", "")]
+    click.echo(list_table(found, with_type, states is not None), nl=False)
+
+
+@groups.command()
+@cluster_options
+@click.option("--group", "names", multiple=True, metavar="GROUP", help="Group to describe; may be repeated.")
+@click.option("--all-groups", is_flag=True, help="Describe every group.")
+@click.option("--offsets", "view", flag_value="offsets", help="Offsets and lag of each partition (the default).")
+@click.option("--members", "view", flag_value="members", help="Members and how much each owns.")
+@click.option("--state", "view", flag_value="state", help="State, coordinator and assignor.")
+@click.option("--verbose", is_flag=True, help="More columns.")
+def describe(
+    bootstrap: str,
+    command_config: Path | None,
+    names: tuple[str, ...],
+    all_groups: bool,
+    view: str | None,
+    verbose: bool,
+) -> None:
+    """Shows what a group has committed, who its members are, or its state."""
+    if bool(names) == all_groups:
+        raise click.UsageError("give either --group GROUP (one or more) or --all-groups")
+    with open_cluster(bootstrap, command_config) as cluster:
+        if all_groups:
+            names = tuple(g.group_id for g in list_groups(cluster) if g.protocol_type in ("consumer", ""))
+        described = describe_groups(cluster, sorted(set(names)))
+        for group in described.values():
+            _show(cluster, group, view or "offsets", verbose)
+    missing = [name for name, group in described.items() if group.state == "Dead"]
+    if missing and not all_groups:
+        raise GroupSourceError(f"consumer group {missing[0]!r} does not exist; see: groupsource groups list")
+
+
+def group_offsets(cluster: Cluster, group: GroupDescription) -> list[OffsetRow]:
+    """One row for each partition the group owns or has committed; log ends are those of the moment."""
+    committed = {tp: o for tp, o in cluster.fetch_committed(group.group_id).items() if o is not None}
+    partitions = {*committed, *(tp for member in group.members for tp in member.assignment)}
+    return offset_rows(group, committed, _log_ends(cluster, partitions))
+
+
+def _log_ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
+    """Log ends where they can be had: a deleted topic or a partition without a leader has none to show."""
+    view = cluster.metadata({tp.topic for tp in partitions}, refresh=True)
+    led = {
+        TopicPartition(topic.name, p.partition)
+        for topic in view.topics.values()
+        for p in topic.partitions.values()
+        if p.leader_id in view.nodes
+    }
+    found = cluster.list_offsets({tp: LATEST for tp in partitions & led}, read_committed=False)
+    return {tp: entry.offset for tp, entry in found.items()}
+
+
+def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool) -> None:
+    if group.state == "Dead":
+        return
+    rows = group_offsets(cluster, group) if view == "offsets" else []
+    remark = state_remark(group)
+    if remark is not None:
+        click.echo(remark, err=True)
+    if view == "offsets":
+        click.echo(offsets_table(group, rows, verbose), nl=False)
+    elif view == "members":
+        click.echo(members_table(group, verbose), nl=False)
+    else:
+        click.echo(state_table(group, verbose), nl=False)
+
+
+def _states(text: str | None) -> list[str]:
+    if text is None or text == _ALL:
+        return []
+    known = {state.lower(): state for state in _STATES}
+    wanted = [entry.strip().lower() for entry in text.split(",")]
+    for entry in wanted:
+        if entry not in known:
+            raise ConfigurationError(f"--state: {entry!r} is not one of {', '.join(_STATES)}")
+    return [known[entry] for entry in wanted]

@@ -1,0 +1,81 @@
+"""``groupsource topics`` against both clusters, checked with librdkafka's eyes."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient
+from conftest import Cluster
+from support.topics import create_topic, produce
+
+from spark_groupsource.cli.main import main
+
+
+def run(bootstrap_servers: str, verb: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["topics", verb, "--bootstrap-server", bootstrap_servers, *arguments])
+
+
+def test_create_list_describe_delete(cluster: Cluster, topic: str) -> None:
+    created = run(cluster.bootstrap_servers, "create", "--topic", topic, "--partitions", "3")
+    assert (created.exit_code, created.stdout) == (0, f"Created topic {topic}.\n")
+    seen = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics
+    assert len(seen[topic].partitions) == 3
+    assert topic in run(cluster.bootstrap_servers, "list").stdout.splitlines()
+    described = run(cluster.bootstrap_servers, "describe", "--topic", topic).stdout.splitlines()
+    assert described[0].startswith(f"Topic: {topic}\t")
+    assert "\tPartitionCount: 3\tReplicationFactor: 1\t" in described[0]
+    assert described[3] == f"\tTopic: {topic}\tPartition: 2\tLeader: 1\tReplicas: 1\tIsr: 1"
+    assert run(cluster.bootstrap_servers, "delete", "--topic", topic).exit_code == 0
+    assert topic not in run(cluster.bootstrap_servers, "list").stdout.splitlines()
+
+
+def test_a_topic_setting_is_shown(cluster: Cluster, topic: str) -> None:
+    assert run(cluster.bootstrap_servers, "create", "--topic", topic, "--config", "retention.ms=1234").exit_code == 0
+    assert "retention.ms=1234" in run(cluster.bootstrap_servers, "describe", "--topic", topic).stdout
+
+
+def test_offsets_of_each_partition(cluster: Cluster, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, ((1, None, b"x") for _ in range(7)))
+    rows = run(cluster.bootstrap_servers, "describe", "--topic", topic, "--offsets").stdout.splitlines()
+    assert [row.split() for row in rows[1:]] == [[topic, "0", "0", "0"], [topic, "1", "0", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["create", "--topic", "taken"], "TOPIC_ALREADY_EXISTS"),
+        (["create", "--topic", "new", "--config", "retention.ms"], "'retention.ms' is not KEY=VALUE"),
+        (["create", "--topic", "new", "--config", "colour=blue"], "INVALID_CONFIG"),
+        (["create", "--topic", "a/b"], "INVALID_TOPIC_EXCEPTION"),
+        (["describe", "--topic", "missing"], "missing"),
+        (["delete", "--topic", "missing"], "UNKNOWN_TOPIC_OR_PARTITION"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(cluster: Cluster, arguments: list[str], told: str) -> None:
+    run(cluster.bootstrap_servers, "create", "--topic", "taken", "--if-not-exists")
+    result = run(cluster.bootstrap_servers, *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ") and told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_existing_and_missing_may_be_fine(cluster: Cluster, topic: str) -> None:
+    for _ in range(2):
+        assert run(cluster.bootstrap_servers, "create", "--topic", topic, "--if-not-exists").exit_code == 0
+    assert run(cluster.bootstrap_servers, "delete", "--topic", f"{topic}-missing", "--if-exists").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "told"),
+    [
+        ("127.0.0.1:1", 1, "127.0.0.1:1"),
+        ("nonsense", 1, "host:port"),
+        ("no-such-host.invalid:9092", 1, "cannot be resolved"),
+    ],
+)
+def test_wrong_address_is_named(address: str, status: int, told: str) -> None:
+    result = run(address, "list")
+    assert result.exit_code == status
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
