@@ -22,9 +22,9 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from kafka_jars import Unavailable, java, kafka_jars
+from processes import popen_leashed, stop_process
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -154,7 +154,7 @@ class RealKafka:
         self._format(properties)
         log = (self._directory / "broker.log").open("w")
         with log:
-            self._process = _popen(
+            self._process = popen_leashed(
                 [*_java_prefix(self._java, self._class_path, "-Xmx512m", 4), "kafka.Kafka", str(properties)], log, log
             )
         address = self._client_address
@@ -215,20 +215,7 @@ def run_tool(
 
 def popen_tool(main_class: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
-    return _popen(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
-
-
-def stop_process(process: subprocess.Popen[str], timeout_s: float) -> int:
-    """Ends a process with SIGTERM, with SIGKILL after `timeout_s`; returns its exit status."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    if process.stdout is not None:
-        process.stdout.close()
-    return process.wait()
+    return popen_leashed(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
 
 
 def _java_prefix(executable: str, class_path: str, heap: str = "-Xmx256m", tier: int = 1) -> list[str]:
@@ -246,14 +233,6 @@ def _java_prefix(executable: str, class_path: str, heap: str = "-Xmx256m", tier:
         "-cp",
         class_path,
     ]
-
-
-def _popen(command: Sequence[str], out: int | IO[str], err: int | IO[str]) -> subprocess.Popen[str]:
-    guard = shutil.which("setpriv")
-    leash = [guard, "--pdeathsig", "TERM"] if guard else []
-    return subprocess.Popen(
-        [*leash, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True
-    )
 
 
 def _free_address() -> Address:

@@ -10,7 +10,8 @@ from typing import Any
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RdTopicPartition
-from real_kafka import popen_tool, stop_process
+from processes import stop_process
+from real_kafka import popen_tool
 from support.waiting import wait_until
 
 from spark_groupsource.model import TopicPartition

@@ -1,0 +1,42 @@
+"""Child processes that end with their parent and are ended with patience."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+
+def popen_leashed(
+    command: Sequence[str], out: int | IO[str] | None, err: int | IO[str] | None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Starts a process in a session of its own, so that Ctrl-C reaches the parent alone, which then ends it in order.
+
+    Where the machine has ``setpriv`` the process gets SIGTERM when the thread that started it ends, whatever the
+    reason: start it from a thread that lives as long as it is needed.
+    """
+    guard = shutil.which("setpriv")
+    leash = [guard, "--pdeathsig", "TERM"] if guard else []
+    return subprocess.Popen(
+        [*leash, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        env=env,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stop_process(process: subprocess.Popen[str], timeout_s: float) -> int:
+    """Ends a process with SIGTERM, with SIGKILL after `timeout_s`; returns its exit status."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait()
