@@ -99,7 +99,9 @@ def _check_commit(
 
 def commit_error(request: Message, error: ErrorCode) -> Message:
     """A whole request's error: OffsetCommit has no place for it but every partition."""
-    return commit_answer([(topic.name, [(p.partition_index, error) for p in topic.partitions]) for topic in request.topics])
+    return commit_answer(
+        [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics]
+    )
 
 
 def commit_failed(response: Message, error: ErrorCode) -> Message:

@@ -1,0 +1,407 @@
+"""Drives a shard as a broker does: handle, append, replay, append_done, replies; timers in a table; a manual clock.
+
+Every request and every answer goes through the bytes of its version, so that a field a version does not carry is
+missed here as it would be on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Sequence
+
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupConfig, GroupShard, Outcome, RequestContext, SetTimer
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.states import GroupState
+from spark_groupsource.model import Subscription
+from spark_groupsource.wire.consumer_protocol import encode_subscription
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+    api_of,
+)
+
+GROUP = "group"
+TYPE = "consumer"
+SESSION_MS = 500
+REBALANCE_MS = 500
+DELAY_MS = 50
+RANGE: Sequence[tuple[str, bytes]] = (("range", b""),)
+
+# the settings of Kafka's own test class
+CONFIG = GroupConfig(
+    group_min_session_timeout_ms=10,
+    group_max_session_timeout_ms=600_000,
+    group_max_size=4,
+    group_initial_rebalance_delay_ms=DELAY_MS,
+)
+
+
+def subscribing(*topics: str, protocol: str = "range") -> Sequence[tuple[str, bytes]]:
+    """Protocols of a consumer that subscribes to these topics."""
+    return ((protocol, encode_subscription(Subscription(topics), 0)),)
+
+
+class Answer:
+    """The answer to one request, which may still be parked."""
+
+    def __init__(self, request: Any, version: int) -> None:
+        self.request = request
+        self.version = version
+        self._response: Any = None
+
+    def deliver(self, response: Any) -> None:
+        assert self._response is None, f"answered twice: {self.request}"
+        response_class = type(response)
+        self._response = response_class.decode(response.encode(version=self.version), version=self.version)
+
+    @property
+    def parked(self) -> bool:
+        return self._response is None
+
+    @property
+    def response(self) -> Any:
+        assert self._response is not None, f"not answered: {self.request}"
+        return self._response
+
+    @property
+    def error(self) -> ErrorCode:
+        return ErrorCode(self.response.error_code)
+
+    @property
+    def member_id(self) -> str:
+        return str(self.response.member_id)
+
+
+@dataclass
+class Joined:
+    """A member of a group the context has set up."""
+
+    member_id: str
+    generation_id: int
+    leader_id: str
+    instance_id: str | None = None
+
+
+class GroupContext:
+    """One shard, its log, its timers and its clock.
+
+    `append_error`: while set, appends fail with it. `hold_appends`: while True, outcomes wait for `release_appends`.
+    """
+
+    def __init__(self, config: GroupConfig = CONFIG, *, log: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
+        self.clock = ManualClock(1_000)
+        self.config = config
+        self.shard = GroupShard(0, config)
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.timers: dict[tuple[str, ...], int] = {}
+        self.events: list[Any] = []
+        self.append_error: ErrorCode | None = None
+        self.hold_appends = False
+        self._held: list[Outcome] = []
+        self._answers: dict[object, Answer] = {}
+        self._ids = 0
+        for key, value in log:
+            self.append(key, value)
+        self.settle(self.shard.loaded(self.clock.now_ms(), self.clock.timestamp_ms()))
+
+    # --- the broker's part
+
+    def append(self, key: bytes, value: bytes | None) -> None:
+        self.log.append((key, value))
+        self.shard.replay(key, value, timestamp_ms=self.clock.timestamp_ms())
+
+    def settle(self, outcome: Outcome) -> None:
+        self.events.extend(outcome.events)
+        for timer in outcome.timers:
+            if isinstance(timer, SetTimer):
+                self.timers[timer.key] = timer.deadline_ms
+            else:
+                self.timers.pop(timer.key, None)
+        if not outcome.records:
+            self._reply(outcome)
+        elif self.append_error is not None:
+            now, timestamp = self.clock.now_ms(), self.clock.timestamp_ms()
+            self.settle(self.shard.append_failed(outcome, self.append_error, now, timestamp))
+        else:
+            for key, value in outcome.records:
+                self.append(key, value)
+            if self.hold_appends:
+                self._held.append(outcome)
+            else:
+                self._appended(outcome)
+
+    def _appended(self, outcome: Outcome) -> None:
+        self._reply(outcome)
+        self.settle(self.shard.append_done(outcome, self.clock.now_ms(), self.clock.timestamp_ms()))
+
+    def release_appends(self) -> None:
+        self.hold_appends = False
+        held, self._held = self._held, []
+        for outcome in held:
+            self._appended(outcome)
+
+    def _reply(self, outcome: Outcome) -> None:
+        for token, response in outcome.replies:
+            self._answers[token].deliver(response)
+
+    def send(self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1") -> Answer:
+        request = type(request).decode(request.encode(version=version), version=version)
+        assert api_of(request).max_version >= version
+        self._ids += 1
+        token = object()
+        answer = self._answers[token] = Answer(request, version)
+        timestamp = self.clock.timestamp_ms()
+        context = RequestContext(token, version, client_id, host, f"uuid-{self._ids}", timestamp)
+        self.settle(self.shard.handle(request, context, self.clock.now_ms()))
+        return answer
+
+    def advance(self, duration_ms: int) -> None:
+        """Moves the clock, firing timers on the way, each at its time."""
+        end = self.clock.now_ms() + duration_ms
+        while True:
+            due = min(self.timers.items(), key=lambda item: item[1], default=None)
+            if due is None or due[1] > end:
+                break
+            self.clock.advance_ms(max(due[1] - self.clock.now_ms(), 0))
+            del self.timers[due[0]]
+            self.settle(self.shard.expire(due[0], self.clock.now_ms(), self.clock.timestamp_ms()))
+        self.clock.advance_ms(end - self.clock.now_ms())
+
+    def parked_count(self) -> int:
+        return sum(answer.parked for answer in self._answers.values())
+
+    # --- looking
+
+    def group(self, group_id: str = GROUP) -> ClassicGroup:
+        group = self.shard._find(group_id)
+        assert group is not None
+        return group
+
+    def state(self, group_id: str = GROUP) -> GroupState:
+        group = self.shard._find(group_id)
+        return GroupState.DEAD if group is None else group.state
+
+    def session_deadline(self, member_id: str, group_id: str = GROUP) -> int | None:
+        return self.timers.get(("session", group_id, member_id))
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def kill(self, group_id: str = GROUP) -> None:
+        """Leaves a Dead group where the next request still finds it."""
+        group = self.shard._find(group_id) or ClassicGroup(group_id)
+        self.shard._groups[group_id] = group
+        group.transition(GroupState.DEAD, self.clock.timestamp_ms())
+
+    # --- requests
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        group: str = GROUP,
+        instance: str | None = None,
+        protocols: Sequence[tuple[str, bytes]] = RANGE,
+        protocol_type: str = TYPE,
+        session_ms: int = SESSION_MS,
+        rebalance_ms: int = REBALANCE_MS,
+        version: int | None = None,
+        reason: str | None = None,
+        client_id: str = "client",
+    ) -> Answer:
+        """Version 3 unless said or needed otherwise: then no member id is required first."""
+        request = JoinGroupRequest(
+            group_id=group,
+            session_timeout_ms=session_ms,
+            rebalance_timeout_ms=rebalance_ms,
+            member_id=member_id,
+            group_instance_id=instance,
+            protocol_type=protocol_type,
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=n, metadata=m) for n, m in protocols],
+            reason=reason,
+        )
+        if version is None:
+            version = 3 if instance is None else 5
+        return self.send(request, version, client_id=client_id)
+
+    def sync(
+        self,
+        member_id: str,
+        generation_id: int,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        group: str = GROUP,
+        instance: str | None = None,
+        protocol_type: str | None = TYPE,
+        protocol_name: str | None = "range",
+        version: int = 5,
+    ) -> Answer:
+        entries = [
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=m, assignment=a)
+            for m, a in (assignments or {}).items()
+        ]
+        request = SyncGroupRequest(
+            group_id=group,
+            generation_id=generation_id,
+            member_id=member_id,
+            group_instance_id=instance,
+            protocol_type=protocol_type,
+            protocol_name=protocol_name,
+            assignments=entries,
+        )
+        return self.send(request, version)
+
+    def heartbeat(
+        self, member_id: str, generation_id: int, *, group: str = GROUP, instance: str | None = None
+    ) -> ErrorCode:
+        request = HeartbeatRequest(
+            group_id=group, generation_id=generation_id, member_id=member_id, group_instance_id=instance
+        )
+        return self.send(request, 3).error
+
+    def leave(self, *members: tuple[str, str | None], group: str = GROUP, version: int = 5) -> Answer:
+        """`members`: (member id, instance id)."""
+        if version < 3:
+            ((member_id, _),) = members
+            return self.send(LeaveGroupRequest(group_id=group, member_id=member_id), version)
+        entries = [
+            LeaveGroupRequest.MemberIdentity(member_id=m, group_instance_id=i, reason="closing") for m, i in members
+        ]
+        return self.send(LeaveGroupRequest(group_id=group, members=entries), version)
+
+    def leave_errors(self, *members: tuple[str, str | None], group: str = GROUP) -> list[ErrorCode]:
+        answer = self.leave(*members, group=group)
+        assert answer.error is ErrorCode.NONE
+        assert [(m.member_id, m.group_instance_id) for m in answer.response.members] == list(members)
+        return [ErrorCode(m.error_code) for m in answer.response.members]
+
+    def commit(
+        self,
+        offset: int = 0,
+        member_id: str = "",
+        generation_id: int = -1,
+        *,
+        group: str = GROUP,
+        instance: str | None = None,
+        topic: str = "topic",
+        partitions: Sequence[int] = (0,),
+        metadata: str | None = "",
+        leader_epoch: int = -1,
+        retention_ms: int = -1,
+        version: int = 8,
+    ) -> list[ErrorCode]:
+        topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=generation_id,
+            member_id=member_id,
+            group_instance_id=instance,
+            retention_time_ms=retention_ms,
+            topics=[
+                topic_class(
+                    name=topic,
+                    partitions=[
+                        topic_class.OffsetCommitRequestPartition(
+                            partition_index=partition,
+                            committed_offset=offset,
+                            committed_leader_epoch=leader_epoch,
+                            committed_metadata=metadata,
+                        )
+                        for partition in partitions
+                    ],
+                )
+            ],
+        )
+        response = self.send(request, version).response
+        return [ErrorCode(p.error_code) for t in response.topics for p in t.partitions]
+
+    def fetch(self, *partitions: tuple[str, int], group: str = GROUP, version: int = 8) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> offset; of everything if none is named."""
+        answer = self.fetch_answer(group, partitions or None, version)
+        topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
+        return {(t.name, p.partition_index): p.committed_offset for t in topics for p in t.partitions}
+
+    def fetch_answer(
+        self, group: str, partitions: Sequence[tuple[str, int]] | None, version: int, require_stable: bool = False
+    ) -> Answer:
+        if version < 8:
+            topic_class: Any = OffsetFetchRequest.OffsetFetchRequestTopic
+        else:
+            topic_class = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
+        topics = None
+        if partitions is not None:
+            topics = [topic_class(name=t, partition_indexes=[p]) for t, p in partitions]
+        if version < 8:
+            request = OffsetFetchRequest(group_id=group, topics=topics, require_stable=require_stable)
+        else:
+            entry = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=topics)
+            request = OffsetFetchRequest(groups=[entry], require_stable=require_stable)
+        return self.send(request, version)
+
+    def delete_offsets(self, *partitions: tuple[str, int], group: str = GROUP) -> Answer:
+        topic_class = OffsetDeleteRequest.OffsetDeleteRequestTopic
+        topics = [
+            topic_class(name=t, partitions=[topic_class.OffsetDeleteRequestPartition(partition_index=p)])
+            for t, p in partitions
+        ]
+        return self.send(OffsetDeleteRequest(group_id=group, topics=topics), 0)
+
+    def delete_groups(self, *group_ids: str) -> dict[str, ErrorCode]:
+        response = self.send(DeleteGroupsRequest(groups_names=list(group_ids)), 2).response
+        return {result.group_id: ErrorCode(result.error_code) for result in response.results}
+
+    def describe(self, group: str = GROUP, version: int = 5) -> Any:
+        (described,) = self.send(DescribeGroupsRequest(groups=[group]), version).response.groups
+        return described
+
+    def list(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> dict[str, Any]:
+        response = self.send(ListGroupsRequest(states_filter=list(states), types_filter=list(types)), 5).response
+        assert response.error_code == ErrorCode.NONE
+        return {group.group_id: group for group in response.groups}
+
+    # --- ways into a state
+
+    def completing(
+        self, count: int = 1, *, instances: Sequence[str] = (), protocols: Sequence[tuple[str, bytes]] = RANGE, **how: Any
+    ) -> list[Joined]:
+        """A group whose first join phase is over; the first member leads."""
+        who: list[str | None] = list(instances) or [None] * count
+        answers = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
+        while any(answer.parked for answer in answers):  # each window with company is followed by one more
+            assert ("join", how.get("group", GROUP)) in self.timers
+            self.advance(DELAY_MS)
+        return [
+            Joined(a.member_id, a.response.generation_id, a.response.leader, i)
+            for a, i in zip(answers, who, strict=True)
+        ]
+
+    def stable(
+        self, count: int = 1, *, instances: Sequence[str] = (), protocols: Sequence[tuple[str, bytes]] = RANGE, **how: Any
+    ) -> list[Joined]:
+        """A group with assignments; each member's is its id in bytes."""
+        members = self.completing(count, instances=instances, protocols=protocols, **how)
+        assignments = {member.member_id: member.member_id.encode() for member in members}
+        kind = how.get("protocol_type", TYPE)
+        name = self.group(how.get("group", GROUP)).protocol_name
+        for member in members:
+            answer = self.sync(
+                member.member_id,
+                member.generation_id,
+                assignments if member.member_id == member.leader_id else None,
+                group=how.get("group", GROUP),
+                instance=member.instance_id,
+                protocol_type=kind,
+                protocol_name=name,
+            )
+            assert answer.response.assignment == member.member_id.encode()
+        return members

@@ -1,0 +1,218 @@
+"""The tables: which state may follow which, and every state times every ask, walked against a live shard."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Callable
+
+import pytest
+from group_context import GROUP, RANGE, SESSION_MS, GroupContext, Joined
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.states import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    PREPARING,
+    REPLIES,
+    STABLE,
+    TRANSITIONS,
+    Action,
+    Ask,
+    GroupState,
+    IllegalTransition,
+    can_rebalance,
+)
+
+LEGAL = {
+    (STABLE, PREPARING): "ST-005",
+    (STABLE, DEAD): "ST-006",
+    (COMPLETING, PREPARING): "ST-007",
+    (PREPARING, DEAD): "ST-008",
+    (PREPARING, EMPTY): "ST-009",
+    (EMPTY, DEAD): "ST-010",
+    (COMPLETING, STABLE): "ST-011",
+    (DEAD, DEAD): "ST-018",
+    (EMPTY, PREPARING): None,
+    (PREPARING, COMPLETING): None,
+    (COMPLETING, DEAD): None,
+}
+ILLEGAL = {
+    (EMPTY, STABLE): "ST-012",
+    (STABLE, STABLE): "ST-013",
+    (EMPTY, COMPLETING): "ST-014",
+    (PREPARING, PREPARING): "ST-015",
+    (PREPARING, STABLE): "ST-016",
+    (COMPLETING, COMPLETING): "ST-017",
+    (DEAD, STABLE): "ST-019",
+    (DEAD, PREPARING): "ST-020",
+    (DEAD, COMPLETING): "ST-021",
+}
+
+
+def transition_cases() -> list[object]:
+    cases = []
+    for pair in product(GroupState, GroupState):
+        number = LEGAL.get(pair) or ILLEGAL.get(pair)
+        marks = [pytest.mark.conformance(number)] if number else []
+        cases.append(pytest.param(*pair, id=f"{pair[0].value}-{pair[1].value}", marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize("old, new", transition_cases())
+def test_only_the_transitions_of_the_table_are_allowed(old: GroupState, new: GroupState) -> None:
+    group = ClassicGroup(GROUP)
+    group.state = old
+    assert (old in TRANSITIONS[new]) is ((old, new) in LEGAL)
+    if (old, new) in LEGAL:
+        group.transition(new, 5)
+        assert (group.state, group.state_timestamp_ms) == (new, 5)
+    else:
+        with pytest.raises(IllegalTransition, match=f"{GROUP} cannot go from {old.value} to {new.value}"):
+            group.transition(new, 5)
+        assert group.state is old
+
+
+@pytest.mark.parametrize(
+    "state, allowed",
+    [
+        pytest.param(STABLE, True, marks=pytest.mark.conformance("ST-001")),
+        pytest.param(COMPLETING, True, marks=pytest.mark.conformance("ST-002")),
+        pytest.param(PREPARING, False, marks=pytest.mark.conformance("ST-003")),
+        pytest.param(DEAD, False, marks=pytest.mark.conformance("ST-004")),
+        (EMPTY, True),
+    ],
+)
+def test_a_rebalance_begins_only_outside_of_one(state: GroupState, allowed: bool) -> None:
+    assert can_rebalance(state) is allowed
+
+
+# --- every state times every ask
+
+
+def in_state(context: GroupContext, state: GroupState) -> list[Joined]:
+    """Brings the group into a state; two static members where the state has members."""
+    if state is EMPTY:
+        context.commit(7)
+        return []
+    members = context.completing(instances=["i-0", "i-1"])
+    if state is COMPLETING:
+        return members
+    for member in members:
+        context.sync(member.member_id, 1, {}, instance=member.instance_id)
+    if state is PREPARING:
+        context.join(members[0].member_id, instance="i-0")  # the leader asks for it
+    if state is DEAD:
+        context.kill()
+    assert context.state() is state
+    return members
+
+
+def follower(members: list[Joined]) -> Joined:
+    return members[1] if members else Joined("nobody", 0, "")
+
+
+def join_error(context: GroupContext, member_id: str, instance: str | None) -> ErrorCode | None:
+    answer = context.join(member_id, instance=instance)
+    return None if answer.parked else answer.error
+
+
+def sync_error(context: GroupContext, member: Joined) -> ErrorCode | None:
+    answer = context.sync(member.member_id, member.generation_id, instance=member.instance_id)
+    return None if answer.parked else answer.error
+
+
+ASKS: dict[Ask, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
+    Ask.JOIN_NEW: lambda c, m: join_error(c, "", None),
+    Ask.JOIN_KNOWN: lambda c, m: join_error(c, follower(m).member_id, follower(m).instance_id),
+    Ask.REPLACE_STATIC: lambda c, m: join_error(c, "", "i-1"),
+    Ask.SYNC: lambda c, m: sync_error(c, follower(m)),
+    Ask.HEARTBEAT: lambda c, m: c.heartbeat(follower(m).member_id, follower(m).generation_id),
+    Ask.LEAVE: lambda c, m: c.leave(("not-a-member", None)).error,
+    Ask.COMMIT_MEMBER: lambda c, m: c.commit(1, follower(m).member_id, follower(m).generation_id)[0],
+    Ask.COMMIT_SIMPLE: lambda c, m: c.commit(1)[0],
+    Ask.FETCH: lambda c, m: ErrorCode(c.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code),
+    Ask.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
+    Ask.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
+}
+PARKING = {Action.ADMIT, Action.PARK, Action.COLLECT, Action.REBALANCE}
+
+
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
+def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: Ask) -> None:
+    context = GroupContext()
+    members = in_state(context, state)
+    context.clock.advance_ms(1)
+    answer = REPLIES[state][ask]
+    if ask is Ask.REPLACE_STATIC and state in (EMPTY, DEAD):
+        return  # such a group knows no instance; the cell is reached in the test below
+
+    error = ASKS[ask](context, members)
+
+    if answer.action in PARKING:
+        # everybody but the last to join a phase waits; in PreparingRebalance the follower is that last one
+        last = state is PREPARING and ask in (Ask.JOIN_KNOWN, Ask.REPLACE_STATIC)
+        assert error is (ErrorCode.NONE if last else None)
+    else:
+        assert error is answer.error
+    if answer.renews_session:
+        deadline = context.session_deadline(follower(members).member_id)
+        assert deadline == context.clock.now_ms() + SESSION_MS
+    assert context.state() is after(state, ask)
+
+
+def after(state: GroupState, ask: Ask) -> GroupState:
+    if ask is Ask.DELETE_GROUP and state is EMPTY:
+        return DEAD
+    if ask is Ask.JOIN_NEW and state is not DEAD:
+        return PREPARING
+    if ask is Ask.REPLACE_STATIC and state is COMPLETING:
+        return PREPARING
+    if state is PREPARING and ask in (Ask.JOIN_KNOWN, Ask.REPLACE_STATIC):
+        return COMPLETING  # the last one that was waited for
+    return state
+
+
+@pytest.mark.conformance("GC-054", "JM-070")
+def test_replacing_a_static_member_of_an_empty_group_is_a_bug_that_names_group_and_instance() -> None:
+    context = GroupContext()
+    in_state(context, EMPTY)
+    context.group().static_members["i-1"] = "ghost"
+    context.group().protocol_type = "consumer"
+    with pytest.raises(RuntimeError, match=f"{GROUP}.*i-1"):
+        context.join(instance="i-1")
+
+
+@pytest.mark.conformance("ST-066", "GC-151", "GC-152")
+@pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
+def test_offsets_of_another_protocol_type_are_deleted_from_an_empty_group_only(state: GroupState) -> None:
+    context = GroupContext()
+    if state is EMPTY:
+        (member,) = context.completing(protocol_type="connect", protocols=RANGE)
+        context.leave((member.member_id, None))
+        context.commit(1)
+        context.commit(2, topic="kept")
+    elif state is not DEAD:
+        (member,) = context.completing(protocol_type="connect")
+        if state is STABLE:
+            context.sync(member.member_id, 1, protocol_type="connect")
+        if state is PREPARING:
+            context.join(protocol_type="connect")
+    else:
+        context.kill()
+    assert context.state() is state
+
+    answer = context.delete_offsets(("topic", 0))
+
+    assert answer.error is REPLIES[state][Ask.DELETE_OFFSETS_OTHER].error
+    if state is EMPTY:
+        assert context.fetch() == {("kept", 0): 2}
+
+
+def test_the_tables_are_complete() -> None:
+    assert set(TRANSITIONS) == set(GroupState)
+    assert set(REPLIES) == set(GroupState)
+    for state in GroupState:
+        assert set(REPLIES[state]) == set(Ask), state
