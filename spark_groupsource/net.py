@@ -6,6 +6,7 @@ Knows addresses, TLS and time-outs; knows nothing of Kafka.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 from typing import NamedTuple
@@ -168,3 +169,87 @@ def listen(address: Address, setting: str = "listeners") -> socket.socket:
             ) from error
         raise ConfigurationError(f"{setting}: cannot listen on {address} ({error})") from error
     return listener
+
+
+class LocalChannel:
+    """A stream of text lines between two processes of this machine."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+
+    def send(self, line: str, timeout_ms: int = 5_000) -> None:
+        """Writes one line. Raises: ConnectionFailed, RequestTimedOut."""
+        send_all(self._connection, line.encode() + b"\n", timeout_ms)
+
+    def receive(self, timeout_ms: int) -> str | None:
+        """The next line, or None when the peer has closed.
+
+        Raises: RequestTimedOut when no line comes in time; ConnectionFailed when the connection breaks.
+        """
+        self._connection.settimeout(max(timeout_ms, 1) / 1000)
+        try:
+            while b"\n" not in self._received:
+                more = self._connection.recv(65536)
+                if not more:
+                    return None
+                self._received += more
+        except (TimeoutError, socket.timeout) as error:
+            raise RequestTimedOut(f"no line within {timeout_ms} ms") from error
+        except OSError as error:
+            raise ConnectionFailed(f"local connection lost ({error})") from error
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class LocalListener:
+    """A listening Unix domain socket at a path of this user's own; the file goes when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(path)
+            self._listener.listen(16)
+        except OSError as error:
+            self._listener.close()
+            raise ConnectionFailed(f"cannot listen at {path} ({error})") from error
+
+    def accept(self, timeout_ms: int) -> LocalChannel | None:
+        """The next caller, or None when none came in time.
+
+        Raises: ConnectionFailed once the listener is closed.
+        """
+        try:
+            self._listener.settimeout(max(timeout_ms, 1) / 1000)
+            connection, _ = self._listener.accept()
+        except (TimeoutError, socket.timeout):
+            return None
+        except OSError as error:
+            raise ConnectionFailed(f"{self.path} is closed") from error
+        return LocalChannel(connection)
+
+    def close(self) -> None:
+        self._listener.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            return
+
+
+def dial_local(path: str, timeout_ms: int) -> LocalChannel:
+    """Connects to a `LocalListener`.
+
+    Raises: ConnectionFailed when nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(timeout_ms, 1) / 1000)
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise ConnectionFailed(f"nobody listens at {path} ({error})") from error
+    return LocalChannel(connection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, NamedTuple
 
 from spark_groupsource.client.settings import CLIENT_SETTINGS, GROUP_SETTINGS, ClientSettings, GroupSettings
@@ -149,7 +149,7 @@ OPTIONS: dict[str, Option] = {
         Option("startingTimestamp", None, "epoch ms", _timestamp, BOTH, "start at the first record from this time"),
         Option("startingOffsetsByTimestamp", None, "epoch ms", parse_timestamps, BOTH, "the same per partition"),
         Option(
-            "startingOffsetsByTimestampStrategy", "error", "", _one_of("error", "latest"), BOTH, "no record: what"
+            "startingOffsetsByTimestampStrategy", "error", "", _one_of("error", "latest"), BOTH, "when none is found"
         ),
         Option("endingOffsets", None, "", parse_ending_offsets, BATCH, "where a batch read ends"),
         Option("endingTimestamp", None, "epoch ms", _timestamp, BATCH, "end before the first record from this time"),
@@ -161,15 +161,13 @@ OPTIONS: dict[str, Option] = {
         Option("maxRecordsPerPartition", None, "offsets", _positive, BOTH, "most offsets per task"),
         Option("failOnDataLoss", True, "", _boolean, BOTH, "fail when promised records are gone, else warn"),
         Option("includeHeaders", False, "", _boolean, BOTH, "adds the column headers"),
-        Option("kafkaConsumer.pollTimeoutMs", 120_000, "ms", _positive, BOTH, "longest wait of a task for records"),
+        Option("kafkaConsumer.pollTimeoutMs", None, "ms", _positive, BOTH, "longest wait of a task for records"),
         Option("fetchOffset.numRetries", 3, "", _non_negative, BOTH, "retries of offset look-ups"),
         Option("fetchOffset.retryIntervalMs", 1000, "ms", _non_negative, BOTH, "pause between them"),
         Option("groupIdPrefix", None, "", _text, BOTH, "no effect: the group is named by kafka.group.id"),
         Option("group.id", None, "", _text, BOTH, "the same as kafka.group.id"),
         Option("members", None, "members", _members, STREAM, "members of the group this query is; auto", "ignored"),
-        Option(
-            "onGroupReset", "follow", "", _one_of("follow", "fail", "ignore"), STREAM, "a reset by hand: what", "ignored"
-        ),
+        Option("onGroupReset", "follow", "", _one_of("follow", "fail", "ignore"), STREAM, "reset by hand", "ignored"),
         Option("rebalanceLog", None, "path", _text, STREAM, "file that gets one JSON line per rebalance", "ignored"),
     )
 }
@@ -214,6 +212,11 @@ class SourceOptions:
         """
         plain = {name: text for name, text in self.kafka.items() if name != "metadata.broker.list"}
         return ClientSettings.parse({**plain, "bootstrap.servers": bootstrap_servers})
+
+    def task_settings(self, settings: ClientSettings) -> ClientSettings:
+        """What tasks go by: ``kafkaConsumer.pollTimeoutMs`` bounds their wait, else default.api.timeout.ms does."""
+        wait_ms = self["kafkaConsumer.pollTimeoutMs"]
+        return settings if wait_ms is None else replace(settings, default_api_timeout_ms=wait_ms)
 
     def group_settings(self, members: int) -> GroupSettings:
         """What the group's members go by.
@@ -349,4 +352,4 @@ def _check_starting(options: SourceOptions, query: str | None) -> None:
         raise ConfigurationError("startingOffsets: -1 (latest) reads nothing in a batch query; use an offset or -2")
 
 
-__all__ = ["BATCH", "EARLIEST", "LATEST", "OPTIONS", "STREAM", "Option", "SourceOptions", "is_embedded", "parse_options"]
+__all__ = ["EARLIEST", "LATEST", "OPTIONS", "Option", "SourceOptions", "is_embedded", "parse_options"]

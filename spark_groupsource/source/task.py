@@ -1,0 +1,214 @@
+"""The executor's part: one task reads its ranges and acts for one member while it does.
+
+Everything it needs is in its `GroupInputPartition`; nothing of the reader process reaches it. Connections outlive tasks
+in their worker process. A task gives every record of its ranges or raises: Spark takes a short read for a whole one.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Callable, ContextManager, Iterator, Protocol, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.fetcher import FetchedBlock, PartitionFetcher
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import DataLossError, ErrorCode
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records.columns import columns_schema, decode_fetched
+from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.lookup import data_loss
+
+_log = logging.getLogger(__name__)
+
+_clusters: dict[ClientSettings, Cluster] = {}
+_frozen = False
+
+
+@dataclass(frozen=True)
+class TaskMembership:
+    """The member a task acts for, as it was when the batch was planned."""
+
+    group_id: str
+    member_id: str
+    generation_id: int
+    group_instance_id: str | None
+    heartbeat_interval_ms: int
+
+
+class GroupInputPartition(InputPartition):
+    """What one task reads, and for whom; `membership` is None for batch reads, `assign` and replays."""
+
+    def __init__(
+        self,
+        *,
+        ranges: Sequence[OffsetRange],
+        settings: ClientSettings,
+        fail_on_data_loss: bool,
+        membership: TaskMembership | None = None,
+    ) -> None:
+        self.ranges = tuple(ranges)
+        self.settings = settings
+        self.fail_on_data_loss = fail_on_data_loss
+        self.membership = membership
+
+    def __repr__(self) -> str:
+        read = ", ".join(f"{r.topic_partition} [{r.start}, {r.end})" for r in self.ranges)
+        return f"GroupInputPartition({read})"
+
+
+class Heartbeat(Protocol):
+    """What a task asks of its heartbeat; both raise GenerationMismatchError once the member is fenced."""
+
+    def check(self) -> None:
+        """Raises what the last heartbeat brought, without asking."""
+
+    def check_now(self) -> None:
+        """Asks the coordinator."""
+
+
+class _NoHeartbeat:
+    def check(self) -> None:
+        """A task without membership cannot be fenced."""
+
+    def check_now(self) -> None:
+        """A task without membership cannot be fenced."""
+
+
+def read_task(partition: GroupInputPartition, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Yields the records of a task's ranges as Arrow batches of the wanted columns.
+
+    Raises: GenerationMismatchError when the member is fenced, also after the last record; DataLossError when records
+    are gone and failOnDataLoss is true; BrokerError, ConnectionFailed.
+    """
+    _freeze_once()
+    cluster = _cluster(partition.settings)
+    try:
+        with _heartbeat(cluster, partition.membership) as heartbeat:
+            yield from _read(cluster, partition, columns, heartbeat)
+            heartbeat.check_now()
+    except Exception:
+        # what went wrong may be the connection's fault; the next attempt starts with fresh ones
+        if _clusters.get(partition.settings) is cluster:
+            del _clusters[partition.settings]
+        cluster.close()
+        raise
+
+
+def _freeze_once() -> None:
+    # Spark's daemon collects garbage after each task; over everything imported that takes about 15 ms
+    global _frozen
+    if not _frozen:
+        _frozen = True
+        gc.collect()
+        gc.freeze()
+
+
+def _cluster(settings: ClientSettings) -> Cluster:
+    cluster = _clusters.get(settings)
+    if cluster is None:
+        cluster = _clusters[settings] = Cluster(settings.bootstrap, settings)
+    return cluster
+
+
+def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
+    if membership is None:
+        return nullcontext(_NoHeartbeat())
+    from spark_groupsource.client.task_heartbeat import TaskHeartbeat
+
+    heartbeat: ContextManager[Heartbeat] = TaskHeartbeat(
+        cluster,
+        group_id=membership.group_id,
+        member_id=membership.member_id,
+        generation_id=membership.generation_id,
+        group_instance_id=membership.group_instance_id,
+        heartbeat_interval_ms=membership.heartbeat_interval_ms,
+    )
+    return heartbeat
+
+
+def _read(
+    cluster: Cluster, partition: GroupInputPartition, columns: Columns, heartbeat: Heartbeat
+) -> Iterator[pa.RecordBatch]:
+    schema = _required_schema(columns)
+    fetcher = PartitionFetcher(cluster, partition.settings)
+    pending = {r.topic_partition: r for r in partition.ranges if r.end > r.start}
+    while pending:
+        before = dict(pending)
+        for block in fetcher.fetch_blocks(list(pending.values())):
+            heartbeat.check()
+            wanted = pending[block.topic_partition]
+            if block.error:
+                _shrink(pending, wanted, block, partition)
+                continue
+            decoded = decode_fetched(
+                block.data,
+                topic_partition=block.topic_partition,
+                columns=columns.names,
+                start_offset=wanted.start,
+                end_offset=wanted.end,
+                read_committed=partition.settings.read_committed,
+                aborted=block.aborted,
+            )
+            _advance(pending, wanted, block.next_offset)
+            for batch in decoded.batches:
+                yield batch if schema is None else pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        _check_moved(before, pending)
+
+
+def _required_schema(columns: Columns) -> pa.Schema | None:
+    """The Arrow schema with NOT NULL columns where the user declared some."""
+    if not columns.not_null:
+        return None
+    fields = columns_schema(columns.names)
+    return pa.schema([field.with_nullable(field.name not in columns.not_null) for field in fields])
+
+
+def _advance(pending: dict[TopicPartition, OffsetRange], wanted: OffsetRange, next_offset: int) -> None:
+    if next_offset >= wanted.end:
+        del pending[wanted.topic_partition]
+    else:
+        pending[wanted.topic_partition] = wanted._replace(start=next_offset)
+
+
+def _shrink(
+    pending: dict[TopicPartition, OffsetRange],
+    wanted: OffsetRange,
+    block: FetchedBlock,
+    partition: GroupInputPartition,
+) -> None:
+    """Fails, or leaves out what is gone of one range; the rest is fetched again.
+
+    Raises: DataLossError.
+    """
+    tp, start, end = wanted
+    lose: Callable[[str, str], None] = lambda name, message: data_loss(
+        partition.fail_on_data_loss, name, message, _log.warning
+    )
+    if block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
+        lose("PARTITIONS_DELETED", f"{tp} was deleted before offsets [{start}, {end}) were read.")
+        del pending[tp]
+    elif block.log_start_offset > start:
+        lose(
+            "START_OFFSET_RESET",
+            f"{tp} begins at offset {block.log_start_offset} now; [{start}, {end}) was planned and is partly aged out.",
+        )
+        _advance(pending, wanted, block.log_start_offset)
+    else:
+        lose(
+            "COULD_NOT_READ_OFFSET_RANGE",
+            f"{tp} ends at offset {block.high_watermark}; [{start}, {end}) was planned: the log was cut or made anew.",
+        )
+        del pending[tp]
+
+
+def _check_moved(before: dict[TopicPartition, OffsetRange], pending: dict[TopicPartition, OffsetRange]) -> None:
+    """A round of fetching ends with every range read or shrunk; anything else would be a short read, or never end."""
+    for tp, rest in pending.items():
+        if rest == before[tp]:
+            raise DataLossError("COULD_NOT_READ_OFFSET_RANGE", f"no record of {tp} came, [{rest.start}, {rest.end}).")
