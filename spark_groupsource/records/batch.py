@@ -334,7 +334,7 @@ def encode_batch(
         previous, delta = delta, delta + 1 if record.offset_delta is None else record.offset_delta
         if delta <= previous:
             raise ValueError(f"offset delta {delta} follows {previous}; deltas must rise")
-        _encode_record(payload, record, record.timestamp_ms - base_timestamp, delta)
+        _encode_record(payload, record, wrap_int64(record.timestamp_ms - base_timestamp), delta)
     attributes = (
         codec
         | (_LOG_APPEND_TIME if timestamp_type == LOG_APPEND_TIME else 0)

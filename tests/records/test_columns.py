@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_strategies import END, WALKERS, decode, logs, rows_by_columns, rows_by_objects, table
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records import columns as columns_module
+from spark_groupsource.records.batch import (
+    CONTROL_ABORT,
+    CONTROL_COMMIT,
+    Record,
+    control_key,
+    encode_batch,
+    iter_batches,
+)
+from spark_groupsource.records.columns import COLUMNS, AbortedTransaction, columns_schema, fastest_walk, kafka_schema
+
+NOW = 1_700_000_000_000
+walkers = pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
+
+
+def batch(first, last, *, value=b"v", **options):
+    """Records at the offsets from `first` to `last`."""
+    records = [Record(None, value, NOW) for _ in range(first, last + 1)]
+    return encode_batch(records, base_offset=first, **options)
+
+
+def control(offset, kind, producer_id):
+    record = Record(control_key(kind), b"\0" * 6, NOW)
+    return encode_batch([record], base_offset=offset, control=True, transactional=True, producer_id=producer_id)
+
+
+def resealed(log, at, data):
+    """One batch with bytes replaced and the checksum made right again."""
+    out = bytearray(log)
+    out[at : at + len(data)] = data
+    out[17:21] = struct.pack(">I", google_crc32c.value(bytes(out[21:])))
+    return bytes(out)
+
+
+def offsets(block):
+    return table(block)["offset"].to_pylist()
+
+
+@walkers
+@given(log=logs(), data=st.data())
+def test_columns_agree_with_objects(walker, log, data):
+    last = max(header.next_offset for header in iter_batches(log))
+    first = next(iter_batches(log)).base_offset
+    bounds = st.one_of(st.just(0), st.integers(first, last + 3))
+    start, end = data.draw(bounds), data.draw(st.one_of(st.just(END), bounds))
+    block = decode(log, start_offset=start, end_offset=end, walker=walker, max_rows=data.draw(st.integers(1, 9)))
+    expected = rows_by_objects(log, start_offset=start, end_offset=end)
+    assert rows_by_columns(block) == expected
+    assert block.rows == len(expected)
+    assert block.next_offset == max(start, min(last, end))
+
+
+@walkers
+@given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
+def test_any_choice_of_columns(walker, log, columns):
+    block = decode(log, columns=columns, walker=walker)
+    assert block.batches[0].schema.equals(columns_schema(columns))
+    assert table(block, columns).equals(table(decode(log)).select(columns))
+
+
+@walkers
+@given(log=logs(), data=st.data())
+def test_a_cut_log_gives_its_whole_batches(walker, log, data):
+    cut = data.draw(st.integers(0, len(log)))
+    whole = [header for header in iter_batches(log) if header.position + header.size <= cut]
+    block = decode(log[:cut], walker=walker)
+    assert block.next_offset == (whole[-1].next_offset if whole else 0)
+    assert rows_by_columns(block) == rows_by_objects(log[: sum(header.size for header in whole)])
+
+
+@walkers
+@given(log=logs(), data=st.data())
+def test_damaged_logs_raise_corrupt_record_error_only(walker, log, data):
+    damaged = bytearray(log)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    reseal = data.draw(st.booleans())
+    try:
+        if reseal:  # damage that a checksum does not see: a broken writer
+            for header in iter_batches(damaged):
+                body = bytes(damaged[header.position + 21 : header.position + header.size])
+                damaged[header.position + 17 : header.position + 21] = struct.pack(">I", google_crc32c.value(body))
+        expected = rows_by_objects(damaged)
+        sound = True
+    except CorruptRecordError:
+        sound = False
+    try:
+        block = decode(damaged, walker=walker, max_batch_bytes=1 << 20)
+        assert table(block).num_rows == block.rows
+        if reseal and sound:
+            assert rows_by_columns(block) == expected
+    except CorruptRecordError as error:
+        assert str(error).startswith("flights-3: ")
+
+
+@walkers
+def test_one_arrow_batch_from_many_record_batches(walker):
+    log = b"".join(batch(at, at + 9) for at in range(0, 200, 10))
+    assert [found.num_rows for found in decode(log, walker=walker).batches] == [200]
+    assert [found.num_rows for found in decode(log, walker=walker, max_rows=45).batches] == [40] * 5
+    assert [found.num_rows for found in decode(batch(0, 99), walker=walker, max_rows=45).batches] == [45, 45, 10]
+
+
+def test_schema_is_that_of_sparks_source():
+    assert kafka_schema().names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert kafka_schema(include_headers=True).names == list(COLUMNS)
+    assert str(kafka_schema(True).field("headers").type) == "list<item: struct<key: string, value: binary>>"
+    assert kafka_schema().field("timestamp").type == pa.timestamp("us", "UTC")
+    assert all(field.nullable for field in kafka_schema())
+
+
+def test_timestamps_of_both_types_in_one_block():
+    log = encode_batch([Record(None, b"", NOW), Record(None, b"", NOW + 3)]) + encode_batch(
+        [Record(None, b"", NOW + 4), Record(None, b"", NOW + 9)], base_offset=2, timestamp_type=1
+    )
+    found = table(decode(log))
+    milliseconds = [value // 1000 for value in found["timestamp"].cast(pa.int64()).to_pylist()]
+    assert milliseconds == [NOW, NOW + 3, NOW + 9, NOW + 9]
+    assert found["timestampType"].to_pylist() == [0, 0, 1, 1]
+
+
+def test_a_timestamp_beyond_microseconds():
+    log = encode_batch([Record(None, b"v", 2**62)])
+    with pytest.raises(CorruptRecordError, match="leave the column timestamp out"):
+        decode(log)
+    assert table(decode(log, columns=["value"]), ["value"])["value"].to_pylist() == [b"v"]
+
+
+def test_header_keys_that_are_not_text_are_replaced():
+    log = encode_batch([Record(None, b"", NOW, (("kk", b"1"),))])
+    found = table(decode(resealed(log, log.index(b"kk"), b"\xff\xfe")))
+    assert found["headers"].to_pylist() == [[{"key": "\ufffd\ufffd", "value": b"1"}]]
+
+
+def test_next_offset_covers_compacted_tails_and_empty_batches():
+    compacted = encode_batch([Record(None, b"", NOW, (), 2)], base_offset=10)
+    compacted = resealed(compacted, 23, b"\0\0\0\x09")  # offsets 10 to 19, of which 12 is left
+    empty = resealed(batch(20, 20)[:61], 57, b"\0\0\0\0")
+    empty = resealed(empty, 8, struct.pack(">i", len(empty) - 12))
+    block = decode(compacted + empty, start_offset=10)
+    assert offsets(block) == [12] and block.next_offset == 21
+    assert decode(compacted, start_offset=13).next_offset == 20
+    assert decode(compacted, start_offset=10, end_offset=15).next_offset == 15
+    assert decode(batch(30, 31), start_offset=10, end_offset=20) == ([], 20, 0)
+
+
+def test_an_empty_batch_among_others():
+    empty = resealed(batch(1, 1)[:61], 57, b"\0\0\0\0")
+    empty = resealed(empty, 8, struct.pack(">i", len(empty) - 12))
+    assert offsets(decode(batch(0, 0) + empty + batch(2, 3))) == [0, 2, 3]
+
+
+def test_nothing_whole_leaves_the_offset_where_it_was():
+    assert decode(b"", start_offset=7) == ([], 7, 0)
+    assert decode(batch(7, 9)[:-1], start_offset=7) == ([], 7, 0)
+    assert decode(batch(3, 5), start_offset=7) == ([], 7, 0)
+
+
+def test_control_batches_are_never_handed_out():
+    log = batch(0, 1, transactional=True, producer_id=1) + control(2, CONTROL_COMMIT, 1) + batch(3, 3)
+    for read_committed in (False, True):
+        block = decode(log, read_committed=read_committed)
+        assert offsets(block) == [0, 1, 3] and block.next_offset == 4
+    assert decode(control(5, CONTROL_COMMIT, 1), start_offset=5).next_offset == 6
+
+
+def test_aborted_transactions_end_at_their_producers_marker():
+    ours = {"transactional": True, "producer_id": 1}
+    other = {"transactional": True, "producer_id": 2}
+    log = b"".join(
+        [
+            batch(0, 1, **ours),  # committed before
+            control(2, CONTROL_COMMIT, 1),
+            batch(3, 4, **ours),  # aborted
+            batch(5, 6, **other),  # committed, in between
+            batch(7, 7),  # of no transaction
+            batch(8, 8, **ours),  # aborted
+            batch(9, 9, producer_id=1),  # idempotent, not transactional
+            control(10, CONTROL_ABORT, 1),
+            control(11, CONTROL_COMMIT, 2),
+            batch(12, 12, **ours),  # committed again
+            batch(13, 13, **other),  # aborted
+            control(14, CONTROL_ABORT, 2),
+        ]
+    )
+    aborted = [AbortedTransaction(2, 13), AbortedTransaction(1, 3)]  # in any order
+    block = decode(log, read_committed=True, aborted=aborted)
+    assert offsets(block) == [0, 1, 5, 6, 7, 9, 12]
+    assert block.next_offset == 15
+    assert offsets(decode(log, aborted=aborted)) == [0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 13]
+
+
+def test_an_abort_marker_before_the_start_still_ends_its_transaction():
+    ours = {"transactional": True, "producer_id": 1}
+    log = batch(3, 4, **ours) + control(5, CONTROL_ABORT, 1) + batch(6, 6, **ours)
+    block = decode(log, start_offset=6, read_committed=True, aborted=[AbortedTransaction(1, 3)])
+    assert offsets(block) == [6]
+
+
+@pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
+@pytest.mark.parametrize(
+    ("at", "data", "message"),
+    [
+        (57, b"\0\0\0\1", "offset 10 has 1 records that do not decode"),
+        (57, b"\0\0\0\2", "offset 10 has 2 records that do not decode"),
+        (64, b"\x08", "an offset lies outside its batch|do not rise"),  # delta 4 of 0 to 2
+        (64, b"\x01", "an offset lies outside its batch"),  # delta -1
+        (72, b"\x00", "do not rise"),
+        (21, b"\0\5", "codec 5 does not exist"),
+    ],
+)
+def test_the_broken_batch_is_named(walker, at, data, message):
+    broken = resealed(batch(10, 12), at, data)
+    for log in (broken, batch(0, 4) + broken, batch(0, 4) + broken + batch(20, 22)):
+        with pytest.raises(CorruptRecordError, match=f"^flights-3: (?s:.)*{message}"):
+            decode(log, walker=walker)
+
+
+def test_counts_wrong_in_two_batches_do_not_cancel_out():
+    one, other = batch(0, 2, value=b"v" * 9), batch(3, 5, value=b"v" * 9)
+    log = resealed(one, 57, b"\0\0\0\2") + resealed(resealed(other, 57, b"\0\0\0\4"), 23, b"\0\0\0\3")
+    with pytest.raises(CorruptRecordError, match="offset 0 has 2 records"):
+        decode(log)
+
+
+def test_a_checksum_that_is_wrong():
+    damaged = bytearray(batch(0, 4) + batch(5, 9))
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptRecordError, match="^flights-3: byte [0-9]+: the record batch at offset 5 carries checksum"):
+        decode(damaged)
+    # what lies behind the wanted range is not looked at
+    assert decode(damaged, end_offset=5).rows == 5
+
+
+def test_batches_out_of_order():
+    with pytest.raises(CorruptRecordError, match="offsets must rise"):
+        decode(batch(5, 6) + batch(6, 7))
+
+
+def test_a_decompression_bomb():
+    bomb = batch(0, 0, value=b"\0" * 3_000_000, codec=4)
+    assert len(bomb) < 1000
+    assert decode(bomb).rows == 1
+    with pytest.raises(CorruptRecordError, match="more than the 1000000 bytes allowed"):
+        decode(bomb, max_batch_bytes=1_000_000)
+
+
+def test_groups_stay_below_their_size(monkeypatch):
+    monkeypatch.setattr(columns_module, "_MAX_GROUP_BYTES", 5000)
+    log = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
+    assert [found.num_rows for found in decode(log).batches] == [2, 2, 1]
+
+
+def test_the_compiled_walk_is_found_where_numba_is_installed():
+    assert fastest_walk() is WALKERS["numba"]

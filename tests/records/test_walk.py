@@ -1,0 +1,201 @@
+"""Both walks give what the object decoder gives, and refuse what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from record_strategies import WALKERS, record_lists
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.batch import (
+    BatchHeader,
+    Record,
+    decode_records,
+    encode_batch,
+    iter_batches,
+    records_payload,
+    write_varint,
+)
+from spark_groupsource.records.walk import record_bounds, walk_headers
+
+NOW = 1_700_000_000_000
+HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 2**31 - 1, NOW, 0, -1, -1, -1, 0, 0, 0)
+walkers = pytest.mark.parametrize("walk", WALKERS.values(), ids=WALKERS)
+
+
+def payload_of(records):
+    batch = encode_batch(records)
+    (header,) = iter_batches(batch)
+    return bytes(records_payload(batch, header))
+
+
+def by_walk(walk, payload, count):
+    """Records as the object decoder gives them, put together from the walk's positions."""
+    fields = walk(np.frombuffer(payload, dtype=np.uint8), count)
+    headers = walk_headers(np.frombuffer(payload, dtype=np.uint8), fields)
+
+    def cut(start, length):
+        return None if length < 0 else payload[start : start + length]
+
+    found = [[] for _ in range(count)]
+    for record, key_start, key_length, value_start, value_length in zip(*(column.tolist() for column in headers)):
+        found[record].append(
+            (cut(key_start, key_length).decode("utf-8", "replace"), cut(value_start, value_length))
+        )
+    return [
+        (row[1], NOW + row[0], cut(row[2], row[3]), cut(row[4], row[5]), tuple(found[record]))
+        for record, row in enumerate(zip(*(field.tolist() for field in fields)))
+    ]
+
+
+def by_objects(payload, count):
+    batch = encode_batch([Record(None, b"", NOW)])[:61] + payload
+    header = HEADER._replace(record_count=count, size=len(batch))
+    return [tuple(record) for record in decode_records(batch, header)]
+
+
+@walkers
+@given(records=record_lists(max_size=40))
+def test_walks_agree_with_the_object_decoder(walk, records):
+    payload = payload_of(records)
+    expected = [
+        (record.offset_delta, record.timestamp_ms - records[0].timestamp_ms + NOW, *record[:2], record.headers)
+        for record in records
+    ]
+    assert by_walk(walk, payload, len(records)) == expected
+
+
+def assert_same_verdict(walk, payload, count):
+    try:
+        expected = by_objects(payload, count)
+    except CorruptRecordError:
+        # rising offset deltas are the object decoder's to prove; the walk leaves them to `columns`
+        try:
+            found = by_walk(walk, payload, count)
+        except CorruptRecordError:
+            return
+        deltas = [record[0] for record in found]
+        assert deltas != sorted(set(deltas)) or min(deltas) < 0
+    else:
+        found = by_walk(walk, payload, count)
+        assert [(delta, *rest[1:]) for delta, *rest in found] == [(delta, *rest[1:]) for delta, *rest in expected]
+
+
+@walkers
+@given(payload=st.binary(max_size=80), count=st.integers(0, 8))
+def test_garbage_is_judged_alike(walk, payload, count):
+    assert_same_verdict(walk, payload, count)
+
+
+@walkers
+@given(records=record_lists(), data=st.data())
+def test_damaged_records_are_judged_alike(walk, records, data):
+    payload = bytearray(payload_of(records))
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([0, 0, 1, 5]))
+    assert_same_verdict(walk, bytes(payload[: len(payload) - cut]), len(records))
+
+
+@walkers
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\0" * 500,
+        bytes(range(256)),
+        b"\0\x7e" * 60,
+        payload_of([Record(None, b"v" * 20, NOW)] * 50),
+        payload_of([Record(None, b"", NOW)] * 300),
+        None,
+        b"",
+    ],
+    ids=["zeros", "every byte", "zeros apart", "records inside", "small records inside", "null", "empty"],
+)
+@pytest.mark.parametrize("headers", [(), (("h", b"\x80\x80"),)], ids=["plain", "headers"])
+def test_values_that_look_like_records(walk, value, headers):
+    records = [Record(None if i % 3 else b"\0", value, NOW + i, headers) for i in range(200)]
+    expected = [(i, record.timestamp_ms, record.key, record.value, headers) for i, record in enumerate(records)]
+    assert by_walk(walk, payload_of(records), 200) == expected
+
+
+def record_bytes(body, attributes=0):
+    out = bytearray()
+    write_varint(out, len(body) + 1)
+    return bytes(out) + bytes([attributes]) + body
+
+
+@walkers
+def test_attributes_that_are_not_zero(walk):
+    payload = b"".join(record_bytes(b"\0" + bytes([2 * i]) + b"\1\2v\0", attributes=i) for i in range(60))
+    assert [row[0] for row in by_walk(walk, payload, 60)] == list(range(60))
+
+
+@walkers
+def test_a_varint_longer_than_need_be(walk):
+    # length 6 in three bytes, which no writer makes and every reader takes
+    payload = b"\x8c\x80\x00" + b"\0\0\0\1\1\0"
+    assert by_walk(walk, payload * 1, 1) == [(0, NOW, None, None, ())]
+
+
+@walkers
+def test_a_timestamp_delta_of_64_bits(walk):
+    records = [Record(None, b"", -(2**62)), Record(None, b"", 2**62)]
+    fields = walk(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
+    assert fields.timestamp_delta.tolist() == [0, 2**63 - 2**64]  # wrapped, as Java's long is
+
+
+@walkers
+@pytest.mark.parametrize(
+    ("payload", "count"),
+    [
+        (b"", 1),
+        (b"\x0c\0\0\0\1\1\0", 0),
+        (b"\x0c\0\0\0\1\1\0", 2),
+        (b"\x0a\0\0\0\1\1", 1),  # no header count
+        (b"\x0b\0\0\0\1\1\0", 1),  # negative length
+        (b"\xfe\xff\xff\xff\x0f\0\0\0\1\1\0", 1),  # 2 GB
+        (b"\xff\xff\xff\xff\xff\xff\0\0\0\1\1\0", 1),  # a length without end
+        (b"\x0c\0\0\0\3\1\0", 1),  # key length -2
+        (b"\x0c\0\0\0\1\x04\0", 1),  # value longer than the record
+        (b"\x0c\0\0\0\1\1\1", 1),  # header count -1
+        (b"\x0c\0\0\0\1\1\x02", 1),  # a header without room
+        (b"\x10\0\0\0\1\1\x02\1\1", 1),  # a header without key
+        (b"\x12\0\0\0\1\1\x02\0\1\0", 1),  # a byte behind the headers
+        (b"\x0e\0\0\0\1\1\0\0", 1),  # a byte behind the record
+        (b"\x0c\0\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\0\0\1\1\0", 1),
+    ],
+)
+def test_records_that_are_refused(walk, payload, count):
+    with pytest.raises(CorruptRecordError):
+        by_walk(walk, payload, count)
+
+
+@walkers
+def test_no_records(walk):
+    assert by_walk(walk, b"", 0) == []
+
+
+def with_headers(count):
+    out = bytearray(b"\0\0\1\1")
+    write_varint(out, count)
+    return bytes(out)
+
+
+@walkers
+@pytest.mark.parametrize("lanes", [1, 30])
+def test_very_many_headers_do_not_hang(walk, lanes):
+    count = 60_000
+    payload = record_bytes(with_headers(count) + b"\0\1" * count) * lanes
+    fields = walk(np.frombuffer(payload, dtype=np.uint8), lanes)
+    headers = walk_headers(np.frombuffer(payload, dtype=np.uint8), fields)
+    assert len(headers.record) == lanes * count and (headers.value_length == -1).all()
+
+
+@example(1)
+@given(st.integers(1, 300))
+def test_bounds_of_equal_records(count):
+    payload = np.frombuffer(record_bytes(b"\0\0\1\x08abcd\0") * count, dtype=np.uint8)
+    begin, end = record_bounds(payload, count)
+    assert (end - begin == 10).all() and end[-1] == payload.size
