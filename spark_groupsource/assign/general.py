@@ -1,0 +1,243 @@
+"""Sticky placement where members subscribe to different topics: fill, then move one by one while that balances.
+
+Source: KIP-54, KIP-881; Kafka's AbstractStickyAssignor.GeneralAssignmentBuilder.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Iterable, Mapping, Sequence
+
+from spark_groupsource.assign.moves import Moves
+from spark_groupsource.assign.order import text_order
+from spark_groupsource.assign.racks import RackMap
+from spark_groupsource.model import TopicPartition
+
+Owned = dict[TopicPartition, None]
+"""Partitions of one member in the order in which it got them; a dict, so that one is taken away in constant time."""
+
+
+class GeneralPlacement:
+    """One placement; `place` does it.
+
+    Args:
+        partitions: topic -> partition count of every topic somebody subscribes to.
+        subscriptions: topics of each member, in the order in which members are walked.
+        owned: what each member had.
+        previous_owner: partition -> the member that had it in an older generation.
+        racks: where members and partitions stand.
+
+    Attributes: `assigned` (member id -> partitions).
+    """
+
+    def __init__(
+        self,
+        partitions: Mapping[str, int],
+        subscriptions: Mapping[str, Sequence[str]],
+        owned: Mapping[str, list[TopicPartition]],
+        previous_owner: Mapping[TopicPartition, str],
+        racks: RackMap,
+    ) -> None:
+        self._partitions = partitions
+        self._topics_of = {
+            member_id: [topic for topic in topics if topic in partitions] for member_id, topics in subscriptions.items()
+        }
+        self._subscribed = {member_id: frozenset(topics) for member_id, topics in self._topics_of.items()}
+        self._members_of: dict[str, list[str]] = {topic: [] for topic in partitions}
+        for member_id, topics in self._topics_of.items():
+            for topic in topics:
+                self._members_of[topic].append(member_id)
+        self._previous_owner = previous_owner
+        self._racks = racks
+        self._room = {
+            member_id: sum(partitions[topic] for topic in topics) for member_id, topics in self._topics_of.items()
+        }
+        self._moves = Moves()
+        self._revocation_required = False
+        self._has: dict[str, Owned] = {}
+        self._owner: dict[TopicPartition, str] = {}
+        self._keep(owned)
+        # a member's place in the order of ids, and the members by how much they have, then by id
+        self._ids = sorted(self._has, key=text_order)
+        self._rank = {member_id: rank for rank, member_id in enumerate(self._ids)}
+        self._by_load = sorted((len(self._has[member_id]), rank) for member_id, rank in self._rank.items())
+        self._holders: dict[str, dict[str, int]] | None = None
+        self._imbalance: tuple[str, str, str] | None = None
+        self._balanced: bool | None = None
+
+    @property
+    def assigned(self) -> dict[str, list[TopicPartition]]:
+        return {member_id: list(has) for member_id, has in self._has.items()}
+
+    def place(self) -> None:
+        """Fills what nobody has, then balances; the balanced result is kept only if it is better."""
+        everything = [
+            TopicPartition(topic, number)
+            for topic in sorted(self._partitions, key=lambda topic: (len(self._members_of[topic]), topic))
+            for number in range(self._partitions[topic])
+        ]
+        unassigned = self._racks.fewest_members_first([item for item in everything if item not in self._owner])
+        initial = self._by_load[-1][0] == 0
+        self._fill(unassigned)
+        movable = {topic for topic, members in self._members_of.items() if len(members) >= 2}
+        self._set_aside(movable)
+        before = {member_id: self._has[member_id].copy() for member_id in self._taking_part()}
+        score = self._score()
+        if not self._revocation_required:
+            self._balance([partition for partition in unassigned if partition.topic in movable])
+        moved = self._balance([partition for partition in everything if partition.topic in movable])
+        if not initial and moved and self._score() >= score:
+            self._has.update(before)
+
+    def _keep(self, owned: Mapping[str, list[TopicPartition]]) -> None:
+        for member_id, partitions in owned.items():
+            kept = {
+                partition: None
+                for partition in partitions
+                if partition.topic in self._subscribed[member_id] and not self._racks.mismatches(member_id, partition)
+            }
+            if len(kept) < len(partitions):
+                self._revocation_required = True
+            self._has[member_id] = kept
+            self._owner.update(dict.fromkeys(kept, member_id))
+
+    def _fill(self, unassigned: Iterable[TopicPartition]) -> None:
+        """Gives each partition to the member with the least that may have it, one near it first if racks count."""
+        if self._racks.active:
+            unassigned = [partition for partition in unassigned if not self._give_to_least(partition, near=True)]
+        for partition in unassigned:
+            self._give_to_least(partition, near=False)
+
+    def _give_to_least(self, partition: TopicPartition, *, near: bool) -> bool:
+        for _, rank in self._by_load:
+            member_id = self._ids[rank]
+            if partition.topic in self._subscribed[member_id]:
+                if not (near and self._racks.mismatches(member_id, partition)):
+                    self._put(partition, None, member_id)
+                    return True
+        return False
+
+    def _put(self, partition: TopicPartition, source: str | None, destination: str) -> None:
+        for member_id in filter(None, (source, destination)):
+            del self._by_load[bisect_left(self._by_load, (len(self._has[member_id]), self._rank[member_id]))]
+        if source is not None:
+            del self._has[source][partition]
+        self._has[destination][partition] = None
+        self._owner[partition] = destination
+        for member_id in filter(None, (source, destination)):
+            insort(self._by_load, (len(self._has[member_id]), self._rank[member_id]))
+
+    def _set_aside(self, movable: set[str]) -> None:
+        """Takes out members that have all they could have and nothing that could move."""
+        self._by_load = [
+            (count, rank)
+            for count, rank in self._by_load
+            if count < self._room[self._ids[rank]]
+            or any(partition.topic in movable for partition in self._has[self._ids[rank]])
+        ]
+
+    def _taking_part(self) -> list[str]:
+        return [self._ids[rank] for _, rank in self._by_load]
+
+    def _score(self) -> int:
+        """Sum over all pairs of members of the difference of their counts; 0 is perfect balance."""
+        last = len(self._by_load) - 1
+        return sum(count * (2 * place - last) for place, (count, _) in enumerate(self._by_load))
+
+    def _balance(self, partitions: Sequence[TopicPartition]) -> bool:
+        """Goes through the partitions again and again until none can move to good effect; True if any moved."""
+        moved = False
+        modified = True
+        while modified:
+            modified = False
+            for partition in partitions:
+                if self._is_balanced():
+                    break
+                destination = self._better_member(partition)
+                if destination is not None:
+                    self._move(partition, destination)
+                    modified = moved = True
+        return moved
+
+    def _better_member(self, partition: TopicPartition) -> str | None:
+        """The member that shall have the partition instead of its owner, if any has at least two fewer."""
+        owner = self._owner[partition]
+        bound = len(self._has[owner]) - 1
+        previous = self._previous_owner.get(partition)
+        if previous is not None and len(self._has[previous]) < bound:
+            # it may have given up the topic since; Kafka does not ask, and would assign what was not subscribed
+            if partition.topic in self._subscribed[previous]:
+                return previous
+        if self._racks.active and not self._racks.mismatches(owner, partition):
+            near = self._least(partition, bound, near=True)
+            if near is not None:
+                return near
+        return self._least(partition, bound, near=False)
+
+    def _least(self, partition: TopicPartition, bound: int, *, near: bool) -> str | None:
+        """The member with the least, and fewer than `bound`, that may have the partition."""
+        for count, rank in self._by_load:
+            if count >= bound:
+                return None
+            member_id = self._ids[rank]
+            if partition.topic in self._subscribed[member_id]:
+                if not near or self._racks.matches(member_id, partition):
+                    return member_id
+        return None
+
+    def _move(self, partition: TopicPartition, destination: str) -> None:
+        """Moves the partition, or one of its topic that went the other way before, which is then taken back."""
+        partition = self._moves.to_be_moved(partition, self._owner[partition], destination)
+        source = self._owner[partition]
+        self._moves.record(partition, source, destination)
+        self._put(partition, source, destination)
+        self._balanced = None
+        if self._holders is not None:
+            holders = self._holders[partition.topic]
+            holders[source] -= 1
+            holders[destination] = holders.get(destination, 0) + 1
+
+    def _is_balanced(self) -> bool:
+        """True when counts differ by at most one, or no member could take a partition from one with two more."""
+        if self._balanced is None:
+            self._balanced = self._by_load[0][0] >= self._by_load[-1][0] - 1 or not self._find_imbalance()
+        return self._balanced
+
+    def _find_imbalance(self) -> bool:
+        """True when some member could take a partition from one that has at least two more.
+
+        The members found are remembered: mostly they are still out of balance after the next move, and looking at
+        them alone saves a walk over all members and topics.
+        """
+        if self._imbalance is not None and self._out_of_balance(*self._imbalance):
+            return True
+        if self._holders is None:
+            self._holders = {topic: {} for topic in self._partitions}
+            for partition, member_id in self._owner.items():
+                holders = self._holders[partition.topic]
+                holders[member_id] = holders.get(member_id, 0) + 1
+        most = {
+            topic: max(
+                (member_id for member_id, count in holders.items() if count),
+                key=lambda member_id: len(self._has[member_id]),
+                default=None,
+            )
+            for topic, holders in self._holders.items()
+        }
+        for _, rank in self._by_load:
+            member_id = self._ids[rank]
+            for topic in self._topics_of[member_id]:
+                holder = most[topic]
+                if holder is not None and self._out_of_balance(member_id, topic, holder):
+                    self._imbalance = (member_id, topic, holder)
+                    return True
+        return False
+
+    def _out_of_balance(self, member_id: str, topic: str, holder: str) -> bool:
+        assert self._holders is not None
+        count = len(self._has[member_id])
+        return (
+            count < self._room[member_id]
+            and len(self._has[holder]) > count + 1
+            and self._holders[topic].get(holder, 0) > 0
+        )
