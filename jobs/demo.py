@@ -1,0 +1,308 @@
+"""Two Spark applications share a Kafka consumer group over real data, and every promise is checked.
+
+    python jobs/demo.py [--bootstrap-servers HOST:PORT | --kafka] [--verbose]
+
+Without options everything runs on the embedded broker. Exit status 0 means that every check held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from demo_application import DRAIN_TIMEOUT_S, Application
+from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_outputs
+from demo_feed import Feed
+from flights import encode_flights, load_flights
+from kafka_jars import Unavailable, java
+from processes import popen_leashed, stop_process
+from real_kafka import RealKafka
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from spark_groupsource.cli.groups import group_offsets
+from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import GroupSourceError
+
+PARTITIONS = 6
+MEMBERS = 2
+PRODUCE_S = 20
+STEP_TIMEOUT_S = 90
+POLL_MS = 200
+BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "500"}
+DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"
+
+
+class DemoFailed(Exception):
+    """The story cannot go on; the message says where it stopped and why."""
+
+
+class Demo:
+    """The story, told on `console`, at the cluster of `bootstrap_servers`."""
+
+    def __init__(self, console: Console, bootstrap_servers: str, verbose: bool) -> None:
+        self._console = console
+        self._bootstrap = bootstrap_servers
+        self._verbose = verbose
+        self._clock = SystemClock()
+        self._settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers, "client.id": "demo"})
+        self._cluster = Cluster(self._settings.bootstrap, self._settings)
+        self._topic, self._group = "flights", "flight-delays"
+        self._applications: list[Application] = []
+        self._progress = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=not console.is_terminal,
+        )
+        self._feed: Feed
+
+    def run(self) -> bool:
+        """Tells the whole story; True when every check held."""
+        flights = load_flights()
+        self._name_things()
+        self._say(f"encoding {len(flights):,} flights with conf/flights.avsc")
+        encoded = list(encode_flights(flights))
+        create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
+        self._say(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions at {self._bootstrap}")
+        with ExitStack() as stack:
+            stack.callback(self._cluster.close)
+            stack.callback(self._kill_applications)
+            self._feed = stack.enter_context(
+                Feed(self._settings, self._topic, PARTITIONS, encoded, duration_s=PRODUCE_S)
+            )
+            with self._progress:
+                self._bars = [self._progress.add_task(name, total=len(encoded)) for name in ("produced", "consumed")]
+                self._stream(len(encoded))
+            committed, ends = group_positions(self._bootstrap, self._group, self._topic)
+            rows = read_outputs({a.name: a.output for a in self._applications})
+            expected, found = carrier_means(flights), carrier_means(rows)
+            checks = [*check_rows(rows, ends, len(flights)), check_means(found, expected), check_lag(committed, ends)]
+            self._show_carriers(found)
+        self._show_checks(checks)
+        return all(check.held for check in checks)
+
+    def _stream(self, total: int) -> None:
+        """Application A alone, then with B, then alone again, until the topic is drained."""
+        self._feed.allow(1 / 3)
+        first = self._start("A")
+        self._until(lambda: self._is_stable(MEMBERS), "application A joins the group")
+        self._show_group("A alone: two members share six partitions")
+        self._until(lambda: self._feed.waits, "a third of the flights is produced")
+        second = self._start("B")
+        self._feed.allow(2 / 3)
+        self._until(lambda: self._is_stable(2 * MEMBERS), "application B joins the group")
+        self._show_group("A and B: four members")
+        self._until(lambda: self._feed.waits, "two thirds of the flights are produced")
+        self._until(lambda: second.has_written, "application B writes rows")
+        self._feed.allow(1)
+        self._stop(second)
+        self._until(lambda: self._is_stable(MEMBERS), "application A takes the partitions back")
+        self._show_group("B has drained and left: A owns everything again")
+        self._until(lambda: self._feed.waits and self._consumed() >= total, "application A drains the topic")
+        self._stop(first)
+        self._until(lambda: self._describe().state == "Empty", "the group is empty")
+        self._show_group("A has drained and left")
+
+    def _start(self, name: str) -> Application:
+        self._say(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {MEMBERS} members")
+        application = Application(
+            name,
+            DIRECTORY / f"application-{name.lower()}",
+            bootstrap_servers=self._bootstrap,
+            topic=self._topic,
+            group=self._group,
+            verbose=self._verbose,
+        )
+        self._applications.append(application)
+        return application
+
+    def _stop(self, application: Application) -> None:
+        self._say(f"SIGTERM to application [bold]{application.name}[/]: it finishes its batch, commits and leaves")
+        application.terminate()
+        self._until(
+            lambda: not application.running, f"application {application.name} drains", DRAIN_TIMEOUT_S, application
+        )
+        if application.exit_status != 0:
+            raise DemoFailed(
+                f"application {application.name} ended with status {application.exit_status} after SIGTERM; "
+                f"the end of its log:\n{application.log_tail()}"
+            )
+
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        timeout_s: float = STEP_TIMEOUT_S,
+        stopping: Application | None = None,
+    ) -> None:
+        """Waits, showing progress and rebalances as they come.
+
+        Raises: DemoFailed when it takes too long or an application other than `stopping` ended.
+        """
+        deadline_ms = self._clock.now_ms() + round(timeout_s * 1000)
+        while True:
+            met = condition()
+            self._show_progress()
+            if met:
+                return
+            for application in self._applications:
+                if application is not stopping and application.exit_status not in (None, 0):
+                    raise DemoFailed(
+                        f"application {application.name} ended with status {application.exit_status} before this: "
+                        f"{what}; the end of its log ({application.log_file}):\n{application.log_tail()}"
+                    )
+            if self._clock.now_ms() > deadline_ms:
+                tails = "\n".join(f"-- {a.name}: {a.log_file}\n{a.log_tail(8)}" for a in self._applications)
+                raise DemoFailed(f"this did not happen within {timeout_s:.0f} s: {what}\n{tails}")
+            self._clock.sleep_ms(POLL_MS)
+
+    def _show_progress(self) -> None:
+        self._feed.check()
+        self._progress.update(self._bars[0], completed=self._feed.produced)
+        self._progress.update(self._bars[1], completed=self._consumed())
+        for application in self._applications:
+            for line in application.new_rebalances():
+                self._console.print(f"  [magenta]rebalance {application.name}[/] {escape(line)}", highlight=False)
+
+    def _consumed(self) -> int:
+        committed = self._cluster.fetch_committed(self._group)
+        return sum(position.offset for position in committed.values() if position is not None)
+
+    def _describe(self) -> GroupDescription:
+        return describe_groups(self._cluster, [self._group])[self._group]
+
+    def _is_stable(self, members: int) -> bool:
+        group = self._describe()
+        return group.state == "Stable" and len(group.members) == members
+
+    def _show_group(self, title: str) -> None:
+        group = self._describe()
+        rows = group_offsets(self._cluster, group)
+        counts = f"{self._feed.produced:,} produced, {self._consumed():,} consumed"
+        table = Table(title=f"{title} ({group.state}; {counts})", title_justify="left", title_style="bold")
+        for heading in ("CONSUMER-ID", "HOST", "CLIENT-ID", "PARTITIONS"):
+            table.add_column(heading, overflow="fold")
+        table.add_column("LAG", justify="right")
+        for member in group.members or (None,):
+            owned = [row for row in rows if row.member == member]
+            numbers = ", ".join(str(row.topic_partition.partition) for row in owned)
+            lag = sum(row.lag if row.lag is not None else row.log_end_offset or 0 for row in owned)
+            who = (f"…{member.member_id[-12:]}", member.client_host, member.client_id) if member else ("-", "-", "-")
+            table.add_row(*who, numbers or "-", f"{lag:,}")
+        self._console.print(table)
+
+    def _show_carriers(self, found: dict[str, tuple[int, float]]) -> None:
+        table = Table(title="Mean arrival delay by carrier", title_justify="left", title_style="bold")
+        table.add_column("CARRIER")
+        table.add_column("FLIGHTS", justify="right")
+        table.add_column("MINUTES", justify="right")
+        for carrier, (count, mean) in sorted(found.items(), key=lambda item: -item[1][1]):
+            table.add_row(carrier, f"{count:,}", f"{mean:.1f}")
+        self._console.print(table)
+
+    def _show_checks(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            mark = "[green]ok  [/]" if check.held else "[bold red]FAIL[/]"
+            self._console.print(f"{mark} {check.promise}: {check.seen}", highlight=False)
+
+    def _name_things(self) -> None:
+        """A cluster of someone's own may have such a topic or group already: leave those alone."""
+        topics = self._cluster.metadata(None, refresh=True).topics
+        if self._topic in topics or self._describe().state != "Dead":
+            suffix = uuid.uuid4().hex[:6]
+            self._topic, self._group = f"{self._topic}-{suffix}", f"{self._group}-{suffix}"
+
+    def _kill_applications(self) -> None:
+        for application in self._applications:
+            application.kill()
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[cyan]>[/] {text}", highlight=False)
+
+
+def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
+    """Runs ``groupsource broker`` as a process of its own; its address once it is ready."""
+    command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
+    command += ["--data-dir", str(DIRECTORY / "broker")]
+    for key, value in BROKER_CONFIG.items():
+        command += ["--config", f"{key}={value}"]
+    log = stack.enter_context((DIRECTORY / "broker.log").open("w"))
+    process = popen_leashed(command, subprocess.PIPE, None if verbose else log)
+    stack.callback(stop_process, process, 20)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("listening on "):
+            return line.split()[-1]
+    raise DemoFailed(f"the embedded broker did not start:\n{(DIRECTORY / 'broker.log').read_text()}")
+
+
+def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Console) -> str:
+    """Address of the cluster that the options ask for, started where they ask for one to be started."""
+    if options.bootstrap_servers:
+        return str(options.bootstrap_servers)
+    if options.kafka:
+        console.print("[cyan]>[/] starting a real Apache Kafka (the first time it is fetched: a minute or two)")
+        return stack.enter_context(RealKafka(BROKER_CONFIG)).bootstrap_servers
+    console.print("[cyan]>[/] starting the embedded broker: groupsource broker")
+    return start_embedded_broker(stack, options.verbose)
+
+
+def next_steps(console: Console, kept: bool) -> None:
+    console.print("\n[bold]What to try next[/]")
+    if kept:
+        console.print(f"  groupsource broker --data-dir {DIRECTORY / 'broker'}   # the same topic and group, then:")
+        console.print("  groupsource groups describe --group flight-delays")
+        console.print("  groupsource topics describe --topic flights --offsets")
+    console.print("  make run KAFKA=1                 # the same on a real Apache Kafka")
+    console.print("  make run BOOTSTRAP=host:port     # the same on a Kafka of yours")
+    console.print("  jobs/flight_delays.py            # the application: a start for your own")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Two Spark applications share a Kafka group over real data.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="use this Kafka")
+    where.add_argument("--kafka", action="store_true", help="fetch and start an Apache Kafka first")
+    parser.add_argument("--verbose", action="store_true", help="show the logs of everything that runs")
+    options = parser.parse_args(arguments)
+    console = Console()
+    clock = SystemClock()
+    begun_ms = clock.now_ms()
+    # so that SIGTERM, too, ends what was started in order
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    DIRECTORY.mkdir(parents=True)
+    try:
+        java()
+        with ExitStack() as stack:
+            bootstrap_servers = start_cluster(stack, options, console)
+            held = Demo(console, bootstrap_servers, options.verbose).run()
+    except (DemoFailed, Unavailable, GroupSourceError) as error:
+        console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+    seconds = (clock.now_ms() - begun_ms) / 1000
+    console.print(f"{'[bold green]every check held' if held else '[bold red]a check failed'}[/] after {seconds:.0f} s")
+    next_steps(console, kept=not (options.bootstrap_servers or options.kafka))
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
