@@ -15,6 +15,7 @@ TP = TopicPartition("flights", 3)
 END = 1 << 60
 WALKERS = {"numpy": walk, "numba": compiled_walk}
 
+PIECES = [b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]
 # zero bytes and short strings of length varints are what the NumPy walk could mistake for the start of a record
 payloads = st.one_of(
     st.none(),
@@ -22,7 +23,7 @@ payloads = st.one_of(
     st.text("ab\0", max_size=12).map(str.encode),
     st.integers(0, 400).map(lambda size: b"\0" * size),
     st.integers(0, 9000).map(lambda size: b"x" * size),
-    st.lists(st.sampled_from([b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]), max_size=20).map(b"".join),
+    st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join),
 )
 headers = st.lists(
     st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=8))), max_size=4

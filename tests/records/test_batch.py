@@ -126,7 +126,8 @@ def test_a_record_count_that_disagrees_with_the_bytes():
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 4), st.integers(0, 3))
 def test_senseless_records_are_corrupt(payload, codec, count):
     batch = encode_batch([Record(None, b"x", NOW)])
-    damaged = bytearray(patched(57, count.to_bytes(4, "big"), patched(23, b"\0\0\0\x09", batch))[:HEADER_BYTES] + payload)
+    header = patched(57, count.to_bytes(4, "big"), patched(23, b"\0\0\0\x09", batch))[:HEADER_BYTES]
+    damaged = bytearray(header + payload)
     damaged[8:12] = (len(damaged) - 12).to_bytes(4, "big")
     damaged[22] = codec
     try:

@@ -238,7 +238,7 @@ def test_counts_wrong_in_two_batches_do_not_cancel_out():
 def test_a_checksum_that_is_wrong():
     damaged = bytearray(batch(0, 4) + batch(5, 9))
     damaged[-1] ^= 1
-    with pytest.raises(CorruptRecordError, match="^flights-3: byte [0-9]+: the record batch at offset 5 carries checksum"):
+    with pytest.raises(CorruptRecordError, match="^flights-3: byte [0-9]+: .* at offset 5 carries checksum"):
         decode(damaged)
     # what lies behind the wanted range is not looked at
     assert decode(damaged, end_offset=5).rows == 5
