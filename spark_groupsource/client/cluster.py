@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Iterable, Mapping, Sequence
 
-from spark_groupsource.client.fencing import FENCING, fencing_cause
+from spark_groupsource.client.answers import FENCING
 from spark_groupsource.client.retry import Retry
 from spark_groupsource.client.routing import Router
 from spark_groupsource.client.views import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterView, FoundOffset, TopicInfo
@@ -130,8 +130,37 @@ class Cluster(Router):
             coordinator does not tell); BrokerError, among them REBALANCE_IN_PROGRESS while the group waits for its
             leader's assignment; ConnectionFailed. Retriable errors raise at the deadline.
         """
+        code = self.try_commit(
+            group_id,
+            offsets,
+            generation_id=generation_id,
+            member_id=member_id,
+            group_instance_id=group_instance_id,
+            timeout_ms=timeout_ms,
+        )
+        if code in FENCING and member_id:
+            raise GenerationMismatchError(
+                group_id=group_id, member_id=member_id, generation_id=generation_id, cause=FENCING[code]
+            )
+        if code:
+            hint = ""
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                hint = " (the group has active members; only they may commit)"
+            raise BrokerError(code, f"commit by group {group_id}{hint}")
+
+    def try_commit(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        generation_id: int = -1,
+        member_id: str = "",
+        group_instance_id: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> int:
+        """As `commit`, but returns the code of what concerns the membership: of `FENCING`, or REBALANCE_IN_PROGRESS."""
         if not offsets:
-            return
+            return 0
         request = _commit_request(group_id, offsets, generation_id, member_id, group_instance_id)
         retry = self.retry(timeout_ms)
         # KIP-345: a static member must be recognised by its instance id
@@ -141,16 +170,11 @@ class Cluster(Router):
             refused = [(t.name, p.partition_index, p.error_code) for t in answer.topics for p in t.partitions]
             failure = next((entry for entry in refused if entry[2]), None)
             if failure is None:
-                return
+                return 0
             topic, partition, code = failure
-            if code in FENCING and member_id:
-                raise GenerationMismatchError(
-                    group_id=group_id, member_id=member_id, generation_id=generation_id, cause=fencing_cause(code)
-                )
-            hint = ""
-            if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                hint = " (the group has active members; only they may commit)"
-            error = BrokerError(code, f"commit of {topic}-{partition} by group {group_id}{hint}")
+            if code in FENCING or code == ErrorCode.REBALANCE_IN_PROGRESS:
+                return int(code)
+            error = BrokerError(code, f"commit of {topic}-{partition} by group {group_id}")
             if not error.retriable:
                 raise error
             _again(retry, error)

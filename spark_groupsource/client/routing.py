@@ -133,7 +133,8 @@ class Router:
             reasons: dict[Address, str] = {}
             for address in self._addresses():
                 try:
-                    answer = self.exchange(address, request, cap=cap, floor=floor)
+                    bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
+                    answer = self.exchange(address, request, bound_ms, cap=cap, floor=floor)
                     self._reached_once = True
                     return answer
                 except (ConnectionFailed, RemoteProtocolError) as error:
