@@ -372,7 +372,12 @@ class GroupContext:
     # --- ways into a state
 
     def completing(
-        self, count: int = 1, *, instances: Sequence[str] = (), protocols: Sequence[tuple[str, bytes]] = RANGE, **how: Any
+        self,
+        count: int = 1,
+        *,
+        instances: Sequence[str] = (),
+        protocols: Sequence[tuple[str, bytes]] = RANGE,
+        **how: Any,
     ) -> list[Joined]:
         """A group whose first join phase is over; the first member leads."""
         who: list[str | None] = list(instances) or [None] * count
@@ -386,7 +391,12 @@ class GroupContext:
         ]
 
     def stable(
-        self, count: int = 1, *, instances: Sequence[str] = (), protocols: Sequence[tuple[str, bytes]] = RANGE, **how: Any
+        self,
+        count: int = 1,
+        *,
+        instances: Sequence[str] = (),
+        protocols: Sequence[tuple[str, bytes]] = RANGE,
+        **how: Any,
     ) -> list[Joined]:
         """A group with assignments; each member's is its id in bytes."""
         members = self.completing(count, instances=instances, protocols=protocols, **how)

@@ -1,0 +1,519 @@
+"""JoinGroup of dynamic members: who is let in, with which answer, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, Answer, GroupContext
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+
+NEW_MEMBER_MS = CONFIG.group_new_member_join_timeout_ms
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext()
+
+
+def errors(answers: list[Answer]) -> list[str]:
+    return sorted(answer.error.name for answer in answers)
+
+
+FOUR_OF_FIVE = sorted(["NONE"] * 4 + ["GROUP_MAX_SIZE_REACHED"])
+
+
+# --- entry
+
+
+@pytest.mark.conformance("GC-003")
+def test_join_where_the_partition_is_not_owned(context: GroupContext) -> None:
+    context.shard.unload(0)
+    assert context.join().error is ErrorCode.NOT_COORDINATOR
+
+
+@pytest.mark.conformance("GC-010", "GC-011")
+@pytest.mark.parametrize("session_ms", [9, 600_001])
+def test_session_timeout_out_of_bounds(context: GroupContext, session_ms: int) -> None:
+    assert context.join(session_ms=session_ms).error is ErrorCode.INVALID_SESSION_TIMEOUT
+    assert context.state() is DEAD
+
+
+@pytest.mark.parametrize("session_ms", [10, 600_000])
+def test_bounds_of_the_session_timeout_are_inclusive(context: GroupContext, session_ms: int) -> None:
+    assert context.join(session_ms=session_ms).parked
+
+
+@pytest.mark.conformance("GC-013")
+def test_empty_group_id_is_refused(context: GroupContext) -> None:
+    assert context.join(group="").error is ErrorCode.INVALID_GROUP_ID
+    assert context.sync("m", 1, group="").error is ErrorCode.INVALID_GROUP_ID
+    assert context.heartbeat("m", 1, group="") is ErrorCode.INVALID_GROUP_ID
+    assert context.leave(("m", None), group="").error is ErrorCode.INVALID_GROUP_ID
+    assert context.delete_offsets(("t", 0), group="").error is ErrorCode.INVALID_GROUP_ID
+
+
+@pytest.mark.conformance("GC-012", "JM-013")
+def test_made_up_member_id_of_an_unknown_group(context: GroupContext) -> None:
+    answer = context.join("made-up")
+    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
+    assert context.state() is DEAD
+
+
+@pytest.mark.conformance("GC-023", "JM-022")
+def test_made_up_member_id_of_a_known_group(context: GroupContext) -> None:
+    context.stable()
+    answer = context.join("made-up")
+    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-024", "JM-023", "JM-032")
+def test_dead_group(context: GroupContext) -> None:
+    context.kill()
+    assert context.join().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert context.join("member").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+@pytest.mark.conformance("JM-038")
+def test_member_id_in_an_empty_group(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.leave((member.member_id, None))
+    answer = context.join(member.member_id)
+    assert (answer.error, answer.response.generation_id) == (ErrorCode.UNKNOWN_MEMBER_ID, -1)
+
+
+@pytest.mark.conformance("GC-014")
+def test_first_join_of_a_new_group(context: GroupContext) -> None:
+    answer = context.join()
+    context.advance(DELAY_MS)
+    assert answer.error is ErrorCode.NONE
+    assert answer.response.generation_id == 1
+    assert answer.response.leader == answer.member_id == "client-uuid-1"
+    assert answer.response.protocol_name == "range"
+    assert [(m.member_id, m.metadata) for m in answer.response.members] == [(answer.member_id, b"")]
+
+
+@pytest.mark.parametrize("version", range(10))
+def test_every_version_gets_its_own_form(version: int) -> None:
+    context = GroupContext()
+    answer = context.join(version=version)
+    if version >= 4:
+        assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
+        assert answer.response.protocol_name == (None if version >= 7 else "")
+        answer = context.join(answer.member_id, version=version)
+    context.advance(DELAY_MS)
+    assert answer.error is ErrorCode.NONE
+    assert answer.response.protocol_name == "range"
+    member = context.group().members[answer.member_id]
+    assert member.rebalance_timeout_ms == (SESSION_MS if version == 0 else REBALANCE_MS)
+
+
+def test_version_0_has_its_session_timeout_for_rebalance_timeout(context: GroupContext) -> None:
+    context.join(version=0, session_ms=70)
+    assert context.group().rebalance_timeout_ms == 70
+
+
+# --- protocols
+
+
+@pytest.mark.conformance("GC-015", "JM-014")
+def test_another_protocol_type(context: GroupContext) -> None:
+    context.stable()
+    assert context.join(protocol_type="connect").error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-016", "JM-015")
+@pytest.mark.parametrize("instance", [None, "instance"])
+def test_empty_protocol_type(context: GroupContext, instance: str | None) -> None:
+    answer = context.join(protocol_type="", instance=instance)
+    assert (answer.error, answer.member_id) == (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+
+
+@pytest.mark.conformance("GC-017", "JM-016")
+def test_no_protocols(context: GroupContext) -> None:
+    assert context.join(protocols=()).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert context.log == []
+
+
+@pytest.mark.conformance("GC-022", "JM-018")
+def test_no_protocol_in_common_with_the_parked_member(context: GroupContext) -> None:
+    first = context.join(protocols=[("range", b"")])
+    assert context.join(protocols=[("roundrobin", b"")]).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    context.advance(DELAY_MS)
+    assert first.error is ErrorCode.NONE
+    assert len(first.response.members) == 1
+
+
+@pytest.mark.conformance("GC-026", "JM-019")
+def test_second_join_without_protocols_leaves_the_id_pending(context: GroupContext) -> None:
+    required = context.join(version=4)
+    assert required.error is ErrorCode.MEMBER_ID_REQUIRED
+    refused = context.join(required.member_id, protocols=(), version=4)
+    assert (refused.error, refused.member_id) == (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, required.member_id)
+    third = context.join(required.member_id, version=4)
+    context.advance(DELAY_MS)
+    assert third.error is ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-059", "JM-024")
+def test_errors_carry_no_protocol_type(context: GroupContext) -> None:
+    context.stable()
+    answer = context.join("made-up", version=7)
+    assert answer.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert answer.response.protocol_type is None
+    assert answer.response.protocol_name is None
+
+
+@pytest.mark.conformance("GC-060", "JM-025")
+def test_leader_and_follower_learn_the_protocol_type(context: GroupContext) -> None:
+    answers = [context.join(instance=instance, version=7) for instance in ("a", "b")]
+    context.advance(2 * DELAY_MS)
+    assert [answer.response.protocol_type for answer in answers] == ["consumer", "consumer"]
+    assert [len(answer.response.members) for answer in answers] == [2, 0]
+
+
+# --- size
+
+
+@pytest.mark.conformance("GC-004", "JM-007")
+def test_a_full_group_refuses_a_new_member(context: GroupContext) -> None:
+    context.completing(4)
+    assert context.state() is COMPLETING
+    answer = context.join()
+    assert (answer.error, answer.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+
+
+@pytest.mark.conformance("GC-005", "JM-008")
+def test_more_pending_ids_than_the_group_may_hold(context: GroupContext) -> None:
+    ids = [context.join(version=4).member_id for _ in range(5)]
+    for _ in range(2):
+        answers = [context.join(member_id, version=4) for member_id in ids]
+        context.advance(4 * DELAY_MS)
+        assert errors(answers) == FOUR_OF_FIVE
+        assert answers[4].error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert len(context.group().members) == 4
+
+
+@pytest.mark.conformance("GC-006", "JM-009", "GC-007", "JM-010")
+@pytest.mark.parametrize("static", [False, True])
+def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> None:
+    instances = [f"i-{i}" if static else None for i in range(5)]
+    answers = [context.join(instance=instance) for instance in instances]
+    context.advance(4 * DELAY_MS)
+    assert errors(answers) == FOUR_OF_FIVE
+    again = [context.join(a.member_id, instance=i) for a, i in zip(answers[:4], instances, strict=False)]
+    again.append(context.join(instance=instances[4]))
+    context.advance(4 * DELAY_MS)
+    assert errors(again) == FOUR_OF_FIVE
+
+
+@pytest.mark.conformance("GC-008", "JM-011")
+def test_parked_members_may_join_again_without_being_counted_twice(context: GroupContext) -> None:
+    ids = [context.join(version=4).member_id for _ in range(5)]
+    first = [context.join(member_id, version=4) for member_id in ids]
+    assert context.state() is PREPARING
+    second = [context.join(member_id, version=4) for member_id in ids]
+    context.advance(4 * DELAY_MS)
+    assert errors(second) == FOUR_OF_FIVE
+    # whoever asked first is told to ask again, so that no request waits for ever
+    assert {answer.error for answer in first[:4]} == {ErrorCode.REBALANCE_IN_PROGRESS}
+
+
+@pytest.mark.conformance("GC-009", "JM-012", "JM-005")
+def test_the_last_to_rejoin_a_group_over_its_limit_are_turned_away() -> None:
+    wide = GroupContext(replace(CONFIG, group_max_size=6))
+    members = wide.stable(6)
+    context = GroupContext(CONFIG, log=wide.log)
+    assert context.state() is PREPARING
+    assert len(context.group().members) == 6
+
+    answers = [context.join(member.member_id) for member in members]
+
+    assert [a.error for a in answers[4:]] == [ErrorCode.GROUP_MAX_SIZE_REACHED] * 2
+    assert [a.error for a in answers[:4]] == [ErrorCode.NONE] * 4
+    assert list(context.group().members) == [member.member_id for member in members[:4]]
+    assert answers[0].response.generation_id == 2
+
+
+# --- new members
+
+
+@pytest.mark.conformance("GC-018", "JM-048")
+def test_after_the_phase_the_session_timeout_counts_not_the_new_member_timeout(context: GroupContext) -> None:
+    session_ms = NEW_MEMBER_MS + 5_000
+    (member,) = context.completing(session_ms=session_ms, rebalance_ms=2 * session_ms)
+    assert not context.group().members[member.member_id].is_new
+    context.advance(NEW_MEMBER_MS)
+    assert member.member_id in context.group().members
+    context.advance(5_000)
+    assert context.state() is EMPTY
+
+
+@pytest.mark.conformance("GC-019", "JM-017")
+def test_a_new_member_parked_too_long_is_sent_away_and_the_old_one_stays(context: GroupContext) -> None:
+    long_ms = NEW_MEMBER_MS + 5_000
+    (member,) = context.stable(rebalance_ms=2 * NEW_MEMBER_MS, session_ms=long_ms)
+    newcomer = context.join(rebalance_ms=2 * NEW_MEMBER_MS, session_ms=long_ms)
+    context.advance(NEW_MEMBER_MS - 1)
+    assert newcomer.parked
+    context.advance(1)
+    assert (newcomer.error, newcomer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "")
+    assert list(context.group().members) == [member.member_id]
+
+
+@pytest.mark.conformance("GC-020", "JM-049")
+def test_new_members_silent_after_join_are_removed(context: GroupContext) -> None:
+    context.completing(2)
+    context.advance(SESSION_MS)
+    assert context.state() is EMPTY
+    assert context.group().generation_id == 2
+
+
+@pytest.mark.conformance("GC-021")
+def test_new_members_silent_after_sync_are_removed(context: GroupContext) -> None:
+    context.stable(2)
+    context.advance(SESSION_MS)
+    assert context.state() is EMPTY
+
+
+@pytest.mark.conformance("JM-031")
+def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_so(context: GroupContext) -> None:
+    (member,) = context.stable(session_ms=600_000, rebalance_ms=600_000)
+    newcomer = context.join(session_ms=600_000, rebalance_ms=600_000)
+    context.leave((member.member_id, None))  # completes: the newcomer is the whole group
+    assert newcomer.error is ErrorCode.NONE
+    context.advance(600_000)
+    assert context.state() is EMPTY
+    assert context.shard.ledger.groups[GROUP].members == ()
+    assert context.shard.ledger.groups[GROUP].protocol_type == "consumer"
+
+
+# --- pending ids
+
+
+@pytest.mark.conformance("GC-085", "JM-103", "JM-030")
+def test_a_pending_id_disappears_without_a_rebalance(context: GroupContext) -> None:
+    (member,) = context.stable()
+    required = context.join(version=4)
+    assert required.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert required.response.generation_id == -1
+    assert context.group().pending_joins == {required.member_id}
+    for _ in range(2):
+        assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
+        context.advance(SESSION_MS // 2)
+    assert context.group().pending_joins == set()
+    assert context.state() is STABLE
+    assert context.group().generation_id == 1
+    assert "pending_member_expired" in context.kinds()
+
+
+def rebalancing_with_a_pending_id(context: GroupContext) -> tuple[list[Answer], str]:
+    first, second = context.stable(2)
+    pending = context.join(version=4).member_id
+    answers = [context.join(first.member_id), context.join(second.member_id)]
+    assert context.state() is PREPARING
+    assert all(answer.parked for answer in answers)
+    return answers, pending
+
+
+@pytest.mark.conformance("GC-086", "JM-086")
+def test_a_phase_waits_for_a_pending_id(context: GroupContext) -> None:
+    answers, pending = rebalancing_with_a_pending_id(context)
+    answers.append(context.join(pending, version=4))
+    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert len(context.group().members) == 3
+    assert context.group().pending_joins == set()
+    assert context.state() is COMPLETING
+
+
+@pytest.mark.conformance("GC-087", "JM-087")
+def test_a_phase_completes_when_a_pending_id_times_out(context: GroupContext) -> None:
+    answers, _ = rebalancing_with_a_pending_id(context)
+    context.advance(SESSION_MS)
+    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert len(context.group().members) == 2
+
+
+@pytest.mark.conformance("GC-088", "JM-114")
+def test_a_phase_completes_when_a_pending_id_leaves(context: GroupContext) -> None:
+    answers, pending = rebalancing_with_a_pending_id(context)
+    assert context.leave_errors((pending, None)) == [ErrorCode.NONE]
+    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert len(context.group().members) == 2
+
+
+@pytest.mark.conformance("JM-033")
+def test_a_pending_id_with_an_instance_id_is_a_bug(context: GroupContext) -> None:
+    pending = context.join(version=5).member_id
+    with pytest.raises(RuntimeError, match=pending):
+        context.join(pending, instance="instance", version=5)
+
+
+# --- rejoining
+
+
+@pytest.mark.conformance("GC-083", "JM-081", "JM-037")
+def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> None:
+    leader, follower = context.stable(2)
+    answer = context.join(follower.member_id)
+    assert answer.error is ErrorCode.NONE
+    assert answer.response.generation_id == 1
+    assert answer.response.leader == leader.member_id
+    assert list(answer.response.members) == []
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-084", "JM-085", "JM-035", "GC-121", "JM-088")
+def test_an_unchanged_leader_asks_for_a_rebalance(context: GroupContext) -> None:
+    (member,) = context.stable()
+    answer = context.join(member.member_id)
+    assert answer.response.generation_id == 2
+    assert context.state() is COMPLETING
+
+
+@pytest.mark.conformance("JM-036")
+def test_a_follower_with_other_metadata_asks_for_a_rebalance(context: GroupContext) -> None:
+    _, follower = context.stable(2)
+    assert context.join(follower.member_id, protocols=[("range", b"other")]).parked
+    assert context.state() is PREPARING
+
+
+@pytest.mark.conformance("JM-034")
+def test_other_metadata_while_completing_begins_again(context: GroupContext) -> None:
+    (member,) = context.completing()
+    answer = context.join(member.member_id, protocols=[("range", b"other")])
+    assert answer.response.generation_id == 2
+    assert context.state() is COMPLETING
+
+
+@pytest.mark.parametrize("who, listed", [(0, 2), (1, 0)])
+def test_a_lost_join_answer_is_repeated(context: GroupContext, who: int, listed: int) -> None:
+    members = context.completing(2)
+    answer = context.join(members[who].member_id)
+    assert answer.response.generation_id == 1
+    assert len(answer.response.members) == listed
+    assert context.state() is COMPLETING
+
+
+@pytest.mark.parametrize(
+    "protocols",
+    [[("a", b""), ("range", b"")], [("range", b"x")], [("range", b""), ("a", b"")]],
+)
+def test_order_names_and_bytes_all_count(context: GroupContext, protocols: list[tuple[str, bytes]]) -> None:
+    _, follower = context.stable(2)
+    assert context.join(follower.member_id, protocols=protocols).parked
+
+
+# --- the initial delay
+
+
+@pytest.mark.conformance("GC-157", "JM-026")
+def test_the_first_join_waits_the_initial_delay(context: GroupContext) -> None:
+    answer = context.join()
+    context.advance(DELAY_MS - 1)
+    assert answer.parked
+    context.advance(1)
+    assert answer.error is ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-158", "JM-027")
+def test_company_in_the_first_window_adds_a_second(context: GroupContext) -> None:
+    first = context.join()
+    context.advance(DELAY_MS // 2)
+    second = context.join()
+    context.advance(DELAY_MS // 2)
+    assert first.parked
+    context.advance(DELAY_MS - 1)
+    assert first.parked and second.parked
+    context.advance(1)
+    assert first.error is second.error is ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-159", "JM-028")
+def test_the_initial_delay_ends_with_the_rebalance_timeout(context: GroupContext) -> None:
+    first = context.join(rebalance_ms=2 * DELAY_MS)
+    context.advance(DELAY_MS - 1)
+    second = context.join(rebalance_ms=2 * DELAY_MS)
+    context.advance(2)
+    third = context.join(rebalance_ms=2 * DELAY_MS)
+    context.advance(DELAY_MS - 2)
+    assert [a.parked for a in (first, second, third)] == [True] * 3
+    context.advance(1)
+    assert [a.error for a in (first, second, third)] == [ErrorCode.NONE] * 3
+
+
+def test_the_delay_of_a_group_that_was_emptied_is_extended_too(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.leave((member.member_id, None))
+    first = context.join()
+    context.advance(DELAY_MS // 2)
+    context.join()
+    context.advance(DELAY_MS)
+    assert first.parked
+    context.advance(DELAY_MS)
+    assert first.response.generation_id == 3
+
+
+def test_pending_ids_do_not_extend_the_delay(context: GroupContext) -> None:
+    first = context.join()
+    context.join(version=4)
+    context.advance(DELAY_MS)
+    assert first.error is ErrorCode.NONE
+
+
+def test_no_delay_completes_at_the_next_tick() -> None:
+    context = GroupContext(replace(CONFIG, group_initial_rebalance_delay_ms=0))
+    answer = context.join()
+    assert answer.parked
+    context.advance(0)
+    assert answer.error is ErrorCode.NONE
+
+
+@pytest.mark.conformance("JM-040")
+def test_a_group_that_died_during_the_delay_is_left_alone(context: GroupContext) -> None:
+    context.join()
+    context.kill()
+    context.advance(DELAY_MS)
+    assert context.group().generation_id == 0
+
+
+# --- a group's first record
+
+
+@pytest.mark.conformance("JM-002")
+def test_a_join_that_makes_a_group_is_recorded(context: GroupContext) -> None:
+    context.join(version=4)
+    assert len(context.log) == 1
+    stored = context.shard.ledger.groups[GROUP]
+    assert (stored.protocol_type, stored.generation_id, stored.members) == ("", 0, ())
+
+
+@pytest.mark.conformance("JM-003", "JM-047")
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_group_that_cannot_be_recorded_is_not_made(context: GroupContext, version: int) -> None:
+    context.append_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    answer = context.join(version=version)
+    assert answer.error is ErrorCode.NOT_COORDINATOR
+    assert context.state() is DEAD
+    assert context.timers == {}
+
+
+def test_the_client_s_reason_is_told(context: GroupContext) -> None:
+    context.stable()
+    context.join(version=9, reason="topic metadata has changed")
+    newcomer = context.join(version=9)
+    context.join(newcomer.member_id, version=9, reason="need to join")
+    assert any("adding new member" in e.text and "client reason: need to join" in e.text for e in context.events)
+
+
+def test_protocol_bytes_reach_the_leader(context: GroupContext) -> None:
+    first = context.join(protocols=[("range", b"one"), ("roundrobin", b"uno")])
+    second = context.join(protocols=[("range", b"two"), ("roundrobin", b"due")])
+    context.advance(2 * DELAY_MS)
+    listed = {m.member_id: m.metadata for m in first.response.members}
+    assert listed == {first.member_id: b"one", second.member_id: b"two"}
+    assert RANGE[0][0] == first.response.protocol_name

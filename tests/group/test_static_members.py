@@ -1,0 +1,429 @@
+"""Static members: instance ids outlive member ids, and the later of two claimants wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, GroupContext, Joined
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+
+LEADER, FOLLOWER = "leader-instance", "follower-instance"
+TWO = [("range", b""), ("roundrobin", b"")]
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext()
+
+
+def pair(context: GroupContext, **how: Any) -> tuple[Joined, Joined]:
+    """A Stable group of a static leader and a static follower, generation 1."""
+    leader, follower = context.stable(instances=[LEADER, FOLLOWER], **how)
+    assert leader.leader_id == leader.member_id
+    return leader, follower
+
+
+def keep_alive(context: GroupContext, member: Joined, duration_ms: int, generation_id: int) -> None:
+    """Lets time pass while one member heartbeats."""
+    for _ in range(4):
+        context.advance(duration_ms // 4)
+        context.heartbeat(member.member_id, generation_id, instance=member.instance_id)
+
+
+# --- joining
+
+
+@pytest.mark.conformance("GC-027", "JM-020")
+def test_a_first_join_takes_one_round_trip(context: GroupContext) -> None:
+    answer = context.join(instance=LEADER, version=9)
+    context.advance(DELAY_MS)
+    assert answer.error is ErrorCode.NONE
+    assert answer.member_id == f"{LEADER}-uuid-1"
+    assert answer.response.members[0].group_instance_id == LEADER
+
+
+@pytest.mark.conformance("GC-028", "JM-021")
+def test_known_instance_with_a_made_up_member_id(context: GroupContext) -> None:
+    pair(context)
+    answer = context.join("made-up", instance=LEADER)
+    assert (answer.error, answer.member_id) == (ErrorCode.FENCED_INSTANCE_ID, "made-up")
+
+
+@pytest.mark.conformance("GC-053", "JM-069")
+def test_unknown_instance_with_a_known_member_id(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    assert context.join(leader.member_id, instance="unknown").error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-046", "JM-065", "GC-047", "JM-066")
+@pytest.mark.parametrize("instance", [LEADER, FOLLOWER])
+def test_mismatched_ids(context: GroupContext, instance: str) -> None:
+    leader, follower = pair(context)
+    other = follower if instance == LEADER else leader
+    assert context.join(other.member_id, instance=instance).error is ErrorCode.FENCED_INSTANCE_ID
+
+
+@pytest.mark.conformance("GC-035", "JM-056")
+def test_dead_group(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    context.kill()
+    assert context.join(leader.member_id, instance=LEADER).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+@pytest.mark.conformance("GC-036", "JM-057")
+def test_known_id_in_a_group_that_is_empty_now(context: GroupContext) -> None:
+    leader, follower = pair(context)
+    context.leave((leader.member_id, LEADER), (follower.member_id, FOLLOWER))
+    assert context.state() is EMPTY
+    assert context.join(leader.member_id, instance=LEADER).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-050", "JM-068")
+def test_every_return_gets_a_fresh_member_id(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    ids = {leader.member_id}
+    for _ in range(3):
+        answer = context.join(instance=LEADER)
+        assert answer.member_id not in ids
+        ids.add(answer.member_id)
+    assert len(context.group().members) == 2
+
+
+# --- two claimants at once
+
+
+@pytest.mark.conformance("JM-029")
+def test_a_duplicate_in_the_initial_delay_fences_the_first(context: GroupContext) -> None:
+    first = context.join(instance=LEADER)
+    second = context.join(instance=LEADER)
+    assert first.error is ErrorCode.FENCED_INSTANCE_ID
+    context.advance(DELAY_MS)
+    assert second.error is ErrorCode.NONE
+    assert list(context.group().members) == [second.member_id]
+
+
+@pytest.mark.conformance("GC-029", "JM-050")
+def test_a_duplicate_fences_a_parked_join(context: GroupContext) -> None:
+    _, follower = pair(context)
+    parked = context.join(follower.member_id, instance=FOLLOWER, protocols=[("range", b"new")])
+    assert parked.parked
+    duplicate = context.join(instance=FOLLOWER, protocols=[("range", b"new")])
+    assert (parked.error, parked.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
+    assert duplicate.parked
+    assert context.state() is PREPARING
+
+
+@pytest.mark.conformance("GC-030", "JM-051", "JM-046")
+def test_a_duplicate_fences_a_parked_sync_and_begins_again(context: GroupContext) -> None:
+    leader, follower = pair(context)
+    rejoined = context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])
+    context.join(follower.member_id, instance=FOLLOWER)
+    generation = rejoined.response.generation_id
+    assert (generation, context.state()) == (2, COMPLETING)
+    parked = context.sync(follower.member_id, generation, instance=FOLLOWER)
+    assert parked.parked
+
+    duplicate = context.join(instance=FOLLOWER)
+
+    assert parked.error is ErrorCode.FENCED_INSTANCE_ID
+    assert context.state() is PREPARING
+    context.advance(REBALANCE_MS)
+    assert duplicate.response.generation_id == generation + 1
+    assert duplicate.response.leader == duplicate.member_id
+    assert [m.member_id for m in duplicate.response.members] == [duplicate.member_id]
+
+
+@pytest.mark.conformance("GC-031", "JM-052")
+def test_the_old_id_is_fenced_after_the_duplicate_joined(context: GroupContext) -> None:
+    leader, follower = pair(context)
+    context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])
+    duplicate = context.join(instance=FOLLOWER)
+    assert duplicate.response.generation_id == 2
+    late = context.join(follower.member_id, instance=FOLLOWER)
+    assert late.error is ErrorCode.FENCED_INSTANCE_ID
+
+
+# --- returning with a known id
+
+
+@pytest.mark.conformance("GC-032", "JM-053")
+def test_a_single_member_rejoins_while_completing(context: GroupContext) -> None:
+    (member,) = context.completing(instances=[LEADER])
+    again = context.join(member.member_id, instance=LEADER)
+    assert again.response.generation_id == 1
+    assert context.sync(member.member_id, 1, {member.member_id: b"all"}, instance=LEADER).response.assignment == b"all"
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-034", "JM-055")
+def test_a_leader_rejoins_and_the_silent_follower_is_gone(context: GroupContext) -> None:
+    leader, _ = pair(context, rebalance_ms=10 * SESSION_MS)
+    answer = context.join(leader.member_id, instance=LEADER)
+    context.advance(SESSION_MS)
+    assert answer.response.generation_id == 2
+    assert [m.member_id for m in answer.response.members] == [leader.member_id]
+
+
+@pytest.mark.conformance("GC-037", "JM-058")
+def test_a_follower_with_other_protocols_takes_the_lead_from_one_that_does_not_return(context: GroupContext) -> None:
+    leader, follower = pair(context, protocols=TWO)
+    answer = context.join(follower.member_id, instance=FOLLOWER, protocols=[("roundrobin", b"")])
+    for _ in range(4):
+        context.heartbeat(leader.member_id, 1, instance=LEADER)
+        context.advance(REBALANCE_MS // 4)
+    assert answer.response.leader == follower.member_id
+    assert {m.member_id for m in answer.response.members} == {leader.member_id, follower.member_id}
+    assert answer.response.protocol_name == "roundrobin"
+
+
+@pytest.mark.conformance("GC-045", "JM-064")
+def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> None:
+    leader, follower = pair(context)
+    answer = context.join(follower.member_id, instance=FOLLOWER)
+    assert answer.response.generation_id == 1
+    assert answer.response.leader == leader.member_id
+    assert context.state() is STABLE
+
+
+# --- returning without an id
+
+
+@pytest.mark.conformance("GC-033", "JM-054", "JM-042", "JM-045")
+@pytest.mark.parametrize("version", [5, 8, 9])
+def test_a_returning_leader_moves_nothing(context: GroupContext, version: int) -> None:
+    leader, follower = pair(context)
+    answer = context.join(instance=LEADER, version=version, protocols=[("range", b"restarted")])
+    new_id = answer.member_id
+    assert new_id != leader.member_id
+    assert answer.response.generation_id == 1
+    if version >= 9:
+        assert answer.response.leader == new_id
+        assert answer.response.skip_assignment is True
+        listed = {m.member_id: (m.group_instance_id, m.metadata) for m in answer.response.members}
+        assert listed == {new_id: (LEADER, b"restarted"), follower.member_id: (FOLLOWER, b"")}
+    else:
+        assert answer.response.leader == leader.member_id
+        assert list(answer.response.members) == []
+    assert context.state() is STABLE
+    assert context.join(leader.member_id, instance=LEADER).error is ErrorCode.FENCED_INSTANCE_ID
+    assert context.sync(leader.member_id, 1, instance=LEADER).error is ErrorCode.FENCED_INSTANCE_ID
+    assert context.sync(leader.member_id, 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert context.sync(new_id, 1, instance=LEADER).response.assignment == leader.member_id.encode()
+
+
+@pytest.mark.conformance("GC-044", "JM-063")
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_returning_follower_moves_nothing(context: GroupContext, version: int) -> None:
+    leader, follower = pair(context)
+    answer = context.join(instance=FOLLOWER, version=version)
+    assert answer.response.generation_id == 1
+    assert answer.response.leader == leader.member_id
+    assert list(answer.response.members) == []
+    if version >= 9:
+        assert answer.response.skip_assignment is False
+    sync = context.sync(answer.member_id, 1, instance=FOLLOWER)
+    assert sync.response.assignment == follower.member_id.encode()
+
+
+@pytest.mark.conformance("JM-042")
+def test_a_returning_member_is_answered_only_when_it_is_stored(context: GroupContext) -> None:
+    pair(context)
+    context.hold_appends = True
+    answer = context.join(instance=FOLLOWER)
+    assert answer.parked
+    stored = {m.group_instance_id: m.member_id for m in context.shard.ledger.groups[GROUP].members}
+    context.release_appends()
+    assert stored[FOLLOWER] == answer.member_id
+
+
+def test_a_rebalance_that_overtakes_the_append_answers_the_returning_member(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    context.hold_appends = True
+    answer = context.join(instance=FOLLOWER)
+    leader_join = context.join(leader.member_id, instance=LEADER)
+    assert answer.response.generation_id == leader_join.response.generation_id == 2
+    context.release_appends()  # answers nobody twice
+    assert context.state() is COMPLETING
+
+
+@pytest.mark.conformance("GC-042", "JM-061")
+def test_other_protocols_with_the_same_vote_move_nothing(context: GroupContext) -> None:
+    _, follower = pair(context, protocols=TWO)
+    answer = context.join(instance=FOLLOWER, protocols=[("range", b"")])
+    assert answer.response.generation_id == 1
+    assert context.state() is STABLE
+    assert context.join(follower.member_id, instance=FOLLOWER).error is ErrorCode.FENCED_INSTANCE_ID
+    assert context.sync(answer.member_id, 1, instance=FOLLOWER).response.assignment == follower.member_id.encode()
+
+
+@pytest.mark.conformance("GC-038", "JM-059", "JM-043")
+def test_protocols_that_change_the_vote_rebalance(context: GroupContext) -> None:
+    leader, _ = pair(context, protocols=TWO)
+    answer = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
+    assert answer.parked
+    assert context.state() is PREPARING
+    context.join(leader.member_id, instance=LEADER, protocols=TWO)
+    assert answer.response.generation_id == 2
+    assert answer.response.protocol_name == "roundrobin"
+
+
+@pytest.mark.conformance("GC-043", "JM-062")
+def test_a_leader_s_rejoin_then_a_follower_s_other_protocols(context: GroupContext) -> None:
+    leader, follower = pair(context, protocols=TWO)
+    first = context.join(leader.member_id, instance=LEADER, protocols=TWO)
+    context.join(follower.member_id, instance=FOLLOWER, protocols=TWO)
+    assert first.response.generation_id == 2
+    context.sync(leader.member_id, 2, {}, instance=LEADER)
+    second = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
+    context.advance(REBALANCE_MS)
+    assert second.response.generation_id == 3
+    assert second.response.leader == second.member_id
+
+
+@pytest.mark.conformance("GC-039", "JM-060", "JM-044")
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_return_that_cannot_be_stored_is_undone(context: GroupContext, version: int) -> None:
+    leader, follower = pair(context, protocols=TWO)
+    context.append_error = ErrorCode.MESSAGE_TOO_LARGE
+    answer = context.join(instance=LEADER, protocols=[("range", b"")], version=version)
+    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_SERVER_ERROR, "")
+    assert (answer.response.generation_id, answer.response.leader) == (1, leader.member_id)
+    context.append_error = None
+    group = context.group()
+    assert group.leader_id == leader.member_id
+    assert group.members[leader.member_id].protocols == tuple(TWO)
+    assert group.candidates() == {"range", "roundrobin"}
+    assert group.joined_count == 0
+    assert set(context.timers) == {("session", GROUP, m.member_id) for m in (leader, follower)}
+    assert context.sync(leader.member_id, 1, instance=LEADER).response.assignment == leader.member_id.encode()
+    assert context.join(follower.member_id, instance=FOLLOWER, protocols=TWO).error is ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-040", "GC-041")
+@pytest.mark.parametrize("stored", [False, True])
+def test_new_timeouts_take_effect_only_if_they_can_be_stored(context: GroupContext, stored: bool) -> None:
+    pair(context)
+    if not stored:
+        context.append_error = ErrorCode.MESSAGE_TOO_LARGE
+    context.join(instance=FOLLOWER, session_ms=2 * SESSION_MS, rebalance_ms=2 * REBALANCE_MS)
+    member = context.group().members[context.group().static_members[FOLLOWER]]
+    factor = 2 if stored else 1
+    assert (member.session_timeout_ms, member.rebalance_timeout_ms) == (factor * SESSION_MS, factor * REBALANCE_MS)
+    assert context.group().rebalance_timeout_ms == factor * REBALANCE_MS
+    assert context.session_deadline(member.member_id) == context.clock.now_ms() + factor * SESSION_MS
+
+
+# --- the other requests
+
+
+@pytest.mark.conformance("GC-048", "JM-067")
+def test_sync_with_another_member_id(context: GroupContext) -> None:
+    pair(context)
+    assert context.sync("made-up", 1, instance=LEADER).error is ErrorCode.FENCED_INSTANCE_ID
+
+
+@pytest.mark.conformance("GC-049", "JM-089")
+def test_heartbeat_with_another_member_id(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    assert context.heartbeat(leader.member_id, 1, instance=LEADER) is ErrorCode.NONE
+    assert context.heartbeat("made-up", 1, instance=LEADER) is ErrorCode.FENCED_INSTANCE_ID
+    assert context.heartbeat(leader.member_id, 1, instance="unknown") is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-052")
+def test_commit_with_another_member_id(context: GroupContext) -> None:
+    leader, _ = pair(context)
+    assert context.commit(1, "made-up", 1, instance=LEADER) == [ErrorCode.FENCED_INSTANCE_ID]
+    assert context.commit(1, leader.member_id, 1, instance=LEADER) == [ErrorCode.NONE]
+
+
+# --- phases that static members miss
+
+
+def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, Answer]:
+    """A static leader with a long session and a dynamic follower; the follower rejoins, then leaves."""
+    first = context.join(instance=LEADER, session_ms=10 * SESSION_MS)
+    second = context.join()
+    context.advance(2 * DELAY_MS)
+    leader = Joined(first.member_id, 1, first.member_id, LEADER)
+    context.sync(leader.member_id, 1, {}, instance=LEADER)
+    context.sync(second.member_id, 1)
+    context.join(second.member_id, protocols=[("range", b"new")])
+    context.leave((second.member_id, None))
+    assert context.state() is PREPARING
+    return leader, second
+
+
+@pytest.mark.conformance("GC-055", "JM-113", "JM-041")
+def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupContext) -> None:
+    only_a_silent_static_leader(context)
+    for _ in range(3):
+        context.advance(REBALANCE_MS)
+        assert (context.state(), context.group().generation_id) == (PREPARING, 1)
+    assert context.kinds().count("rebalance_prolonged") >= 2
+    context.advance(10 * SESSION_MS)
+    assert (context.state(), context.group().generation_id) == (EMPTY, 2)
+    assert context.group().leader_id is None
+
+
+@pytest.mark.conformance("GC-056")
+def test_a_static_leader_that_returns_completes_a_prolonged_phase(context: GroupContext) -> None:
+    leader, _ = only_a_silent_static_leader(context)
+    context.advance(2 * REBALANCE_MS)
+    answer = context.join(leader.member_id, instance=LEADER)
+    assert answer.response.generation_id == 2
+    assert [m.member_id for m in answer.response.members] == [leader.member_id]
+
+
+@pytest.mark.conformance("GC-057", "JM-071")
+def test_a_static_follower_that_misses_a_phase_stays(context: GroupContext) -> None:
+    leader, follower = pair(context, session_ms=10 * SESSION_MS)
+    answer = context.join(leader.member_id, instance=LEADER, session_ms=10 * SESSION_MS)
+    context.advance(REBALANCE_MS)
+    assert answer.response.generation_id == 2
+    assert {m.member_id for m in answer.response.members} == {leader.member_id, follower.member_id}
+
+
+@pytest.mark.conformance("GC-058", "JM-072")
+def test_a_static_leader_that_misses_a_phase_stays_and_loses_the_lead(context: GroupContext) -> None:
+    leader, follower = pair(context, session_ms=10 * SESSION_MS)
+    newcomer = context.join(session_ms=10 * SESSION_MS)
+    rejoined = context.join(follower.member_id, instance=FOLLOWER, session_ms=10 * SESSION_MS)
+    context.advance(REBALANCE_MS)
+    new_leader = rejoined if rejoined.response.members else newcomer
+    assert new_leader.response.leader == new_leader.member_id != leader.member_id
+    expected = {leader.member_id, follower.member_id, newcomer.member_id}
+    assert {m.member_id for m in new_leader.response.members} == expected
+
+
+@pytest.mark.conformance("GC-077", "JM-101")
+def test_a_static_member_that_only_heartbeats_is_overtaken_and_later_removed(context: GroupContext) -> None:
+    # two static members, then a third joins: the second heartbeats but does not rejoin
+    leader, follower = pair(context)
+    newcomer = context.join(instance="third")
+    rejoined = context.join(leader.member_id, instance=LEADER)
+    for _ in range(5):
+        context.advance(REBALANCE_MS // 5)
+        error = context.heartbeat(follower.member_id, 1, instance=FOLLOWER)
+    assert error is ErrorCode.ILLEGAL_GENERATION
+    assert rejoined.response.generation_id == newcomer.response.generation_id == 2
+    context.sync(leader.member_id, 2, {}, instance=LEADER)
+    context.sync(newcomer.member_id, 2, instance="third")
+    for _ in range(5):
+        context.advance(SESSION_MS // 5)
+        first = context.heartbeat(leader.member_id, 2, instance=LEADER)
+        second = context.heartbeat(newcomer.member_id, 2, instance="third")
+    assert first is second is ErrorCode.REBALANCE_IN_PROGRESS
+    assert FOLLOWER not in context.group().static_members
+    answers = [context.join(leader.member_id, instance=LEADER), context.join(newcomer.member_id, instance="third")]
+    assert [a.response.generation_id for a in answers] == [3, 3]
+
+
+def test_a_group_without_members_is_not_dead(context: GroupContext) -> None:
+    leader, follower = pair(context)
+    keep_alive(context, leader, SESSION_MS, 1)
+    assert follower.member_id not in context.group().members
+    assert context.state() is not DEAD

@@ -1,0 +1,272 @@
+"""SyncGroup and the end of a round: the leader's assignment is stored, then handed out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext, Joined
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext()
+
+
+def sync_all(context: GroupContext, members: list[Joined], generation_id: int) -> list[Any]:
+    return [context.sync(member.member_id, generation_id) for member in members]
+
+
+# --- refusals
+
+
+@pytest.mark.conformance("GC-025")
+def test_dead_group(context: GroupContext) -> None:
+    (member,) = context.completing()
+    context.kill()
+    assert context.sync(member.member_id, 1).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+@pytest.mark.conformance("GC-079")
+def test_partition_not_owned(context: GroupContext) -> None:
+    context.shard.unload(0)
+    assert context.sync("member", 1).error is ErrorCode.NOT_COORDINATOR
+
+
+@pytest.mark.conformance("GC-080", "JM-077")
+def test_unknown_group(context: GroupContext) -> None:
+    assert context.sync("member", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-081", "JM-078")
+def test_unknown_member(context: GroupContext) -> None:
+    context.completing()
+    assert context.sync("made-up", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-082", "JM-079")
+@pytest.mark.parametrize("generation_id", [0, 2, -1])
+def test_another_generation(context: GroupContext, generation_id: int) -> None:
+    (member,) = context.completing()
+    assert context.sync(member.member_id, generation_id).error is ErrorCode.ILLEGAL_GENERATION
+
+
+@pytest.mark.conformance("GC-061", "JM-073", "GC-062", "JM-074")
+@pytest.mark.parametrize("who", [0, 1], ids=["leader", "follower"])
+@pytest.mark.parametrize("wrong", [{"protocol_type": "connect"}, {"protocol_name": "roundrobin"}], ids=str)
+def test_another_protocol_type_or_name(context: GroupContext, who: int, wrong: dict[str, str]) -> None:
+    members = context.completing(2)
+    answer = context.sync(members[who].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
+    assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (answer.response.protocol_type, answer.response.assignment) == (None, b"")
+    assert context.state() is COMPLETING
+
+
+def test_version_5_must_name_type_and_name(context: GroupContext) -> None:
+    (member,) = context.completing()
+    for absent in ({"protocol_type": None}, {"protocol_name": None}):
+        error = context.sync(member.member_id, 1, **absent).error  # type: ignore[arg-type]
+        assert error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+@pytest.mark.conformance("GC-063", "JM-075")
+@pytest.mark.parametrize("version", range(5))
+def test_older_versions_name_neither(context: GroupContext, version: int) -> None:
+    leader, follower = context.completing(2)
+    first = context.sync(leader.member_id, 1, {follower.member_id: b"half"}, version=version)
+    second = context.sync(follower.member_id, 1, version=version)
+    assert (first.error, second.response.assignment) == (ErrorCode.NONE, b"half")
+
+
+@pytest.mark.conformance("GC-064", "JM-076")
+def test_matching_type_and_name_are_echoed(context: GroupContext) -> None:
+    for member in context.completing(2):
+        answer = context.sync(member.member_id, 1, {})
+        assert (answer.response.protocol_type, answer.response.protocol_name) == ("consumer", "range")
+
+
+# --- success
+
+
+@pytest.mark.conformance("GC-078", "JM-102")
+def test_an_empty_assignment_is_legal(context: GroupContext) -> None:
+    (member,) = context.completing()
+    answer = context.sync(member.member_id, 1, {})
+    assert (answer.error, answer.response.assignment) == (ErrorCode.NONE, b"")
+    assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-094", "JM-083")
+def test_follower_after_leader(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    assignments = {leader.member_id: b"one", follower.member_id: b"two", "nobody": b"three"}
+    assert context.sync(leader.member_id, 1, assignments).response.assignment == b"one"
+    assert context.sync(follower.member_id, 1).response.assignment == b"two"
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-095", "JM-084")
+def test_leader_after_follower(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    parked = context.sync(follower.member_id, 1)
+    assert parked.parked
+    context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    assert parked.response.assignment == b"two"
+
+
+@pytest.mark.conformance("SM-035")
+def test_the_round_is_stored_with_members_and_assignments(context: GroupContext) -> None:
+    leader, follower = context.completing(2, protocols=[("range", b"wants")])
+    context.sync(leader.member_id, 1, {leader.member_id: b"one", "nobody": b"x"})
+    stored = context.shard.ledger.groups[GROUP]
+    assert (stored.protocol_type, stored.generation_id, stored.protocol_name) == ("consumer", 1, "range")
+    assert stored.leader == leader.member_id
+    assert {m.member_id: (m.subscription, m.assignment) for m in stored.members} == {
+        leader.member_id: (b"wants", b"one"),
+        follower.member_id: (b"wants", b""),
+    }
+
+
+def test_a_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> None:
+    (leader,) = context.stable()
+    records = len(context.log)
+    answer = context.sync(leader.member_id, 1, {leader.member_id: b"other"})
+    assert answer.response.assignment == leader.member_id.encode()
+    assert len(context.log) == records
+
+
+def test_nobody_is_answered_before_the_round_is_stored(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    parked = context.sync(follower.member_id, 1)
+    context.hold_appends = True
+    own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    assert parked.parked and own.parked
+    assert context.state() is COMPLETING
+    context.release_appends()
+    assert parked.response.assignment == b"two"
+    assert context.state() is STABLE
+
+
+def test_a_round_that_is_stored_too_late_changes_nothing(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    parked = context.sync(follower.member_id, 1)
+    context.hold_appends = True
+    own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    context.join()  # somebody new
+    assert parked.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
+    context.release_appends()
+    assert context.state() is PREPARING
+    assert context.group().members[follower.member_id].assignment == b""
+
+
+def test_a_leader_that_syncs_twice_is_answered_once_for_each(context: GroupContext) -> None:
+    leader, _ = context.completing(2)
+    context.hold_appends = True
+    first = context.sync(leader.member_id, 1, {leader.member_id: b"1"})
+    second = context.sync(leader.member_id, 1, {leader.member_id: b"2"})
+    context.release_appends()
+    assert first.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert second.response.assignment == b"2"  # what the log holds
+
+
+# --- a store that fails
+
+
+@pytest.mark.conformance("JM-080", "JM-047", "SM-034")
+@pytest.mark.parametrize(
+    "append_error, told",
+    [
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
+        (ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
+        (ErrorCode.INVALID_FETCH_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR),
+        (ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_MESSAGE),
+    ],
+)
+def test_an_assignment_that_cannot_be_stored(context: GroupContext, append_error: ErrorCode, told: ErrorCode) -> None:
+    leader, follower = context.completing(2)
+    parked = context.sync(follower.member_id, 1)
+    context.append_error = append_error
+    own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    assert parked.error is own.error is told
+    assert own.response.assignment == b""
+    assert context.state() is PREPARING
+    context.append_error = None
+    again = [context.join(m.member_id) for m in (leader, follower)]
+    assert [a.response.generation_id for a in again] == [2, 2]
+
+
+# --- the wait for SyncGroup
+
+
+@pytest.mark.conformance("GC-089", "JM-104")
+def test_nobody_syncs(context: GroupContext) -> None:
+    members = context.completing(3, session_ms=2 * REBALANCE_MS)
+    context.advance(REBALANCE_MS // 2)
+    assert {context.heartbeat(m.member_id, 1) for m in members} == {ErrorCode.NONE}
+    context.advance(REBALANCE_MS // 2)
+    assert {context.heartbeat(m.member_id, 1) for m in members} == {ErrorCode.UNKNOWN_MEMBER_ID}
+    assert context.state() is EMPTY
+
+
+@pytest.mark.conformance("GC-090", "JM-105")
+def test_only_the_leader_syncs(context: GroupContext) -> None:
+    leader, *followers = context.completing(3, session_ms=2 * REBALANCE_MS)
+    context.sync(leader.member_id, 1, {})
+    context.advance(REBALANCE_MS // 2)
+    assert {context.heartbeat(m.member_id, 1) for m in (leader, *followers)} == {ErrorCode.NONE}
+    context.advance(REBALANCE_MS // 2)
+    assert context.heartbeat(leader.member_id, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert {context.heartbeat(m.member_id, 1) for m in followers} == {ErrorCode.UNKNOWN_MEMBER_ID}
+
+
+@pytest.mark.conformance("GC-091", "JM-106")
+def test_only_followers_sync(context: GroupContext) -> None:
+    leader, *followers = context.completing(3, session_ms=2 * REBALANCE_MS)
+    answers = sync_all(context, followers, 1)
+    context.advance(REBALANCE_MS)
+    assert {a.error for a in answers} == {ErrorCode.REBALANCE_IN_PROGRESS}
+    assert context.heartbeat(leader.member_id, 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert {context.heartbeat(m.member_id, 1) for m in followers} == {ErrorCode.REBALANCE_IN_PROGRESS}
+
+
+@pytest.mark.conformance("GC-092", "JM-107")
+def test_all_sync(context: GroupContext) -> None:
+    members = context.stable(3, session_ms=2 * REBALANCE_MS)
+    assert ("sync", GROUP) not in context.timers
+    context.advance(REBALANCE_MS)
+    assert {context.heartbeat(m.member_id, 1) for m in members} == {ErrorCode.NONE}
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("GC-093", "JM-082")
+def test_the_leader_dies_before_its_sync(context: GroupContext) -> None:
+    leader, follower = context.completing(2, rebalance_ms=10 * SESSION_MS)
+    parked = context.sync(follower.member_id, 1)
+    context.advance(SESSION_MS)
+    assert parked.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert leader.member_id not in context.group().members
+
+
+def test_a_new_round_voids_the_wait(context: GroupContext) -> None:
+    context.completing(2, session_ms=10 * REBALANCE_MS)
+    context.advance(REBALANCE_MS - 1)
+    context.join()
+    context.advance(1)
+    assert "members_not_synced" not in context.kinds()
+
+
+def test_a_later_member_shares_the_phase_that_runs(context: GroupContext) -> None:
+    (leader,) = context.stable()
+    second, third = context.join(), context.join()
+    rejoined = context.join(leader.member_id)
+    assert [a.response.generation_id for a in (second, third, rejoined)] == [2, 2, 2]
+    context.advance(DELAY_MS)
+    assert context.state() is COMPLETING
