@@ -146,7 +146,8 @@ def main() -> int:
             measured = {name: run for name, run in runs.items() if name != "kafka-python"}
         best = best_seconds(measured, buffer, rounds)
         assert len({rows for _, rows in best.values()}) == 1, best
-        table.add_row(shape, codec, *cells(runs, {name: rows / seconds / 1e6 for name, (seconds, rows) in best.items()}))
+        rates = {name: rows / seconds / 1e6 for name, (seconds, rows) in best.items()}
+        table.add_row(shape, codec, *cells(runs, rates))
     Console(width=150).print(table)
     return 0
 
