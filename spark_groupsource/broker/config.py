@@ -1,0 +1,207 @@
+"""The broker's settings and the topics' as two tables: Kafka's names, defaults, units and bounds.
+
+A setting stands here when it means something in this broker; any other name is refused. Knows text and numbers only.
+
+Source: https://kafka.apache.org/documentation (Broker Configs, Topic Configs).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Iterable, Mapping, NamedTuple
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.group.config import GroupConfig, setting_name
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def _setting(
+    default: Any,
+    name: str,
+    doc: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    choices: tuple[str, ...] = (),
+    broker_name: str = "",
+) -> Any:
+    metadata = {"name": name, "doc": doc, "low": low, "high": high, "choices": choices, "broker_name": broker_name}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TopicConfig:
+    """Settings of one topic; `broker_name` in the metadata is the broker setting that gives the default."""
+
+    cleanup_policy: str = _setting(
+        "delete",
+        "cleanup.policy",
+        "delete or compact",
+        choices=("delete", "compact", "compact,delete", "delete,compact"),
+    )
+    compression_type: str = _setting(
+        "producer", "compression.type", "batches keep the producer's codec", choices=("producer",)
+    )
+    max_message_bytes: int = _setting(
+        1_048_588, "max.message.bytes", "largest record batch", low=0, high=_INT32_MAX, broker_name="message.max.bytes"
+    )
+    message_timestamp_type: str = _setting(
+        "CreateTime",
+        "message.timestamp.type",
+        "whose clock stamps records",
+        choices=("CreateTime", "LogAppendTime"),
+        broker_name="log.message.timestamp.type",
+    )
+    min_insync_replicas: int = _setting(1, "min.insync.replicas", "there is one replica", low=1, high=1)
+    segment_bytes: int = _setting(
+        1_073_741_824, "segment.bytes", "a segment file rolls at this size", low=1024, high=_INT32_MAX,
+        broker_name="log.segment.bytes",
+    )
+    index_interval_bytes: int = _setting(
+        4096, "index.interval.bytes", "log bytes between two index entries", low=0, high=_INT32_MAX,
+        broker_name="log.index.interval.bytes",
+    )
+    flush_messages: int = _setting(
+        _INT64_MAX, "flush.messages", "fsync after this many batches; 1 survives a power loss", low=1, high=_INT64_MAX,
+        broker_name="log.flush.interval.messages",
+    )
+    retention_ms: int = _setting(
+        604_800_000, "retention.ms", "age at which segments are deleted, -1 never", low=-1, high=_INT64_MAX,
+        broker_name="log.retention.ms",
+    )
+    retention_bytes: int = _setting(
+        -1, "retention.bytes", "size above which the oldest segments are deleted, -1 never", low=-1, high=_INT64_MAX,
+        broker_name="log.retention.bytes",
+    )
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """Settings of the broker; those of the group coordinator are in `group`, those of new topics in `topic`."""
+
+    node_id: int = _setting(1, "node.id", "id of this broker in the metadata", low=0, high=_INT32_MAX)
+    advertised_listeners: str = _setting(
+        "", "advertised.listeners", "host:port told to clients, empty for the real one"
+    )
+    auto_create_topics_enable: bool = _setting(True, "auto.create.topics.enable", "asking for a topic creates it")
+    num_partitions: int = _setting(1, "num.partitions", "partitions of a topic that does not say", low=1, high=100_000)
+    delete_topic_enable: bool = _setting(True, "delete.topic.enable", "topics may be deleted")
+    socket_request_max_bytes: int = _setting(
+        104_857_600, "socket.request.max.bytes", "largest request frame", low=1024, high=_INT32_MAX
+    )
+    connections_max_idle_ms: int = _setting(
+        600_000, "connections.max.idle.ms", "a silent or stuck connection is closed", low=1, high=_INT64_MAX
+    )
+    fetch_max_bytes: int = _setting(57_671_680, "fetch.max.bytes", "largest fetch answer", low=1024, high=_INT32_MAX)
+    offsets_topic_num_partitions: int = _setting(
+        50, "offsets.topic.num.partitions", "partitions of __consumer_offsets; fixed once it exists", low=1, high=10_000
+    )
+    offsets_topic_segment_bytes: int = _setting(
+        104_857_600, "offsets.topic.segment.bytes", "segment size of __consumer_offsets", low=1024, high=_INT32_MAX
+    )
+    log_retention_check_interval_ms: int = _setting(
+        300_000, "log.retention.check.interval.ms", "how often old segments are looked for", low=1, high=_INT64_MAX
+    )
+    group: GroupConfig = field(default_factory=GroupConfig)
+    topic: TopicConfig = field(default_factory=TopicConfig)
+
+
+class SettingInfo(NamedTuple):
+    """One line of a table: `owner` is the dataclass, `attribute` its field, `name` Kafka's name."""
+
+    owner: type
+    attribute: str
+    name: str
+    default: Any
+    doc: str
+    low: int | None
+    high: int | None
+    choices: tuple[str, ...]
+
+
+def _infos(owner: type, name_key: str = "name") -> Iterable[SettingInfo]:
+    for item in fields(owner):
+        about = item.metadata
+        if owner is GroupConfig:
+            # its attributes are Kafka's names with underscores; it checks its own bounds
+            yield SettingInfo(owner, item.name, setting_name(item.name), item.default, "", None, None, ())
+        elif about.get(name_key):
+            low, high, choices = about["low"], about["high"], about["choices"]
+            yield SettingInfo(owner, item.name, about[name_key], item.default, about["doc"], low, high, choices)
+
+
+BROKER_SETTINGS: Mapping[str, SettingInfo] = {
+    info.name: info
+    for infos in (_infos(GroupConfig), _infos(TopicConfig, "broker_name"), _infos(BrokerConfig))
+    for info in infos
+}
+"""Kafka's broker setting name -> where its value is kept."""
+
+TOPIC_SETTINGS: Mapping[str, SettingInfo] = {info.name: info for info in _infos(TopicConfig)}
+"""Kafka's topic setting name -> where its value is kept."""
+
+
+def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
+    """Reads Kafka's setting names and values.
+
+    Raises: ConfigurationError naming the setting and the mend, for an unknown name and for a value out of bounds.
+    """
+    values: dict[type, dict[str, Any]] = {BrokerConfig: {}, GroupConfig: {}, TopicConfig: {}}
+    for name, text in settings.items():
+        info = _lookup(BROKER_SETTINGS, name, "broker")
+        values[info.owner][info.attribute] = _parse(info, text)
+    group = GroupConfig(**values[GroupConfig])
+    return BrokerConfig(group=group, topic=TopicConfig(**values[TopicConfig]), **values[BrokerConfig])
+
+
+def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> TopicConfig:
+    """A topic's settings over the broker's defaults; a null value keeps the default.
+
+    Raises: ConfigurationError naming the setting and the mend.
+    """
+    values = {}
+    for name, text in settings.items():
+        info = _lookup(TOPIC_SETTINGS, name, "topic")
+        if text is not None:
+            values[info.attribute] = _parse(info, text)
+    return replace(defaults, **values)
+
+
+def setting_text(value: Any) -> str:
+    """A value as Kafka's tools print it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lookup(table: Mapping[str, SettingInfo], name: str, kind: str) -> SettingInfo:
+    info = table.get(name)
+    if info is None:
+        near = difflib.get_close_matches(name, table, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(table))}"
+        raise ConfigurationError(f"{name} is not a {kind} setting this broker has{hint}")
+    return info
+
+
+def _parse(info: SettingInfo, text: str) -> Any:
+    text = str(text).strip()
+    if isinstance(info.default, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigurationError(f"{info.name} must be true or false, not {text!r}")
+        return text.lower() == "true"
+    if isinstance(info.default, int):
+        try:
+            number = int(text)
+        except ValueError:
+            raise ConfigurationError(f"{info.name} must be a whole number, not {text!r}") from None
+        if (info.low is not None and number < info.low) or (info.high is not None and number > info.high):
+            raise ConfigurationError(f"{info.name} must be from {info.low} to {info.high}, not {number}")
+        return number
+    if info.choices and text not in info.choices:
+        raise ConfigurationError(f"{info.name} must be one of {', '.join(info.choices)}, not {text!r}")
+    return text

@@ -1,0 +1,173 @@
+"""One client's connection: bytes to frames to requests, one at a time, and the answers back in order.
+
+A connection has one request in progress; what comes behind it waits in the buffer and, past a limit, in the client's
+own socket. So answers are in order, and one client cannot fill the memory: its cost is a frame, an answer, and the
+read-ahead.
+
+Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its request is in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Callable, Protocol
+
+from spark_groupsource.broker.handlers import API_VERSIONS_KEY, unsupported_api_versions
+from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.wire.frames import decode_request, encode_response, frame_length, read_request_header
+from spark_groupsource.wire.messages import Message
+
+_PREFIX_BYTES = 4
+_READ_AHEAD_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    broker: Broker
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def new_token(self, connection: Connection) -> int: ...
+
+    def after_work(self) -> None: ...
+
+    def failed(self, connection: Connection, error: Exception) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """The server's half of one connection. `last_activity_ms` moves when bytes move."""
+
+    def __init__(self, host: Host, now_ms: Callable[[], int]) -> None:
+        self._host = host
+        self._now_ms = now_ms
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._token: int | None = None
+        self._header = (0, 0)  # version and correlation id of the request in progress
+        self._write_full = False
+        self._reading_paused = False
+        self._working = False
+        self.peer = "unknown"
+        self.last_activity_ms = now_ms()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """True when it is the client's turn: to send a request, or to take an answer."""
+        return self._token is None or self._write_full
+
+    # --- called by asyncio ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        address = transport.get_extra_info("peername")
+        self.peer = str(address[0]) if address else "unknown"
+        self._host.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._buffer.clear()
+        if self._token is not None:
+            self._host.broker.forget(self._token)
+        self._host.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_activity_ms = self._now_ms()
+        self._buffer += data
+        self._work()
+
+    def pause_writing(self) -> None:
+        self._write_full = True
+
+    def resume_writing(self) -> None:
+        self._write_full = False
+        self.last_activity_ms = self._now_ms()
+        self._work()
+
+    # --- called by the server ---
+
+    def answer(self, response: Message | None) -> None:
+        """Sends the answer to the request in progress, None where none is expected, and goes on to the next."""
+        version, correlation_id = self._header
+        self._token = None
+        if self._transport is None:
+            return
+        if response is not None:
+            self._transport.write(encode_response(response, version, correlation_id))
+            self.last_activity_ms = self._now_ms()
+        if not self._working:
+            self._work()
+
+    def close(self) -> None:
+        """Drops the connection, and what is still to be written."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- frames ---
+
+    def _work(self) -> None:
+        """Takes requests out of the buffer as long as none is in progress."""
+        self._working = True
+        try:
+            while self._token is None and not self._write_full and self._transport is not None:
+                frame = self._next_frame()
+                if frame is None:
+                    break
+                self._take(frame)
+        except RemoteProtocolError as error:
+            self._host.broker.report(f"connection from {self.peer} is closed: {error}")
+            self.close()
+        except Exception as error:  # a bug: this client is dropped, the others are served on
+            self._host.failed(self, error)
+            self.close()
+        finally:
+            self._working = False
+        self._limit_reading()
+        self._host.after_work()
+
+    def _next_frame(self) -> memoryview | None:
+        if len(self._buffer) < _PREFIX_BYTES:
+            return None
+        length = frame_length(bytes(self._buffer[:_PREFIX_BYTES]), self._host.broker.config.socket_request_max_bytes)
+        end = _PREFIX_BYTES + length
+        if len(self._buffer) < end:
+            return None
+        # a copy of its own: records in the request are views of it
+        frame = bytes(memoryview(self._buffer)[_PREFIX_BYTES:end])
+        del self._buffer[:end]
+        return memoryview(frame)
+
+    def _take(self, frame: memoryview) -> None:
+        header, position = read_request_header(frame)
+        served = self._host.broker.served
+        api = served.get(header.api_key)
+        if api is None or not api.min_version <= header.api_version <= api.max_version:
+            if header.api_key != API_VERSIONS_KEY or self._transport is None:
+                raise RemoteProtocolError(
+                    f"request of API {header.api_key} version {header.api_version} is not served here; "
+                    "the client should ask ApiVersions first"
+                )
+            self._transport.write(encode_response(unsupported_api_versions(served), 0, header.correlation_id))
+            return
+        request = decode_request(frame, header, position)
+        self._header = (header.api_version, header.correlation_id)
+        self._token = token = self._host.new_token(self)
+        call = Call(token, header.api_key, header.api_version, header.client_id or "", self.peer)
+        self._host.broker.handle(call, request)
+
+    def _limit_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        held_up = self._token is not None or self._write_full
+        full = held_up and len(self._buffer) > _READ_AHEAD_BYTES
+        if full and not self._reading_paused:
+            self._transport.pause_reading()
+        elif not full and self._reading_paused:
+            self._transport.resume_reading()
+        self._reading_paused = full

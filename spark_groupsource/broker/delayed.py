@@ -1,0 +1,122 @@
+"""What waits: timers by deadline, and fetches by bytes or deadline. Pure: the caller brings the time.
+
+Source: Kafka's `DelayedOperationPurgatory` and `TimingWheel`; a heap serves one machine as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, Hashable, Iterable, TypeVar
+
+from spark_groupsource.model import TopicPartition
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class DeadlineHeap(Generic[Key]):
+    """Keys with one deadline each (monotonic ms); setting a key again moves it."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Key, int] = {}
+        self._heap: list[tuple[int, int, Key]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._deadlines
+
+    def set(self, key: Key, deadline_ms: int) -> None:
+        """Sets or moves the deadline of `key`."""
+        self._deadlines[key] = deadline_ms
+        self._sequence += 1
+        heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
+        # heartbeats move their deadline again and again: moved entries stay in the heap until they come up, or until
+        # they outnumber the live ones
+        if len(self._heap) > 2 * len(self._deadlines) + 64:
+            self._rebuild()
+
+    def cancel(self, key: Key) -> None:
+        """Forgets `key`; one that is not there is no error, it may just have expired."""
+        self._deadlines.pop(key, None)
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline, None when nothing waits."""
+        while self._heap:
+            deadline_ms, _, key = self._heap[0]
+            if self._deadlines.get(key) == deadline_ms:
+                return deadline_ms
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_expired(self, now_ms: int) -> Key | None:
+        """Takes out one key whose deadline is due, the earliest first; None when there is none.
+
+        One at a time, because what the caller does about it may cancel or move the others.
+        """
+        deadline_ms = self.next_deadline_ms()
+        if deadline_ms is None or deadline_ms > now_ms:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        del self._deadlines[key]
+        return key
+
+    def _rebuild(self) -> None:
+        live = {key: entry for entry in self._heap if self._deadlines.get(key := entry[2]) == entry[0]}
+        self._heap = list(live.values())
+        heapq.heapify(self._heap)
+
+
+class ParkedFetches(Generic[Key]):
+    """Fetches that wait until enough bytes have been appended to their partitions.
+
+    A fetch is parked with the bytes it lacks; each append to one of its partitions is credited. Deadlines are the
+    caller's, in a `DeadlineHeap`.
+    """
+
+    def __init__(self) -> None:
+        self._missing: dict[Key, int] = {}
+        self._partitions: dict[Key, tuple[TopicPartition, ...]] = {}
+        self._waiting: dict[TopicPartition, dict[Key, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def park(self, token: Key, partitions: Iterable[TopicPartition], missing_bytes: int) -> None:
+        """Parks `token` until `missing_bytes` more bytes are credited to any of `partitions`."""
+        self._missing[token] = missing_bytes
+        self._partitions[token] = tuple(partitions)
+        for partition in self._partitions[token]:
+            self._waiting.setdefault(partition, {})[token] = None
+
+    def credit(self, partition: TopicPartition, appended_bytes: int) -> list[Key]:
+        """Counts an append; returns the tokens that now have enough, no longer parked, oldest first."""
+        waiting = self._waiting.get(partition)
+        if not waiting:
+            return []
+        ready = []
+        for token in list(waiting):
+            self._missing[token] -= appended_bytes
+            if self._missing[token] <= 0:
+                ready.append(token)
+                self.remove(token)
+        return ready
+
+    def wake(self, partition: TopicPartition) -> list[Key]:
+        """Takes out every token that waits for `partition`: it was deleted or lost records, so the answer changes."""
+        tokens = list(self._waiting.get(partition, ()))
+        for token in tokens:
+            self.remove(token)
+        return tokens
+
+    def remove(self, token: Key) -> bool:
+        """Forgets `token`; False when it was not parked."""
+        if self._missing.pop(token, None) is None:
+            return False
+        for partition in self._partitions.pop(token):
+            waiting = self._waiting[partition]
+            waiting.pop(token, None)
+            if not waiting:
+                del self._waiting[partition]
+        return True

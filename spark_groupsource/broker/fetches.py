@@ -1,0 +1,173 @@
+"""Fetch: what is read for a request, and which requests wait for more.
+
+A request is answered when it finds `min_bytes`, an error, or its deadline; else it is parked with the bytes it lacks
+and read again when they have been appended. There are no fetch sessions: every answer has session id 0, which tells
+clients to send all their partitions each time.
+
+Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (a first batch above the limits is sent whole),
+KIP-227 (sessions), KIP-516 (topic ids).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Iterable, NamedTuple
+
+from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
+from spark_groupsource.broker.partitions import LEADER_EPOCH, Partition, Partitions, Refusal
+from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.messages import FetchResponse, Message
+
+if TYPE_CHECKING:
+    from spark_groupsource.broker.node import Send
+
+_TopicData = FetchResponse.FetchableTopicResponse
+_PartitionData = _TopicData.PartitionData
+_TOPIC_IDS_SINCE = 13
+
+
+class _Answer(NamedTuple):
+    response: Message
+    partitions: list[TopicPartition]
+    size: int
+    has_error: bool
+
+
+class _Parked(NamedTuple):
+    request: Message
+    api_version: int
+
+
+class Fetches:
+    """Answers fetch requests now or when there is enough."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        timers: DeadlineHeap[tuple[object, ...]],
+        max_bytes: int,
+        send: Send,
+    ) -> None:
+        self._partitions = partitions
+        self._timers = timers
+        self._max_bytes = max_bytes
+        self._send = send
+        self._waiting: ParkedFetches[int] = ParkedFetches()
+        self._parked: dict[int, _Parked] = {}
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def fetch(self, token: int, request: Message, api_version: int, now_ms: int) -> Message | None:
+        """The answer, or None when the request is parked."""
+        if request.session_id != 0:
+            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND, session_id=0, responses=[])
+        answer = self._read(request, api_version)
+        if answer.size >= request.min_bytes or answer.has_error or request.max_wait_ms <= 0 or not answer.partitions:
+            return answer.response
+        self._parked[token] = _Parked(request, api_version)
+        self._waiting.park(token, answer.partitions, request.min_bytes - answer.size)
+        self._timers.set(("fetch", token), now_ms + request.max_wait_ms)
+        return None
+
+    def appended(self, topic_partition: TopicPartition, size: int) -> None:
+        """Credits an append to the waiting requests and answers those that have enough."""
+        for token in self._waiting.credit(topic_partition, size):
+            self._answer(token)
+
+    def wake(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Answers every request that waits for one of these: they are gone or begin elsewhere."""
+        for topic_partition in topic_partitions:
+            for token in self._waiting.wake(topic_partition):
+                self._answer(token)
+
+    def expire(self, token: int) -> None:
+        """Answers a request whose time is up with what there is."""
+        if self._waiting.remove(token):
+            self._answer(token)
+
+    def forget(self, token: int) -> None:
+        """Drops a request whose client is gone."""
+        if self._waiting.remove(token):
+            del self._parked[token]
+            self._timers.cancel(("fetch", token))
+
+    def _answer(self, token: int) -> None:
+        parked = self._parked.pop(token)
+        self._timers.cancel(("fetch", token))
+        self._send(token, self._read(parked.request, parked.api_version).response)
+
+    def _read(self, request: Message, api_version: int) -> _Answer:
+        left = min(request.max_bytes, self._max_bytes)
+        size, has_error = 0, False
+        found: list[TopicPartition] = []
+        responses = []
+        for topic in request.topics:
+            try:
+                name = self._partitions.topic_name(topic.topic_id) if api_version >= _TOPIC_IDS_SINCE else topic.topic
+                refusal = None
+            except Refusal as error:
+                name, refusal = "", error
+            data = []
+            for wanted in topic.partitions:
+                try:
+                    if refusal is not None:
+                        raise refusal
+                    partition = self._partitions.partition(name, wanted.partition)
+                    entry = self._read_partition(partition, wanted, left - size, size == 0)
+                    size += len(entry.records)
+                    found.append(partition.topic_partition)
+                except Refusal as error:
+                    has_error = True
+                    entry = _error_entry(wanted.partition, error.code)
+                data.append(entry)
+            responses.append(_TopicData(topic=topic.topic, topic_id=topic.topic_id, partitions=data))
+        response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
+        return _Answer(response, found, size, has_error)
+
+    def _read_partition(self, partition: Partition, wanted: Message, left: int, first: bool) -> Message:
+        log = partition.log
+        check_leader_epoch(wanted.current_leader_epoch)
+        if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
+        limit = min(wanted.partition_max_bytes, left)
+        try:
+            records = log.read(wanted.fetch_offset, limit) if first or limit > 0 else memoryview(b"")
+        except CorruptRecordError as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        except StorageError as error:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        if len(records) > limit and not first:
+            records = memoryview(b"")
+        return _PartitionData(
+            partition_index=wanted.partition,
+            error_code=0,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            # null says that no transaction was looked for, which is what read_uncommitted asks
+            aborted_transactions=None,
+            preferred_read_replica=-1,
+            records=records,
+        )
+
+
+def check_leader_epoch(epoch: int) -> None:
+    """Raises: Refusal when the client knows another leader epoch than ours; -1 is no epoch."""
+    if epoch > LEADER_EPOCH:
+        raise Refusal(ErrorCode.UNKNOWN_LEADER_EPOCH)
+    if 0 <= epoch < LEADER_EPOCH:
+        raise Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+
+
+def _error_entry(partition: int, code: ErrorCode) -> Message:
+    return _PartitionData(
+        partition_index=partition,
+        error_code=code,
+        high_watermark=-1,
+        last_stable_offset=-1,
+        log_start_offset=-1,
+        aborted_transactions=None,
+        preferred_read_replica=-1,
+        records=b"",
+    )

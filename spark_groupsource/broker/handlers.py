@@ -1,0 +1,65 @@
+"""What this broker serves: one table from API and versions to the function that answers.
+
+ApiVersions advertises exactly this table. A range ends where the tests end, not where the codec does.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping
+
+from spark_groupsource.broker import handlers_data, handlers_groups, handlers_topics
+from spark_groupsource.broker.node import Broker, Call, Served
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.wire.messages import ApiVersionsResponse, Message
+
+API_VERSIONS_KEY = 18
+
+
+def api_versions(broker: Broker, call: Call, request: Message) -> Message:
+    """The table below; a version we do not serve is answered by `unsupported_api_versions`."""
+    return _api_versions_response(broker.served, ErrorCode.NONE)
+
+
+def unsupported_api_versions(served: Mapping[int, Served]) -> Message:
+    """The answer to an ApiVersions version that is not served; sent at version 0, which any client reads (KIP-511)."""
+    own = {API_VERSIONS_KEY: served[API_VERSIONS_KEY]}
+    return _api_versions_response(own, ErrorCode.UNSUPPORTED_VERSION)
+
+
+def _api_versions_response(served: Mapping[int, Served], code: ErrorCode) -> Message:
+    keys = [
+        ApiVersionsResponse.ApiVersion(api_key=key, min_version=api.min_version, max_version=api.max_version)
+        for key, api in sorted(served.items())
+    ]
+    return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
+
+
+SERVED: Mapping[int, Served] = MappingProxyType(
+    {
+        0: Served(3, 13, handlers_data.produce),
+        1: Served(4, 18, handlers_data.fetch),
+        2: Served(1, 11, handlers_data.list_offsets),
+        3: Served(0, 13, handlers_topics.metadata),
+        8: Served(2, 9, handlers_groups.offset_commit),
+        9: Served(1, 9, handlers_groups.group_request),
+        10: Served(0, 6, handlers_groups.find_coordinator),
+        11: Served(0, 9, handlers_groups.group_request),
+        12: Served(0, 4, handlers_groups.group_request),
+        13: Served(0, 5, handlers_groups.group_request),
+        14: Served(0, 5, handlers_groups.group_request),
+        15: Served(0, 6, handlers_groups.group_request),
+        16: Served(0, 5, handlers_groups.group_request),
+        API_VERSIONS_KEY: Served(0, 4, api_versions),
+        19: Served(2, 7, handlers_topics.create_topics),
+        20: Served(1, 6, handlers_topics.delete_topics),
+        21: Served(0, 2, handlers_data.delete_records),
+        22: Served(0, 5, handlers_data.init_producer_id),
+        32: Served(1, 4, handlers_topics.describe_configs),
+        37: Served(0, 3, handlers_topics.create_partitions),
+        42: Served(0, 2, handlers_groups.group_request),
+        47: Served(0, 0, handlers_groups.offset_delete),
+        60: Served(0, 2, handlers_topics.describe_cluster),
+    }
+)
+"""api key -> what is served of it."""

@@ -1,0 +1,188 @@
+"""Produce, Fetch, ListOffsets, DeleteRecords, InitProducerId.
+
+Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special timestamps).
+"""
+
+from __future__ import annotations
+
+from spark_groupsource.broker.fetches import check_leader_epoch
+from spark_groupsource.broker.log import TimestampAndOffset
+from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
+from spark_groupsource.broker.partitions import LEADER_EPOCH, OFFSETS_TOPIC, Partition, Refusal
+from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.messages import (
+    DeleteRecordsResponse,
+    InitProducerIdResponse,
+    ListOffsetsResponse,
+    Message,
+    ProduceResponse,
+)
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_TIMESTAMP = -3
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+_NOTHING = TimestampAndOffset(-1, -1)
+_PRODUCE_TOPIC_IDS_SINCE = 13
+_ZSTD_SINCE = 7
+_MAX_TIMESTAMP_SINCE = 7
+
+_ProducedTopic = ProduceResponse.TopicProduceResponse
+_ProducedPartition = _ProducedTopic.PartitionProduceResponse
+_ListedTopic = ListOffsetsResponse.ListOffsetsTopicResponse
+_ListedPartition = _ListedTopic.ListOffsetsPartitionResponse
+_DeletedTopic = DeleteRecordsResponse.DeleteRecordsTopicResult
+_DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
+
+
+# --- produce ---
+
+
+def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+    """Stores each partition's batch; acks 1 and -1 are the same with one replica."""
+    responses = []
+    appended: list[tuple[TopicPartition, int]] = []
+    for topic in request.topic_data:
+        results = []
+        for data in topic.partition_data:
+            try:
+                partition = _produce_target(broker, call, request, topic, data.index)
+                zstd = call.api_version >= _ZSTD_SINCE
+                done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd)
+                if done.size:
+                    appended.append((partition.topic_partition, done.size))
+                result = _ProducedPartition(
+                    index=data.index,
+                    error_code=0,
+                    base_offset=done.base_offset,
+                    log_append_time_ms=done.log_append_time_ms,
+                    log_start_offset=partition.log.log_start_offset,
+                    record_errors=[],
+                    error_message=None,
+                )
+            except Refusal as error:
+                result = _ProducedPartition(
+                    index=data.index,
+                    error_code=error.code,
+                    base_offset=-1,
+                    log_append_time_ms=-1,
+                    log_start_offset=-1,
+                    record_errors=[],
+                    error_message=error.message,
+                )
+            results.append(result)
+        responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
+    # the producer is answered by our caller; fetches that waited for these records are answered in the same turn
+    for topic_partition, size in appended:
+        broker.appended(topic_partition, size)
+    if request.acks == 0:
+        return NO_ANSWER
+    return ProduceResponse(responses=responses, throttle_time_ms=0)
+
+
+def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
+    if request.acks not in (-1, 0, 1):
+        raise Refusal(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
+    if request.transactional_id is not None:
+        raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions; unset transactional.id")
+    by_id = call.api_version >= _PRODUCE_TOPIC_IDS_SINCE
+    name = broker.partitions.topic_name(topic.topic_id) if by_id else topic.name
+    if name == OFFSETS_TOPIC:
+        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{OFFSETS_TOPIC} is written by the coordinator alone")
+    return broker.partitions.partition(name, number)
+
+
+def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
+    """A new producer id, or the next epoch of one; transactional ids are refused."""
+    code, producer_id, epoch = ErrorCode.NONE, request.producer_id, request.producer_epoch + 1
+    if request.transactional_id is not None:
+        # fatal for every client, where a coordinator that is not available would be asked again for ever
+        code, producer_id, epoch = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1
+        broker.report(f"client {call.client_id} asked for transactions (transactional.id), which are not served")
+    elif request.producer_id < 0 or epoch >= 2**15 - 1:
+        try:
+            producer_id, epoch = broker.data.next_producer_id(), 0
+        except StorageError as error:
+            broker.report(str(error))
+            code, producer_id, epoch = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
+    return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=epoch)
+
+
+# --- fetch and offsets ---
+
+
+def fetch(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+    """Record batches as they stand in the log, now or when there are enough."""
+    response = broker.fetches.fetch(call.token, request, call.api_version, broker.clock.now_ms())
+    return LATER if response is None else response
+
+
+def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
+    """Offsets by time; negative timestamps name the ends of the log."""
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            code, found = ErrorCode.NONE, _NOTHING
+            try:
+                partition = broker.partitions.partition(topic.name, wanted.partition_index)
+                found = _look_up(partition, wanted, call.api_version)
+            except Refusal as error:
+                code = error.code
+            entry = _ListedPartition(
+                partition_index=wanted.partition_index,
+                error_code=code,
+                timestamp=found.timestamp_ms,
+                offset=found.offset,
+                leader_epoch=LEADER_EPOCH if found.offset >= 0 else -1,
+            )
+            results.append(entry)
+        topics.append(_ListedTopic(name=topic.name, partitions=results))
+    return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+
+def _look_up(partition: Partition, wanted: Message, api_version: int) -> TimestampAndOffset:
+    check_leader_epoch(wanted.current_leader_epoch)
+    log, timestamp = partition.log, wanted.timestamp
+    if timestamp == _LATEST:
+        return TimestampAndOffset(-1, log.high_watermark)
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        return TimestampAndOffset(-1, log.log_start_offset)
+    if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
+        return _NOTHING  # there is no tiered storage
+    try:
+        if timestamp == _MAX_TIMESTAMP and api_version >= _MAX_TIMESTAMP_SINCE:
+            return log.latest_timestamp() or _NOTHING
+        if timestamp < 0:
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
+        return log.offset_for_timestamp(timestamp) or _NOTHING
+    except CorruptRecordError as error:
+        raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+    except StorageError as error:
+        raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+
+def delete_records(broker: Broker, call: Call, request: Message) -> Message:
+    """Moves log starts forward; -1 stands for the high watermark."""
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            topic_partition = TopicPartition(topic.name, wanted.partition_index)
+            code, low_watermark = ErrorCode.NONE, -1
+            try:
+                if topic.name == OFFSETS_TOPIC:
+                    raise Refusal(ErrorCode.POLICY_VIOLATION)
+                low_watermark = broker.partitions.delete_records(topic_partition, wanted.offset)
+                broker.fetches.wake([topic_partition])
+            except Refusal as error:
+                code = error.code
+            entry = _DeletedPartition(
+                partition_index=wanted.partition_index, low_watermark=low_watermark, error_code=code
+            )
+            results.append(entry)
+        topics.append(_DeletedTopic(name=topic.name, partitions=results))
+    return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)

@@ -1,0 +1,343 @@
+"""Metadata, CreateTopics, DeleteTopics, CreatePartitions, DescribeConfigs, DescribeCluster.
+
+Source: Kafka `KafkaApis`, `ReplicationControlManager`, `ConfigHelper`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+
+from spark_groupsource.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, SettingInfo, setting_text
+from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.partitions import LEADER_EPOCH, OFFSETS_TOPIC, Refusal
+from spark_groupsource.broker.storage import TopicEntry
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.wire.messages import (
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    DescribeClusterResponse,
+    DescribeConfigsResponse,
+    Message,
+    MetadataResponse,
+)
+
+_NO_ID = uuid.UUID(int=0)
+# numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
+_TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
+_CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_TOPIC_SOURCE = 1
+_STATIC_BROKER_SOURCE = 4
+_DEFAULT_SOURCE = 5
+_TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG = 1, 2, 3, 5
+_INT32_MAX = 2**31 - 1
+
+_MetadataTopic = MetadataResponse.MetadataResponseTopic
+_CreatedTopic = CreateTopicsResponse.CreatableTopicResult
+_ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+
+
+# --- metadata ---
+
+
+def metadata(broker: Broker, call: Call, request: Message) -> Message:
+    """Topics with their leaders, this broker for all of them; a topic asked for by name may be created by that."""
+    wanted = request.topics
+    if wanted is None or (call.api_version == 0 and not wanted):
+        topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
+    else:
+        topics = [_wanted_topic(broker, call, request, topic) for topic in wanted]
+    node = broker.address
+    return MetadataResponse(
+        throttle_time_ms=0,
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=None)
+        ],
+        cluster_id=broker.cluster_id,
+        controller_id=node.node_id,
+        topics=topics,
+        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+        error_code=0,
+    )
+
+
+def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message) -> Message:
+    name, topic_id = wanted.name, wanted.topic_id or _NO_ID
+    try:
+        if name is None:
+            name = broker.partitions.topic_name(topic_id)
+        elif name not in broker.partitions.topics:
+            _auto_create(broker, call, request, name)
+        return _describe_topic(broker, broker.partitions.topic(name), request)
+    except Refusal as error:
+        # null where the client reads null (v12), else empty
+        shown = name if name is not None or call.api_version >= 12 else ""
+        return _MetadataTopic(
+            error_code=error.code,
+            name=shown,
+            topic_id=topic_id,
+            is_internal=False,
+            partitions=[],
+            authorized_operations=None,
+        )
+
+
+def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> None:
+    allowed = call.api_version < 4 or request.allow_auto_topic_creation
+    if not (allowed and broker.config.auto_create_topics_enable):
+        # an illegal name is told apart from one that is free
+        broker.partitions.check_new_topic(name, 1, {})
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if name == OFFSETS_TOPIC:
+        broker.coordinator.ensure_topic()
+    else:
+        broker.create_topic(name, broker.config.num_partitions, {})
+
+
+def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Message:
+    node_id = broker.address.node_id
+    partitions = []
+    for topic_partition in entry.partitions:
+        offline = broker.partitions.offline_reason(topic_partition)
+        described = _MetadataTopic.MetadataResponsePartition(
+            error_code=ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
+            partition_index=topic_partition.partition,
+            leader_id=-1 if offline else node_id,
+            leader_epoch=LEADER_EPOCH,
+            replica_nodes=[node_id],
+            isr_nodes=[] if offline else [node_id],
+            offline_replicas=[node_id] if offline else [],
+        )
+        partitions.append(described)
+    return _MetadataTopic(
+        error_code=0,
+        name=entry.name,
+        topic_id=entry.topic_id,
+        is_internal=entry.name == OFFSETS_TOPIC,
+        partitions=partitions,
+        authorized_operations=_TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
+    )
+
+
+def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
+    """This broker alone."""
+    node = broker.address
+    asked_for_brokers = request.endpoint_type in (None, 0, 1)
+    return DescribeClusterResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE if asked_for_brokers else ErrorCode.INVALID_REQUEST,
+        error_message=None if asked_for_brokers else "this listener serves brokers, not controllers",
+        endpoint_type=1,
+        cluster_id=broker.cluster_id,
+        controller_id=node.node_id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
+            )
+        ],
+        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+    )
+
+
+# --- changes ---
+
+
+def create_topics(broker: Broker, call: Call, request: Message) -> Message:
+    """Each topic on its own: one that is refused does not hold up the others."""
+    named = Counter(topic.name for topic in request.topics)
+    results = []
+    for topic in request.topics:
+        try:
+            if named[topic.name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+            results.append(_create_topic(broker, topic, request.validate_only))
+        except Refusal as error:
+            results.append(
+                _CreatedTopic(
+                    name=topic.name,
+                    topic_id=_NO_ID,
+                    error_code=error.code,
+                    error_message=error.message,
+                    num_partitions=-1,
+                    replication_factor=-1,
+                    configs=[],
+                )
+            )
+    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+
+
+def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Message:
+    count = _partition_count(broker, topic)
+    settings = {config.name: config.value for config in topic.configs}
+    if validate_only:
+        config = broker.partitions.check_new_topic(topic.name, count, settings)
+        topic_id = _NO_ID
+    else:
+        entry = broker.create_topic(topic.name, count, settings)
+        config, topic_id = broker.partitions.config_of(entry), entry.topic_id
+    return _CreatedTopic(
+        name=topic.name,
+        topic_id=topic_id,
+        error_code=0,
+        error_message=None,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[
+            CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
+                name=info.name,
+                value=setting_text(getattr(config, info.attribute)),
+                read_only=False,
+                config_source=_TOPIC_SOURCE if settings.get(info.name) is not None else _DEFAULT_SOURCE,
+                is_sensitive=False,
+            )
+            for info in TOPIC_SETTINGS.values()
+        ],
+    )
+
+
+def _partition_count(broker: Broker, topic: Message) -> int:
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            text = "give either partitions and replication factor, or assignments"
+            raise Refusal(ErrorCode.INVALID_REQUEST, text)
+        numbers = sorted(assignment.partition_index for assignment in topic.assignments)
+        if numbers != list(range(len(numbers))):
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
+        if any(list(each.broker_ids) != [broker.address.node_id] for each in topic.assignments):
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the one broker is {broker.address.node_id}")
+        return len(numbers)
+    if topic.replication_factor not in (-1, 1):
+        text = f"replication factor {topic.replication_factor} needs more brokers than the one there is"
+        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, text)
+    return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
+
+
+def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
+    """By name, or by id from version 6 on."""
+    wanted = [(topic.name, topic.topic_id) for topic in request.topics] if call.api_version >= 6 else [
+        (name, _NO_ID) for name in request.topic_names
+    ]
+    results = []
+    for name, topic_id in wanted:
+        code, message = ErrorCode.NONE, None
+        try:
+            if not broker.config.delete_topic_enable:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
+            if name is None:
+                name = broker.partitions.topic_name(topic_id)
+            topic_id = broker.partitions.topic(name).topic_id
+            broker.delete_topic(name)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = DeleteTopicsResponse.DeletableTopicResult(
+            name=name, topic_id=topic_id, error_code=code, error_message=message
+        )
+        results.append(result)
+    return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+
+
+def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
+    """A topic's partitions only become more."""
+    results = []
+    for topic in request.topics:
+        code, message = ErrorCode.NONE, None
+        try:
+            _check_new_count(broker, topic)
+            if not request.validate_only:
+                broker.partitions.add_partitions(topic.name, topic.count)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = CreatePartitionsResponse.CreatePartitionsTopicResult(
+            name=topic.name, error_code=code, error_message=message
+        )
+        results.append(result)
+    return CreatePartitionsResponse(throttle_time_ms=0, results=results)
+
+
+def _check_new_count(broker: Broker, topic: Message) -> None:
+    entry = broker.partitions.topic(topic.name)
+    if topic.name == OFFSETS_TOPIC:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"{OFFSETS_TOPIC} keeps its partitions: groups are found by them")
+    if topic.count <= entry.partition_count:
+        text = f"topic {topic.name} has {entry.partition_count} partitions; {topic.count} would not be more"
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
+    if topic.count > 100_000:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
+    if topic.assignments is not None:
+        node_id, added = broker.address.node_id, topic.count - entry.partition_count
+        if len(topic.assignments) != added or any(list(each.broker_ids) != [node_id] for each in topic.assignments):
+            text = f"{added} assignments to broker {node_id} are due, or none at all"
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
+
+
+# --- settings ---
+
+
+def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
+    """Settings of topics and of this broker; no other resource has any."""
+    results = []
+    for resource in request.resources:
+        code, message, entries = ErrorCode.NONE, None, []
+        try:
+            entries = _settings(broker, resource, request)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = DescribeConfigsResponse.DescribeConfigsResult(
+            error_code=code,
+            error_message=message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            configs=entries,
+        )
+        results.append(result)
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _settings(broker: Broker, resource: Message, request: Message) -> list[Message]:
+    keys = resource.configuration_keys
+    if resource.resource_type == _TOPIC_RESOURCE:
+        entry = broker.partitions.topic(resource.resource_name)
+        config = broker.partitions.config_of(entry)
+        found = [
+            (info, getattr(config, info.attribute), _TOPIC_SOURCE if info.name in entry.settings else _DEFAULT_SOURCE)
+            for info in TOPIC_SETTINGS.values()
+        ]
+    elif resource.resource_type == _BROKER_RESOURCE:
+        if resource.resource_name not in ("", str(broker.address.node_id)):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"the one broker is {broker.address.node_id}")
+        found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
+    else:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+    return [_entry(*each, request) for each in found if not keys or each[0].name in keys]
+
+
+def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInfo, object, int]:
+    owner = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}[info.owner]
+    value = getattr(owner, info.attribute)
+    return info, value, _DEFAULT_SOURCE if value == info.default else _STATIC_BROKER_SOURCE
+
+
+def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
+    text = setting_text(value)
+    synonym = _ConfigEntry.DescribeConfigsSynonym(name=info.name, value=text, source=source)
+    return _ConfigEntry(
+        name=info.name,
+        value=text,
+        read_only=source != _TOPIC_SOURCE,
+        config_source=source,
+        is_sensitive=False,
+        synonyms=[synonym] if request.include_synonyms else [],
+        config_type=_config_type(info),
+        documentation=info.doc if request.include_documentation else None,
+    )
+
+
+def _config_type(info: SettingInfo) -> int:
+    if isinstance(info.default, bool):
+        return _TYPE_BOOLEAN
+    if isinstance(info.default, int):
+        return _TYPE_INT if info.high == _INT32_MAX else _TYPE_LONG
+    return _TYPE_STRING

@@ -1,0 +1,165 @@
+"""The broker itself, without sockets: takes decoded requests, answers each of them once, now or later.
+
+One thread calls it: that thread is the single writer of every log and of every group. Time comes from the clock that
+is handed in; what is due is done in `expire`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Callable, Mapping, NamedTuple
+
+from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.delayed import DeadlineHeap
+from spark_groupsource.broker.fetches import Fetches
+from spark_groupsource.broker.log import Report
+from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partitions, Refusal
+from spark_groupsource.broker.runtime import CoordinatorRuntime
+from spark_groupsource.broker.storage import DataDirectory, TopicEntry
+from spark_groupsource.clock import Clock
+from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.wire.messages import Message
+
+
+class Call(NamedTuple):
+    """Who asked and how: `token` names the answer, `client_host` is the peer's address."""
+
+    token: int
+    api_key: int
+    api_version: int
+    client_id: str
+    client_host: str
+
+
+class Unanswered:
+    """What a handler returns instead of a response."""
+
+
+LATER = Unanswered()
+"""The answer comes through `Broker.reply` when what it waits for has happened."""
+NO_ANSWER = Unanswered()
+"""The client expects none (a produce request with acks=0)."""
+
+Send = Callable[[int, "Message | None"], None]
+"""Takes the token of a call and its response, None where none is expected; a token that is gone is no error."""
+
+Handle = Callable[["Broker", Call, Message], "Message | Unanswered"]
+
+
+class Served(NamedTuple):
+    """One API this broker serves, the versions that are proved, and who answers it."""
+
+    min_version: int
+    max_version: int
+    handle: Handle
+
+
+class Broker:
+    """One node that leads every partition and coordinates every group."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        data: DataDirectory,
+        clock: Clock,
+        served: Mapping[int, Served],
+        send: Send,
+        report: Report,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.served = served
+        self.address = Node(config.node_id, "", 0)
+        self.report = report
+        self.data = data
+        self.partitions = Partitions(data, config, report)
+        self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
+        self.fetches = Fetches(self.partitions, self.timers, config.fetch_max_bytes, send)
+        self.coordinator = CoordinatorRuntime(self, send)
+        self._send = send
+
+    @property
+    def cluster_id(self) -> str:
+        return self.data.cluster_id
+
+    def start(self) -> None:
+        """Opens the data directory and every log.
+
+        Raises: StorageError.
+        """
+        self.data.open(self.config.node_id)
+        self.partitions.open_all()
+        self.coordinator.start()
+        self._set_retention_timer()
+
+    def stop(self) -> None:
+        """Closes every log and gives the directory back.
+
+        Raises: StorageError.
+        """
+        self.data.close(self.partitions.close_all())
+
+    def handle(self, call: Call, request: Message) -> None:
+        """Answers a request of a served API and version, now or later."""
+        response = self.served[call.api_key].handle(self, call, request)
+        if response is NO_ANSWER:
+            self._send(call.token, None)
+        elif response is not LATER:
+            self._send(call.token, response)
+
+    def forget(self, token: int) -> None:
+        """The client of a call is gone: nothing of it needs to wait any longer."""
+        self.fetches.forget(token)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` must be called (monotonic ms), None when nothing waits."""
+        return self.timers.next_deadline_ms()
+
+    def expire(self) -> None:
+        """Does everything whose time has come."""
+        while (key := self.timers.pop_expired(self.clock.now_ms())) is not None:
+            match key:
+                case ("fetch", int(token)):
+                    self.fetches.expire(token)
+                case ("retention",):
+                    self._apply_retention()
+                case _:
+                    self.coordinator.expire(key)
+
+    # --- topics, where more than the partitions is concerned ---
+
+    def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
+        """Makes a topic. Raises: Refusal."""
+        return self.partitions.create_topic(name, partition_count, settings)
+
+    def delete_topic(self, name: str) -> None:
+        """Removes a topic, answers the fetches that wait for it, and removes its committed offsets. Raises: Refusal."""
+        if name == OFFSETS_TOPIC:
+            text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups instead"
+            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+        gone = self.partitions.delete_topic(name)
+        self.fetches.wake(gone)
+        self.coordinator.partitions_deleted(gone)
+
+    def appended(self, topic_partition: TopicPartition, size: int) -> None:
+        """Records were appended: fetches that waited for them are answered."""
+        self.fetches.appended(topic_partition, size)
+
+    def new_id(self) -> uuid.UUID:
+        return uuid.uuid4()
+
+    def _set_retention_timer(self) -> None:
+        self.timers.set(("retention",), self.clock.now_ms() + self.config.log_retention_check_interval_ms)
+
+    def _apply_retention(self) -> None:
+        for partition in self.partitions:
+            if partition.offline:
+                continue
+            limit = partition.log.expired_before(self.clock.timestamp_ms())
+            if limit > partition.log.log_start_offset:
+                try:
+                    partition.log.delete_records(limit)
+                except (StorageError, OSError) as error:
+                    self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
+        self._set_retention_timer()

@@ -1,0 +1,289 @@
+"""The data directory of a broker: whose it is, which topics exist, where their logs begin and ended.
+
+Knows files and names; knows no protocol. Files beside the partitions' directories:
+
+* ``.lock``: held while a broker uses the directory;
+* ``meta.properties``: cluster id and node id, as Kafka has it, with a mark that the directory is ours;
+* ``topics.json``: the topic catalogue, replaced as a whole with each change;
+* ``log-start-offset-checkpoint``: log starts moved by DeleteRecords, in Kafka's format;
+* ``clean-shutdown.json``: where each log ended at a clean stop; absent while a broker runs, and after a crash.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from spark_groupsource.broker.files import replace_file, sync_directory
+from spark_groupsource.errors import StorageError
+from spark_groupsource.model import TopicPartition
+
+_MARK = "groupsource.format"
+_FORMAT = "1"
+_META = "meta.properties"
+_TOPICS = "topics.json"
+_LOG_STARTS = "log-start-offset-checkpoint"
+_CLEAN = "clean-shutdown.json"
+_LOCK = ".lock"
+_PRODUCER_ID_BLOCK = 1000
+# names that say nothing about whose a directory is
+_IGNORED = frozenset({_LOCK, "lost+found"})
+
+
+@dataclass(frozen=True)
+class TopicEntry:
+    """One topic of the catalogue; `settings` are those given for it, in Kafka's names."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(self.name, number) for number in range(self.partition_count))
+
+
+class DataDirectory:
+    """One broker's files under `path`. `open` must come first, `close` last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster_id = ""
+        self.topics: dict[str, TopicEntry] = {}
+        self.log_starts: dict[TopicPartition, int] = {}
+        self._deleting: list[str] = []
+        self._next_producer_id = 0
+        self._producer_ids_until = 0
+        self._lock: int | None = None
+        self._clean_ends: dict[TopicPartition, int] | None = None
+
+    def open(self, node_id: int, new_id: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
+        """Takes the directory, making it if it is missing or empty, and reads the catalogue.
+
+        Raises: StorageError when another broker has it, when it holds something else, and when it cannot be used.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            names = {entry.name for entry in self.path.iterdir()} - _IGNORED
+        except OSError as error:
+            text = f"data directory {self.path} cannot be used: {error.strerror}; choose another"
+            raise StorageError(text) from error
+        # before the lock file is made: a directory that is not ours is left as it was found
+        self._check_owner(names)
+        self._take_lock()
+        try:
+            self._read_or_create(names, node_id, new_id)
+        except BaseException:
+            self._release_lock()
+            raise
+
+    def close(self, end_offsets: Mapping[TopicPartition, int] | None) -> None:
+        """Gives the directory back; `end_offsets` are the log ends of a clean stop, None after trouble.
+
+        Raises: StorageError.
+        """
+        try:
+            if end_offsets is not None:
+                ends = [[tp.topic, tp.partition, offset] for tp, offset in end_offsets.items()]
+                replace_file(self.path / _CLEAN, json.dumps({"version": 1, "log_ends": ends}).encode())
+        finally:
+            self._release_lock()
+
+    def clean_end_offset(self, topic_partition: TopicPartition) -> int | None:
+        """Where the log ended at the last stop, None when that was not a clean one."""
+        return None if self._clean_ends is None else self._clean_ends.get(topic_partition)
+
+    def partition_directory(self, topic_partition: TopicPartition) -> Path:
+        return self.path / str(topic_partition)
+
+    # --- topics ---
+
+    def put_topic(self, entry: TopicEntry) -> None:
+        """Adds a topic, or changes its partition count or settings; durable when this returns.
+
+        Raises: StorageError.
+        """
+        self._write_topics({**self.topics, entry.name: entry}, self._deleting)
+
+    def remove_topic(self, name: str, remove_files: Callable[[], None]) -> None:
+        """Takes a topic out of the catalogue, then its files; a crash in between is made good at the next start.
+
+        Raises: StorageError.
+        """
+        rest = {key: entry for key, entry in self.topics.items() if key != name}
+        doomed = [str(partition) for partition in self.topics[name].partitions]
+        self._write_topics(rest, [*self._deleting, *doomed])
+        remove_files()
+        starts = {tp: offset for tp, offset in self.log_starts.items() if tp.topic != name}
+        if starts != self.log_starts:
+            self._write_log_starts(starts)
+        self._write_topics(rest, [])
+
+    def set_log_start(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Keeps a log start over restarts.
+
+        Raises: StorageError.
+        """
+        self._write_log_starts({**self.log_starts, topic_partition: offset})
+
+    def next_producer_id(self) -> int:
+        """A producer id that no producer of this directory ever had.
+
+        Raises: StorageError.
+        """
+        if self._next_producer_id >= self._producer_ids_until:
+            # a block at a time, as Kafka takes them: a crash wastes at most one block
+            self._producer_ids_until = self._next_producer_id + _PRODUCER_ID_BLOCK
+            self._write_topics(self.topics, self._deleting)
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
+
+    # --- files ---
+
+    def _check_owner(self, names: set[str]) -> None:
+        if not names:
+            return
+        if _META not in names:
+            example = ", ".join(sorted(names)[:3])
+            raise StorageError(
+                f"data directory {self.path} is not empty and not a groupsource broker's (it holds {example}); "
+                "choose an empty or a new directory"
+            )
+        meta = self._read_meta()
+        if meta.get(_MARK) != _FORMAT:
+            owner = "a newer groupsource broker" if _MARK in meta else "another Kafka broker"
+            raise StorageError(f"data directory {self.path} belongs to {owner}; choose an empty or a new directory")
+
+    def _take_lock(self) -> None:
+        path = self.path / _LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be created: {error.strerror}; check permissions") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise StorageError(
+                f"data directory {self.path} is in use by another broker (process {holder or 'unknown'}); "
+                "stop it or choose another directory"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # the lock goes with it
+            self._lock = None
+
+    def _read_or_create(self, names: set[str], node_id: int, new_id: Callable[[], uuid.UUID]) -> None:
+        if _META not in names:
+            self.cluster_id = base64.urlsafe_b64encode(new_id().bytes).rstrip(b"=").decode()
+            self._write_topics({}, [])
+            meta = {"version": "1", "cluster.id": self.cluster_id, "node.id": str(node_id), _MARK: _FORMAT}
+            replace_file(self.path / _META, "".join(f"{key}={value}\n" for key, value in meta.items()).encode())
+            return
+        meta = self._read_meta()
+        self.cluster_id = meta.get("cluster.id", "")
+        if meta.get("node.id") != str(node_id):
+            raise StorageError(
+                f"data directory {self.path} is that of node {meta.get('node.id')}, this broker is node {node_id}; "
+                "set node.id to match or choose another directory"
+            )
+        self._read_topics()
+        self._read_log_starts()
+        self._read_clean_ends()
+        for name in self._deleting:
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
+        if self._deleting:
+            self._write_topics(self.topics, [])
+
+    def _read_meta(self) -> dict[str, str]:
+        lines = self._read(_META).decode("utf-8", "replace").splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+    def _read_topics(self) -> None:
+        catalogue = self._read_json(_TOPICS)
+        try:
+            self._next_producer_id = self._producer_ids_until = int(catalogue["next_producer_id"])
+            self._deleting = [str(name) for name in catalogue["deleting"]]
+            for name, about in catalogue["topics"].items():
+                topic_id, count = uuid.UUID(about["id"]), int(about["partitions"])
+                self.topics[name] = TopicEntry(name, topic_id, count, dict(about["settings"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(_TOPICS, error) from error
+
+    def _write_topics(self, topics: dict[str, TopicEntry], deleting: list[str]) -> None:
+        catalogue = {
+            "version": 1,
+            "next_producer_id": self._producer_ids_until,
+            "deleting": deleting,
+            "topics": {
+                entry.name: {
+                    "id": str(entry.topic_id),
+                    "partitions": entry.partition_count,
+                    "settings": dict(entry.settings),
+                }
+                for entry in topics.values()
+            },
+        }
+        replace_file(self.path / _TOPICS, json.dumps(catalogue, indent=1).encode())
+        self.topics, self._deleting = topics, deleting
+
+    def _read_log_starts(self) -> None:
+        if not (self.path / _LOG_STARTS).exists():
+            return
+        try:
+            lines = self._read(_LOG_STARTS).decode().split("\n")
+            for line in lines[2:]:
+                if line:
+                    topic, partition, offset = line.split(" ")
+                    self.log_starts[TopicPartition(topic, int(partition))] = int(offset)
+        except ValueError as error:
+            raise self._damaged(_LOG_STARTS, error) from error
+
+    def _write_log_starts(self, starts: dict[TopicPartition, int]) -> None:
+        lines = [f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in sorted(starts.items())]
+        replace_file(self.path / _LOG_STARTS, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+        self.log_starts = starts
+
+    def _read_clean_ends(self) -> None:
+        path = self.path / _CLEAN
+        if not path.exists():
+            return
+        try:
+            ends = self._read_json(_CLEAN)["log_ends"]
+            self._clean_ends = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in ends}
+        except (KeyError, TypeError, ValueError, StorageError):
+            self._clean_ends = None  # what cannot be read is no proof of a clean stop: the logs are scanned
+        # from now on the logs change: a crash must not be taken for a clean stop
+        path.unlink()
+        sync_directory(self.path)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            text = f"{self.path / name} cannot be read: {error.strerror}; restore it from a copy"
+            raise StorageError(text) from error
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads(self._read(name))
+        except ValueError as error:
+            raise self._damaged(name, error) from error
+
+    def _damaged(self, name: str, error: Exception) -> StorageError:
+        return StorageError(f"{self.path / name} is damaged ({error!r}); restore it from a copy")
