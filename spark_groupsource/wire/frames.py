@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersion
-from spark_groupsource.wire.decoder import decode_exactly, skip_tagged_fields
+from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import APIS, Api, Message, api_of
 
 MAX_REQUEST_BYTES = 104_857_600  # Kafka's socket.request.max.bytes
@@ -103,12 +103,16 @@ def is_known(api_key: int, api_version: int) -> bool:
 def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Message:
     """Body of a request whose header was read. Record sets in it are views of `frame`.
 
-    Raises: RemoteProtocolError on bytes that do not decode, or that are left over; UnsupportedVersion when API and
-    version are not `is_known`, which the caller answers if it can.
+    Bytes behind the body are let pass, as Kafka lets them pass: librdkafka 2.16 leaves three behind a Metadata request
+    for all topics.
+
+    Raises: RemoteProtocolError on bytes that do not decode; UnsupportedVersion when API and version are not `is_known`,
+    which the caller answers if it can.
     """
     if not is_known(header.api_key, header.api_version):
         raise UnsupportedVersion(f"API {header.api_key} version {header.api_version} is not known here")
-    return decode_exactly(APIS[header.api_key].request, header.api_version, frame, position)
+    request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position)
+    return request
 
 
 def read_response_header(frame: memoryview, api: Api, version: int) -> tuple[int, int]:
