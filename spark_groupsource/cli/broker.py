@@ -37,4 +37,11 @@ def broker(listen: str, data_dir: Path, config: tuple[str, ...]) -> None:
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
         raise click.BadParameter("one address only", param_hint="--listen")
-    serve_forever(data_dir, address, key_values(config, "--config"))
+    serve_forever(
+        data_dir,
+        address,
+        key_values(config, "--config"),
+        # waited for by programs, so it must not sit in a buffer
+        ready=lambda where: print(f"listening on {where}", flush=True),
+        report=lambda line: click.echo(line, err=True),
+    )
