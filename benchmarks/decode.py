@@ -4,8 +4,8 @@
 
 Batches are made in memory, so that nothing but decoding is measured: fetched bytes in, Arrow record batches of all
 columns out (kafka-python: Python objects out, its checksum in pure Python left out, which makes it look better than it
-is). Variants are measured in turn, several rounds, and the best round of each counts: other work on the machine only slows
-down. To compare two commits, run it on each in the same minute.
+is). Variants are measured in turn, several rounds, and the best round of each counts: other work on the machine only
+slows down. To compare two commits, run it on each in the same minute.
 """
 
 from __future__ import annotations
