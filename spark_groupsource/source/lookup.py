@@ -73,6 +73,12 @@ class Lookup:
         """Log end of each partition: the last stable offset under read_committed."""
         return self._offsets({p: LATEST for p in partitions})
 
+    def tops(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Log end of each partition, records of open transactions included."""
+        asked = {p: LATEST for p in partitions}
+        found = self._try(lambda: self._cluster.list_offsets(asked, read_committed=False)) if asked else {}
+        return {p: found[p].offset for p in asked}
+
     def at_time(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Offset of the first record at or after each timestamp, None where there is none."""
         return {p: None if found < 0 else found for p, found in self._offsets(timestamps).items()}

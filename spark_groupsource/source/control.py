@@ -1,0 +1,90 @@
+"""The control socket of a query's reader process: through it the driver's Python asks for a drain.
+
+One line of JSON each way. Request: ``{"drain": true, "proof": <offset or null>}``, repeated as often as there is a new
+proof; answer, once: ``{"drained": true}``. The socket lies in a directory of this user alone, named by the driver JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any, Callable
+
+from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
+from spark_groupsource.net import LocalChannel, LocalListener
+from spark_groupsource.source.local import private_directory
+
+_log = logging.getLogger(__name__)
+
+_SLICE_MS = 100
+_NAME_LENGTH = 16  # of a reader's 32 hex digits: paths of sockets are limited to about 100 characters
+
+
+def control_directory(driver: int) -> Path:
+    """Where the readers of one driver application listen."""
+    return private_directory(f"control-{driver}")
+
+
+def sockets_of(driver: int, reader: str) -> list[Path]:
+    """The control sockets of one reader: one, or two for a moment after a restart."""
+    return sorted(control_directory(driver).glob(f"{reader[:_NAME_LENGTH]}-*"))
+
+
+class ControlServer:
+    """Listens until closed; `request_drain` is called with each proof and tells whether the reader has drained."""
+
+    def __init__(self, driver: int, reader: str, request_drain: Callable[[dict[str, Any] | None], bool]) -> None:
+        self._directory = control_directory(driver)
+        self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
+        self._request_drain = request_drain
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening and removes the socket, and the directory with the last of them."""
+        self._closed.set()
+        self._listener.close()
+        try:
+            self._directory.rmdir()
+        except OSError:
+            # other readers of the application still listen there
+            return
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                channel = self._listener.accept(_SLICE_MS)
+            except ConnectionFailed:
+                return
+            if channel is not None:
+                try:
+                    self._serve(channel)
+                except ConnectionFailed as error:
+                    _log.warning("control connection lost: %s", error)
+                finally:
+                    channel.close()
+
+    def _serve(self, channel: LocalChannel) -> None:
+        proof: dict[str, Any] | None = None
+        asked = False
+        while not self._closed.is_set():
+            try:
+                line = channel.receive(_SLICE_MS)
+                if line is None:
+                    return
+                request = json.loads(line)
+                asked, proof = bool(request["drain"]), request["proof"]
+            except RequestTimedOut:
+                # no newer proof; the drain may have come about meanwhile
+                pass
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("control request not understood: %s", error)
+                return
+            if asked and self._request_drain(proof):
+                channel.send(json.dumps({"drained": True}))
+                return
+            proof = None

@@ -1,0 +1,385 @@
+"""The live half of a stream reader: one per query, in Spark's reader process, from the first callback to the stop.
+
+Every callback of Spark comes through here on one thread; a second one, of the control socket, asks for drains. The
+order inside `latest_offset` is the heart of the source:
+
+1. commit `start`: that Spark calls with it proves that everything up to it is checkpointed;
+2. poll the group, which may hand partitions over: nothing uncommitted may be left, or the next owner repeats it;
+3. plan what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Mapping
+from uuid import uuid4
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.clock import Clock, SystemClock
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    ConnectionFailed,
+    ErrorCode,
+    GenerationMismatchError,
+)
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.source.lookup import Lookup, Offsets, data_loss, join_names
+from spark_groupsource.source.offsets import (
+    SourceOffset,
+    decode_offset,
+    encode_offset,
+    logged_ranges,
+    nest_positions,
+)
+from spark_groupsource.source.options import EARLIEST, LATEST, SourceOptions
+from spark_groupsource.source.ownership import Commits, Ownership
+from spark_groupsource.source.planning import (
+    Acquisition,
+    Backlog,
+    Winner,
+    decide_position,
+    is_worth_a_batch,
+    limit_ends,
+    plan_tasks,
+)
+from spark_groupsource.source.positions import PositionSpec
+from spark_groupsource.source.task import GroupInputPartition, TaskMembership
+
+_log = logging.getLogger(__name__)
+
+# Spark asks about 90 times a second when idle; the brokers are asked at most once in this time
+_REFRESH_MS = 100
+_JOIN_SLICE_MS = 500
+_METADATA_PREFIX = "groupsource "
+# the coordinator waits for its leader's assignment, which takes moments
+_PASSING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a call of Spark allows: None where there is no bound."""
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+
+
+@dataclass
+class _Ends:
+    """Log ends as last heard."""
+
+    offsets: Offsets = field(default_factory=dict)
+    at_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Who owns what, settled; `members` by index, empty where there is no membership."""
+
+    generation_id: int = -1
+    owners: Mapping[TopicPartition, int] = field(default_factory=dict)
+    members: Mapping[int, TaskMembership] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ownership: Ownership) -> _Group:
+        return cls(ownership.generation_id, ownership.owners(), ownership.members())
+
+
+class StreamSession:
+    """Positions, commits and plans of one query."""
+
+    def __init__(
+        self, cluster: Cluster, options: SourceOptions, ownership: Ownership, clock: Clock | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._ownership = ownership
+        self._clock: Clock = clock or SystemClock()
+        self._lookup = Lookup(cluster, options, self._clock)
+        self._lock = threading.RLock()
+        self._draining = threading.Event()
+        self.drained = threading.Event()
+        self.reader = ""
+        # the start of the last call as text, and where partitions taken over since then begin
+        self._start_text: str | None = None
+        self._acquired: Offsets = {}
+        self._owned: set[TopicPartition] = set()
+        self._group: _Group | None = None
+        self._committed: Offsets = {}
+        self._uncommitted: Offsets = {}
+        self._ends = _Ends()
+        self._target: Offsets | None = None
+        self._is_available_now = False
+        self._planned_ms: int | None = None
+        self._last_end: dict[str, Any] | None = None
+
+    # -- callbacks of Spark ------------------------------------------------------------------------------------------
+
+    def prepare_available_now(self) -> None:
+        """From now on nothing is read that is not there at the next call."""
+        self._is_available_now = True
+
+    def latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """Commits `start_json`, follows the group, and returns the end of the next batch; `start_json` for none.
+
+        Raises: ConfigurationError, BrokerError, ConnectionFailed, DataLossError; never for a fenced member.
+        """
+        with self._lock:
+            start = decode_offset(start_json)
+            self._begin_call(start, start_json)
+            if self.drained.is_set():
+                self._clock.sleep_ms(_REFRESH_MS)
+                return start_json
+            self._commit(start)
+            if self._draining.is_set():
+                self._leave_drained()
+                return start_json
+            if not self._follow_group(start):
+                return start_json
+            # a restarted query commits its checkpoint even if nothing new ever comes
+            self._commit(start)
+            end = self._plan(start, limits)
+            self._last_end = start_json if end is None else encode_offset(end)
+            return self._last_end
+
+    def commit(self) -> None:
+        """Tries again what `latest_offset` could not commit; the rest it has done before Spark calls this."""
+        with self._lock:
+            if self._uncommitted and not self.drained.is_set():
+                self._commit_positions(dict(self._uncommitted))
+
+    def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
+        """The tasks of a batch, one per member or more; of a logged batch whatever the group says now."""
+        with self._lock:
+            start, end = decode_offset(start_json), decode_offset(end_json)
+            ranges, unknown = logged_ranges(start, end)
+            for p, begin in self._lookup.earliest(unknown).items():
+                _log.warning("the checkpoint does not tell where %s begins; reading it from offset %d", p, begin)
+                ranges.append(OffsetRange(p, begin, end.positions[p]))
+            # the group as it was when this batch was planned; what happened to it since, the tasks find out
+            group = self._group if self._group and end_json == self._last_end else _Group()
+            self._warn_unfenced(ranges, group)
+            settings = self._options.task_settings(self._cluster.settings)
+            tasks = plan_tasks(
+                ranges,
+                group.owners,
+                min_partitions=self._options["minPartitions"],
+                max_records=self._options["maxRecordsPerPartition"],
+            )
+            return [
+                GroupInputPartition(
+                    ranges=task.ranges,
+                    settings=settings,
+                    fail_on_data_loss=self._options["failOnDataLoss"],
+                    membership=group.members.get(task.member),
+                )
+                for task in tasks
+            ]
+
+    def report_latest(self) -> dict[str, Any] | None:
+        """Log ends of the owned partitions, for the progress of the query."""
+        with self._lock:
+            if not self._ends.offsets:
+                return None
+            return nest_positions({p: end for p, end in self._ends.offsets.items() if p in self._owned})
+
+    def close(self, reason: str) -> None:
+        """Leaves the group."""
+        self._draining.set()
+        self._ownership.leave(reason)
+        self._cluster.close()
+
+    # -- drain -------------------------------------------------------------------------------------------------------
+
+    def request_drain(self, proof: dict[str, Any] | None) -> bool:
+        """Asks that nothing more be planned; called by the control thread.
+
+        Args:
+            proof: the end offset of the last finished batch, given when no batch is running. If nothing was planned
+                after it, there is no need to wait for the next trigger.
+
+        Returns: True once the last batch is committed and the members have left.
+        """
+        self._draining.set()
+        if proof is not None and self._lock.acquire(timeout=1):
+            try:
+                if not self.drained.is_set() and proof == self._last_end:
+                    self._commit(decode_offset(proof))
+                    self._leave_drained()
+            finally:
+                self._lock.release()
+        return self.drained.is_set()
+
+    def _leave_drained(self) -> None:
+        if self._uncommitted:
+            _log.warning("offsets of %s could not be committed before leaving", join_names(self._uncommitted))
+        self._ownership.leave("the query was drained")
+        self.drained.set()
+
+    # -- 1: commit ---------------------------------------------------------------------------------------------------
+
+    def _begin_call(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
+        self.reader = start.reader or self.reader or uuid4().hex
+        text = json.dumps(start_json)
+        if text != self._start_text:
+            # Spark has written the end we gave it: what was taken over is an ordinary position now
+            self._start_text = text
+            self._acquired = {}
+
+    def _commit(self, start: SourceOffset) -> None:
+        """Commits the positions of `start` for what is owned now, unless the group has them already."""
+        owned = self._ownership.owners()
+        self._commit_positions(
+            {
+                p: offset
+                for p, offset in start.positions.items()
+                if p in owned and p not in self._acquired and self._committed.get(p) != offset
+            }
+        )
+
+    def _commit_positions(self, positions: Offsets) -> None:
+        if not positions:
+            self._uncommitted = {}
+            return
+        note = f"{_METADATA_PREFIX}{self.reader}"
+        try:
+            self._ownership.commit({p: OffsetAndMetadata(offset, note) for p, offset in positions.items()})
+        except GenerationMismatchError as error:
+            # the coordinator refused a former owner; the positions are checkpointed here, the group decides the rest
+            self._uncommitted = {}
+            _log.warning("%s", error)
+        except (BrokerError, ConnectionFailed) as error:
+            if isinstance(error, BrokerError) and not error.retriable and error.code not in _PASSING:
+                raise
+            self._uncommitted = positions
+            _log.warning("offsets of %s are not committed yet: %s", join_names(positions), error)
+        else:
+            self._uncommitted = {}
+            self._committed.update(positions)
+
+    # -- 2: follow the group -----------------------------------------------------------------------------------------
+
+    def _follow_group(self, start: SourceOffset) -> bool:
+        """Polls the group and takes positions of what is newly owned; False when nothing is settled yet."""
+        if self._uncommitted and self._ownership.is_moving:
+            # handing over now would make the next owner repeat the batch
+            self._clock.sleep_ms(_REFRESH_MS)
+            return self._group is not None
+        while not self._ownership.refresh(_JOIN_SLICE_MS):
+            if self._draining.is_set():
+                self._leave_drained()
+                return False
+        group = _Group.of(self._ownership)
+        if group != self._group:
+            self._take_over(frozenset(group.owners), start)
+            self._group = group
+        return True
+
+    def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
+        """Decides where each owned partition goes on after the group has changed."""
+        committed = self._ownership.committed(sorted(owned))
+        self._acquired = {p: offset for p, offset in self._acquired.items() if p in owned}
+        fresh = []
+        for p in sorted(owned):
+            if p in self._acquired:
+                continue
+            acquisition = self._decide(p, start, committed)
+            if acquisition.offset is None:
+                fresh.append(p)
+            elif acquisition.offset != start.positions.get(p):
+                self._acquired[p] = acquisition.offset
+        self._acquired.update(self._resolve_fresh(fresh, start, committed))
+        self._committed = {p: commit.offset for p, commit in committed.items() if commit is not None}
+        self._owned = set(owned)
+        self._ends.at_ms = None
+
+    def _decide(self, p: TopicPartition, start: SourceOffset, committed: Commits) -> Acquisition:
+        commit = committed.get(p)
+        acquisition = decide_position(
+            checkpoint=start.positions.get(p),
+            committed=commit,
+            is_kept=p in self._owned,
+            written_by_us=commit is not None and commit.metadata.startswith(_METADATA_PREFIX),
+        )
+        if acquisition.winner is Winner.GROUP_AHEAD:
+            _log.warning("%s: following the group to offset %s, checkpoint %s", p, commit, start.positions[p])
+        if acquisition.winner is not Winner.GROUP_RESET:
+            return acquisition
+        reaction = self._options["onGroupReset"]
+        told = (
+            f"the committed offset of {p} in group {self._options.group_id} was moved back from outside, to "
+            f"{acquisition.offset}; the checkpoint is at {start.positions[p]}"
+        )
+        if reaction == "fail":
+            raise ConfigurationError(
+                f"{told} (onGroupReset=fail). Set onGroupReset to follow to read again from there, or to ignore to go "
+                "on from the checkpoint"
+            )
+        _log.warning("%s (onGroupReset=%s)", told, reaction)
+        return Acquisition(Winner.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
+
+    def _resolve_fresh(self, fresh: list[TopicPartition], start: SourceOffset, committed: Commits) -> Offsets:
+        """Positions of partitions that neither the checkpoint nor the group knows."""
+        is_new_query = not start.positions and not start.reader
+        spec = PositionSpec("startingOffsets", default=EARLIEST)
+        if is_new_query:
+            spec = self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+        return self._lookup.resolve(spec, fresh, committed) if fresh else {}
+
+    # -- 3: plan -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
+        """The end of the next batch; None when there is nothing to read and nothing has changed hands."""
+        begins = {p: self._acquired.get(p, start.positions.get(p, 0)) for p in sorted(self._owned)}
+        backlog = Backlog(begins, self._readable(begins))
+        waited_ms = None if self._planned_ms is None else self._clock.now_ms() - self._planned_ms
+        is_worth = is_worth_a_batch(
+            backlog,
+            min_offsets=None if self._is_available_now else limits.min_offsets,
+            waited_ms=waited_ms,
+            max_trigger_delay_ms=self._options["maxTriggerDelay"],
+        )
+        has_changed = bool(self._acquired) or self._owned != set(start.positions) or not start.reader
+        if not is_worth and not has_changed:
+            return None
+        ends = limit_ends(backlog, limits.max_offsets) if is_worth else begins
+        if is_worth:
+            self._planned_ms = self._clock.now_ms()
+        return SourceOffset(ends, dict(self._acquired), self._group.generation_id if self._group else -1, self.reader)
+
+    def _readable(self, begins: Offsets) -> Offsets:
+        """How far each partition may be read: its log end, or the end that availableNow has found at its start."""
+        ends = self._log_ends(begins)
+        shrunk = [p for p in begins if ends[p] < begins[p]]
+        if shrunk and self._cluster.settings.read_committed:
+            # an open transaction may hold the stable end before a position another reader has reached
+            tops = self._lookup.tops(shrunk)
+            shrunk = [p for p in shrunk if tops[p] < begins[p]]
+        if shrunk:
+            first = shrunk[0]
+            message = f"{join_names(shrunk)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
+            data_loss(self._options["failOnDataLoss"], "PARTITION_OFFSET_CHANGED", message, _log.warning)
+        if not self._is_available_now:
+            return ends
+        if self._target is None:
+            self._target = {**self._lookup.latest(self._lookup.partitions()), **ends}
+        # a partition that came later has no end here: it is left to the next run
+        return {p: min(end, self._target.get(p, begins[p])) for p, end in ends.items()}
+
+    def _log_ends(self, begins: Offsets) -> Offsets:
+        known, at_ms = self._ends.offsets, self._ends.at_ms
+        if at_ms is not None:
+            left_ms = at_ms + _REFRESH_MS - self._clock.now_ms()
+            if left_ms > 0 and Backlog(begins, known).total:
+                return known
+            self._clock.sleep_ms(left_ms)
+        self._ends = _Ends(self._lookup.latest(begins), self._clock.now_ms())
+        return self._ends.offsets
+
+    def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
+        unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]
+        if unfenced and self._options["assign"] is None:
+            _log.warning("reading a logged batch of %s again, without membership", join_names(unfenced))

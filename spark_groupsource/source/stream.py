@@ -1,0 +1,220 @@
+"""The stream reader Spark constructs: inert until the first callback, then the face of a `StreamSession`.
+
+Spark makes it twice: one lives in the reader process and gets every callback, the other is pickled to the executors for
+`read`. So the constructor keeps plain values, and what is live hangs on `_live`, which is never pickled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NoReturn, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.options import SourceOptions, parse_options
+from spark_groupsource.source.task import GroupInputPartition, read_task
+
+if TYPE_CHECKING:
+    from spark_groupsource.source.control import ControlServer
+    from spark_groupsource.source.session import Limits, StreamSession
+
+_log = logging.getLogger(__name__)
+
+# Spark does not wait for a reader that is told to stop, and a coordinator that is gone must not keep it alive
+_STOP_S = 5.0
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Stands in for a reader whose options are wrong, and says so at the first callback."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise self._error
+
+
+class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query as `members` members of its group."""
+
+    def __init__(
+        self, options: Mapping[str, str], columns: Columns, driver: int, parallelism: int | None = None
+    ) -> None:
+        self._options = dict(options)
+        self._columns = columns
+        self._driver = driver
+        self._parallelism = parallelism
+        self._live: _Live | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._opened().options
+        if options["maxOffsetsPerTrigger"]:
+            return ReadMaxRows(options["maxOffsetsPerTrigger"])
+        if options["minOffsetsPerTrigger"]:
+            return ReadMinRows(options["minOffsetsPerTrigger"])
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._opened().is_available_now = True
+
+    def initialOffset(self) -> dict[str, Any]:
+        # owning nothing: each first position is an acquisition, which the end offset holds, so batch 0 can be replayed
+        return {}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        from spark_groupsource.source.session import Limits
+
+        live = self._opened()
+        low = live.options["minOffsetsPerTrigger"]
+        if isinstance(limit, ReadMaxRows):
+            limits = Limits(limit.max_rows, low)
+        elif isinstance(limit, ReadMinRows):
+            limits = Limits(None, limit.min_rows)
+        else:
+            limits = Limits()
+        return live.latest_offset(start, limits)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._opened().session().report_latest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._opened().session().input_partitions(start, end)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._opened().session().commit()
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, GroupInputPartition)
+        return read_task(partition, self._columns)
+
+    def _opened(self) -> _Live:
+        if self._live is None:
+            self._live = _Live(parse_options(self._options, "stream"), self._driver, self._parallelism)
+        return self._live
+
+
+class _Live:
+    """What the reader process holds beside the session: signals, logging and the control socket."""
+
+    def __init__(self, options: SourceOptions, driver: int, parallelism: int | None) -> None:
+        self.options = options
+        self.is_available_now = False
+        self._driver = driver
+        self._parallelism = parallelism
+        self._session: StreamSession | None = None
+        self._control: ControlServer | None = None
+        self._terminated = False
+        _log_to_stderr()
+        self._handle_signals()
+
+    def session(self) -> StreamSession:
+        """The session, opened at first use: it reaches for the cluster."""
+        if self._session is None:
+            self._session = self._open()
+        return self._session
+
+    def latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        from spark_groupsource.source.control import ControlServer
+
+        session = self.session()
+        end = session.latest_offset(start, limits)
+        if self._control is None:
+            self._control = ControlServer(self._driver, session.reader, session.request_drain)
+        return end
+
+    def stop(self) -> None:
+        """Leaves the group, in a few seconds at most; ends the process where a signal has asked for that."""
+        closing = threading.Thread(target=self._close, name="groupsource close", daemon=True)
+        closing.start()
+        closing.join(_STOP_S)
+        if closing.is_alive():
+            _log.warning("the group could not be left within %g s; its members time out", _STOP_S)
+        if self._terminated:
+            # going back to Spark's runner would only print how its connection to the JVM broke
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._session is not None:
+            self._session.close("the query was stopped")
+
+    def _open(self) -> StreamSession:
+        from spark_groupsource.client.cluster import Cluster
+        from spark_groupsource.source.embedded import resolve_bootstrap
+        from spark_groupsource.source.lookup import Lookup
+        from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
+        from spark_groupsource.source.session import StreamSession
+
+        options = self.options
+        settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
+        cluster = Cluster(settings.bootstrap, settings)
+        ownership: Ownership
+        if options["assign"] is not None:
+            ownership = AssignedPartitions(cluster, options)
+        else:
+            readable = len(Lookup(cluster, options).partitions())
+            wanted = options["members"] or self._parallelism or os.cpu_count() or 1
+            ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(wanted, readable)))
+        session = StreamSession(cluster, options, ownership)
+        if self.is_available_now:
+            session.prepare_available_now()
+        return session
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # Ctrl-C reaches every process of the terminal; how the query ends is the driver's to say
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, signal_number: int, frame: FrameType | None) -> None:
+        # Spark sends it twice; the second must not interrupt the leaving
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._terminated = True
+        raise SystemExit(0)
+
+
+def _log_to_stderr() -> None:
+    """Rebalances are told at level INFO, which Python shows nobody unless asked."""
+    logger = logging.getLogger("spark_groupsource")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
