@@ -8,6 +8,7 @@ Without options everything runs on the embedded broker. Exit status 0 means that
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -263,14 +264,23 @@ def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Consol
 
 
 def next_steps(console: Console, kept: bool) -> None:
-    console.print("\n[bold]What to try next[/]")
+    """What a person may try after this; `kept` says that the embedded broker's data is still there."""
+    groupsource = os.path.relpath(Path(sys.executable).parent / "groupsource")
+    steps = [
+        ("make run KAFKA=1", "the same on a real Apache Kafka"),
+        ("make run BOOTSTRAP=host:port", "the same on a Kafka of yours"),
+        ("less jobs/flight_delays.py", "the application: a start for your own"),
+    ]
     if kept:
-        console.print(f"  groupsource broker --data-dir {DIRECTORY / 'broker'}   # the same topic and group, then:")
-        console.print("  groupsource groups describe --group flight-delays")
-        console.print("  groupsource topics describe --topic flights --offsets")
-    console.print("  make run KAFKA=1                 # the same on a real Apache Kafka")
-    console.print("  make run BOOTSTRAP=host:port     # the same on a Kafka of yours")
-    console.print("  jobs/flight_delays.py            # the application: a start for your own")
+        steps += [
+            (f"{groupsource} broker --data-dir {os.path.relpath(DIRECTORY / 'broker')}", "this broker again, and then:"),
+            (f"{groupsource} groups describe --group flight-delays", "the group as Kafka's own tool shows it"),
+            (f"{groupsource} topics describe --topic flights --offsets", "where the flights lie"),
+        ]
+    console.print("\n[bold]What to try next[/]")
+    width = max(len(command) for command, _ in steps)
+    for command, purpose in steps:
+        console.print(f"  {command:<{width}}  [dim]{purpose}[/]", highlight=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

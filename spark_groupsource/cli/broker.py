@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from spark_groupsource.cli.options import HELP, key_values
+from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_addresses
 
 
@@ -36,7 +37,7 @@ def broker(listen: str, data_dir: Path, config: tuple[str, ...]) -> None:
 
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
-        raise click.BadParameter("one address only", param_hint="--listen")
+        raise ConfigurationError(f"--listen: this broker has one listener, give one HOST:PORT, not {listen!r}")
     serve_forever(
         data_dir,
         address,

@@ -1,0 +1,105 @@
+"""``groupsource broker`` as a person runs it: a process, a port, a directory, a signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from processes import popen_leashed, stop_process
+from support.members import RdMember
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.net import Address, listen
+
+GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")
+
+
+@contextmanager
+def running(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A broker's address and its process, stopped at the end."""
+    command = [GROUPSOURCE, "broker", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir), *arguments]
+    process = popen_leashed(command, subprocess.PIPE, subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:"), line
+        yield line.split()[-1], process
+    finally:
+        stop_process(process, 20)
+
+
+def refused(*arguments: str) -> str:
+    """What a broker that cannot start says: one line on standard error, exit status 1."""
+    run = subprocess.run([GROUPSOURCE, "broker", *arguments], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (1, ""), run
+    assert run.stderr.startswith("Error: ") and len(run.stderr.splitlines()) == 1, run.stderr
+    return run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly_and_what_it_held_is_there_again(
+    tmp_path: Path, topic: str, group: str, number: signal.Signals
+) -> None:
+    settings = ("--config", "group.initial.rebalance.delay.ms=0")
+    with running(tmp_path / "data", *settings) as (address, process):
+        create_topic(address, topic, 2)
+        produce(address, topic, ((n % 2, None, b"x") for n in range(10)))
+        with RdMember(address, group, topic) as member:
+            wait_until(lambda: sum(member.seen.values()) == 10, "ten records are read")
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    with running(tmp_path / "data", *settings) as (address, _):
+        run = [GROUPSOURCE, "groups", "describe", "--bootstrap-server", address, "--group", group]
+        rows = subprocess.run(run, capture_output=True, text=True, timeout=60).stdout.splitlines()[2:]
+        assert [row.split()[1:6] for row in rows] == [[topic, "0", "5", "5", "0"], [topic, "1", "5", "5", "0"]]
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with listen(Address("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = refused("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
+    assert str(port) in told and "in use" in told
+
+
+def test_a_directory_in_use_is_named_and_its_broker_goes_on(tmp_path: Path, topic: str) -> None:
+    with running(tmp_path / "data") as (address, _):
+        told = refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
+        assert str(tmp_path / "data") in told
+        create_topic(address, topic)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("chapter 1")
+    assert str(tmp_path) in refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--listen", "nonsense"], "--listen"),
+        (["--listen", "127.0.0.1:0,127.0.0.1:0"], "--listen"),
+        (["--listen", "192.0.2.1:0"], "192.0.2.1"),
+        (["--listen", "0.0.0.0:0"], "advertised.listeners"),
+        (["--config", "colour=blue"], "colour"),
+        (["--config", "num.partitions"], "KEY=VALUE"),
+        (["--config", "num.partitions=many"], "num.partitions"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path: Path, arguments: list[str], told: str) -> None:
+    defaults = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
+    assert told in refused(*defaults, *arguments, "--data-dir", str(tmp_path / "data"))
+
+
+def test_two_brokers_of_one_machine_do_not_meet(tmp_path: Path, topic: str) -> None:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(running(tmp_path / name))[0] for name in ("a", "b"))
+        create_topic(first, topic)
+        listed = [GROUPSOURCE, "topics", "list", "--bootstrap-server", second]
+        assert subprocess.run(listed, capture_output=True, text=True, timeout=60).stdout == ""
