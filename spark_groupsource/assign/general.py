@@ -76,7 +76,7 @@ class GeneralPlacement:
             for topic in sorted(self._partitions, key=lambda topic: (len(self._members_of[topic]), topic))
             for number in range(self._partitions[topic])
         ]
-        unassigned = self._racks.fewest_members_first([item for item in everything if item not in self._owner])
+        unassigned = [partition for partition in everything if partition not in self._owner]
         initial = self._by_load[-1][0] == 0
         self._fill(unassigned)
         movable = {topic for topic, members in self._members_of.items() if len(members) >= 2}
@@ -168,21 +168,12 @@ class GeneralPlacement:
             # it may have given up the topic since; Kafka does not ask, and would assign what was not subscribed
             if partition.topic in self._subscribed[previous]:
                 return previous
-        if self._racks.active and not self._racks.mismatches(owner, partition):
-            near = self._least(partition, bound, near=True)
-            if near is not None:
-                return near
-        return self._least(partition, bound, near=False)
-
-    def _least(self, partition: TopicPartition, bound: int, *, near: bool) -> str | None:
-        """The member with the least, and fewer than `bound`, that may have the partition."""
         for count, rank in self._by_load:
             if count >= bound:
                 return None
             member_id = self._ids[rank]
             if partition.topic in self._subscribed[member_id]:
-                if not near or self._racks.matches(member_id, partition):
-                    return member_id
+                return member_id
         return None
 
     def _move(self, partition: TopicPartition, destination: str) -> None:

@@ -191,11 +191,14 @@ class _Claims:
 
 
 def _all_alike(members: Sequence[GroupMember]) -> bool:
-    """True when all members subscribe to the same topics, each named once."""
+    """True when all members subscribe to the topics of the first one.
+
+    Kafka skips members without topics at the head of its walk, and would give them partitions.
+    """
     topics = frozenset(members[0].subscription.topics)
     return all(
         len(member.subscription.topics) == len(topics) and topics.issuperset(member.subscription.topics)
-        for member in members
+        for member in members[1:]
     )
 
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from spark_groupsource.assign import (
+    CooperativeStickyAssignor,
+    RangeAssignor,
+    RoundRobinAssignor,
+    StickyAssignor,
+    load_assignor,
+)
+from spark_groupsource.errors import ConfigurationError
+
+
+class EverythingToOne(RangeAssignor):
+    """A user's assignor."""
+
+    name = "everything-to-one"
+
+
+class WithoutAssign:
+    name = "incomplete"
+    cooperative = False
+
+
+class Failing:
+    def __init__(self):
+        raise RuntimeError("no such table")
+
+
+@pytest.mark.parametrize(
+    "name, kind, cooperative",
+    [
+        ("range", RangeAssignor, False),
+        ("roundrobin", RoundRobinAssignor, False),
+        ("sticky", StickyAssignor, False),
+        ("cooperative-sticky", CooperativeStickyAssignor, True),
+        (f"{__name__}:EverythingToOne", EverythingToOne, False),
+    ],
+)
+def test_load(name, kind, cooperative):
+    assignor = load_assignor(name)
+    assert type(assignor) is kind and assignor.cooperative is cooperative
+    assert assignor.name == name or assignor.name == "everything-to-one"
+    assert load_assignor(name) is not assignor
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("rnage", "'rnage' is no assignor; there are range, roundrobin, sticky, cooperative-sticky, and your own"),
+        ("", "'' is no assignor"),
+        (":Class", "is no assignor"),
+        ("no_such_module_anywhere:Class", "cannot be made: ModuleNotFoundError"),
+        (f"{__name__}:Missing", "cannot be made: AttributeError"),
+        (f"{__name__}:Failing", "cannot be made: RuntimeError: no such table"),
+        (f"{__name__}:WithoutAssign", "lacks user_data, assign, on_assignment"),
+    ],
+)
+def test_what_cannot_be_loaded(name, reason):
+    with pytest.raises(ConfigurationError, match=f"partition.assignment.strategy: .*{reason}"):
+        load_assignor(name)
