@@ -1,0 +1,240 @@
+"""DescribeGroups, ListGroups, DeleteGroups, and whose turn it is while a partition loads."""
+
+from __future__ import annotations
+
+import pytest
+from group_context import CONFIG, GROUP, GroupContext
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupShard, RequestContext
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext()
+
+
+# --- describe
+
+
+@pytest.mark.conformance("GC-141", "JM-112")
+@pytest.mark.parametrize("version", range(7))
+def test_an_unknown_group_is_described_as_dead(context: GroupContext, version: int) -> None:
+    described = context.describe("unknown", version)
+    assert (described.group_state, list(described.members)) == ("Dead", [])
+    if version >= 6:
+        assert described.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        assert described.error_message == "Group unknown not found."
+    else:
+        assert described.error_code == ErrorCode.NONE
+
+
+@pytest.mark.conformance("GC-140")
+def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> None:
+    context.shard.unload(0)
+    described = context.describe()
+    assert (described.error_code, described.group_state) == (ErrorCode.NOT_COORDINATOR, "")
+
+
+@pytest.mark.conformance("GC-142", "GC-143", "JM-110")
+@pytest.mark.parametrize("instance", [None, "one"])
+def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
+    answer = context.join(instance=instance, protocols=[("range", b"wants")], client_id="app-0")
+    context.advance(50)
+    context.sync(answer.member_id, 1, {answer.member_id: b"has"}, instance=instance)
+    described = context.describe()
+    assert (described.group_state, described.protocol_type, described.protocol_data) == ("Stable", "consumer", "range")
+    (member,) = described.members
+    assert (member.member_id, member.group_instance_id) == (answer.member_id, instance)
+    assert (member.client_id, member.client_host) == ("app-0", "/127.0.0.1")
+    assert (member.member_metadata, member.member_assignment) == (b"wants", b"has")
+
+
+@pytest.mark.conformance("GC-144", "JM-111", "MB-009")
+def test_a_rebalancing_group_shows_no_protocol_and_no_metadata(context: GroupContext) -> None:
+    (member,) = context.stable(protocols=[("range", b"wants")])
+    context.join(protocols=[("range", b"wants")])
+    assert context.state() is PREPARING
+    described = context.describe()
+    assert (described.group_state, described.protocol_data) == ("PreparingRebalance", "")
+    assert [m.member_metadata for m in described.members] == [b"", b""]
+    assert [m.member_assignment for m in described.members] == [member.member_id.encode(), b""]
+
+
+def test_authorized_operations_only_if_asked_for(context: GroupContext) -> None:
+    context.stable()
+    assert context.describe().authorized_operations is None
+    request = DescribeGroupsRequest(groups=[GROUP], include_authorized_operations=True)
+    (described,) = context.send(request, 5).response.groups
+    assert described.authorized_operations == {3, 6, 8}
+
+
+# --- list
+
+
+@pytest.mark.conformance("GC-136", "GC-137", "GC-138", "JM-109", "ST-070")
+def test_groups_are_listed_under_their_present_state(context: GroupContext) -> None:
+    def states() -> list[str]:
+        names = ("Empty", "preparingrebalance", "COMPLETINGREBALANCE", "stable", "Dead", "Unknown")
+        return [name for name in names if GROUP in context.list([name])]
+
+    (member,) = context.completing()
+    assert context.state() is COMPLETING
+    assert states() == ["COMPLETINGREBALANCE"]
+    context.sync(member.member_id, 1, {})
+    assert states() == ["stable"]
+    listed = context.list()[GROUP]
+    assert (listed.protocol_type, listed.group_state, listed.group_type) == ("consumer", "Stable", "classic")
+    context.leave((member.member_id, None))
+    assert context.state() is EMPTY
+    assert states() == ["Empty"]
+
+
+@pytest.mark.conformance("GC-139", "JM-109")
+def test_groups_are_listed_by_type(context: GroupContext) -> None:
+    context.stable()
+    found = {name: GROUP in context.list(types=[name]) for name in ("classic", "Classic", "consumer", "unknown")}
+    assert found == {"classic": True, "Classic": True, "consumer": False, "unknown": False}
+    assert GROUP in context.list()
+
+
+def test_groups_of_which_only_offsets_are_known_are_listed(context: GroupContext) -> None:
+    context.commit(1, group="simple")
+    again = GroupContext(log=context.log)
+    assert again.list()["simple"].protocol_type == ""
+    assert again.list()["simple"].group_state == "Empty"
+
+
+# --- delete
+
+
+@pytest.mark.conformance("GC-145", "ST-067")
+def test_a_group_with_members_is_not_deleted(context: GroupContext) -> None:
+    context.stable()
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NON_EMPTY_GROUP}
+
+
+@pytest.mark.conformance("GC-146")
+def test_a_null_group_id(context: GroupContext) -> None:
+    request = DeleteGroupsRequest(groups_names=[None])
+    outcome = context.shard.handle(request, RequestContext("t", 2, "c", "/h", "id", 0), 0)
+    (result,) = outcome.replies[0].response.results
+    assert result.error_code == ErrorCode.INVALID_GROUP_ID
+
+
+@pytest.mark.conformance("GC-147")
+def test_delete_where_the_partition_is_not_owned(context: GroupContext) -> None:
+    context.shard.unload(0)
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NOT_COORDINATOR}
+
+
+@pytest.mark.conformance("ST-067")
+def test_unknown_and_dead_groups_are_not_found(context: GroupContext) -> None:
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.GROUP_ID_NOT_FOUND}
+    context.kill()
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.GROUP_ID_NOT_FOUND}
+
+
+@pytest.mark.conformance("GC-148", "JM-129")
+def test_an_empty_group_is_deleted_with_one_tombstone(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.leave((member.member_id, None))
+    records = len(context.log)
+    assert context.delete_groups(GROUP, GROUP) == {GROUP: ErrorCode.NONE}
+    assert [value for _, value in context.log[records:]] == [None]
+    assert context.describe().group_state == "Dead"
+    assert context.join("made-up").error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.conformance("GC-149", "OM-046")
+def test_an_empty_group_is_deleted_with_its_offsets(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.commit(1, member.member_id, 1, partitions=(0, 1))
+    context.leave((member.member_id, None))
+    records = len(context.log)
+    assert context.delete_groups(GROUP, "unknown") == {GROUP: ErrorCode.NONE, "unknown": ErrorCode.GROUP_ID_NOT_FOUND}
+    assert len(context.log) == records + 3
+    assert context.fetch() == {}
+    assert context.describe().group_state == "Dead"
+    assert GroupContext(log=context.log).list() == {}
+
+
+def test_a_group_whose_tombstones_cannot_be_stored_stays(context: GroupContext) -> None:
+    context.commit(1)
+    context.append_error = ErrorCode.KAFKA_STORAGE_ERROR
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NOT_COORDINATOR}
+    context.append_error = None
+    assert context.fetch() == {("topic", 0): 1}
+    assert context.state() is EMPTY
+
+
+# --- loading
+
+
+@pytest.mark.conformance("GC-001")
+def test_while_a_partition_loads() -> None:
+    shard = GroupShard(0, CONFIG)
+
+    def error(request: object, version: int) -> int:
+        context = RequestContext("token", version, "client", "/127.0.0.1", "id", 0)
+        (reply,) = shard.handle(request, context, 0).replies
+        response = reply.response
+        for field in ("groups", "results", "topics"):
+            entries = getattr(response, field, None) or ()
+            for entry in entries:
+                return int(entry.partitions[0].error_code if field == "topics" else entry.error_code)
+        return int(response.error_code)
+
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+    commit = OffsetCommitRequest(group_id=GROUP, topics=[topic(name="t", partitions=[partition])])
+    assert error(JoinGroupRequest(group_id=GROUP, session_timeout_ms=500), 4) == loading
+    assert error(commit, 8) == loading
+    assert error(DescribeGroupsRequest(groups=[GROUP]), 5) == loading
+    assert error(DeleteGroupsRequest(groups_names=[GROUP]), 2) == loading
+    assert error(ListGroupsRequest(), 5) == loading
+    assert error(LeaveGroupRequest(group_id=GROUP, member_id="m"), 2) == loading
+    assert error(OffsetDeleteRequest(group_id=GROUP), 0) == loading
+    assert error(OffsetFetchRequest(group_id=GROUP, topics=None), 7) == loading
+    sync = SyncGroupRequest(group_id=GROUP, member_id="m", protocol_type="consumer", protocol_name="range")
+    assert error(sync, 5) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert error(HeartbeatRequest(group_id=GROUP, member_id="m"), 4) == ErrorCode.NONE
+    shard.loaded(0)
+    assert error(DescribeGroupsRequest(groups=[GROUP]), 5) == ErrorCode.NONE
+
+
+# --- unloading
+
+
+@pytest.mark.conformance("JM-133", "ST-071")
+def test_unloading_answers_parked_joins(context: GroupContext) -> None:
+    leader, follower = context.stable(2)
+    parked = context.join(leader.member_id)
+    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
+    assert (parked.error, parked.member_id) == (ErrorCode.NOT_COORDINATOR, leader.member_id)
+    assert context.heartbeat(follower.member_id, 1) is ErrorCode.NOT_COORDINATOR
+
+
+@pytest.mark.conformance("JM-134", "ST-072", "SM-016")
+def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
+    _, follower = context.completing(2)
+    parked = context.sync(follower.member_id, 1)
+    records = len(context.log)
+    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
+    assert parked.error is ErrorCode.NOT_COORDINATOR
+    assert len(context.log) == records  # no tombstones: the next owner loads it all
+    assert context.state() is DEAD
