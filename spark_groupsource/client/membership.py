@@ -29,6 +29,7 @@ NO_GENERATION = -1
 _MAX_REASON = 255
 _FOREVER_MS = 2**62
 
+
 class MemberState(Enum):
     """UNJOINED: in no group, also after every reset. The others follow the two requests of a round."""
 
@@ -39,7 +40,7 @@ class MemberState(Enum):
 
 
 class Generation(NamedTuple):
-    """What the coordinator knows the member by; requests carry it, answers are judged by the one they were sent with."""
+    """What the coordinator knows the member by; an answer is judged by the one its request was sent with."""
 
     generation_id: int = NO_GENERATION
     member_id: str = ""

@@ -1,0 +1,75 @@
+"""What a group's leader does between JoinGroup and SyncGroup: it reads everyone's subscription and assigns.
+
+Source: Kafka's ConsumerCoordinator.onLeaderElected; KIP-881 (racks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping
+
+from spark_groupsource.assign import Assignor
+from spark_groupsource.client.cluster import Cluster, ClusterView
+from spark_groupsource.client.membership import Joined
+from spark_groupsource.model import Assignment, GroupMember
+from spark_groupsource.wire.consumer_protocol import decode_subscription, encode_assignment
+
+Snapshot = Mapping[str, Any]
+"""topic -> what of it went into the assignment: partition count, or the racks of each partition"""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a leader decided: bytes for every member, and what it decided upon."""
+
+    assignments: Mapping[str, bytes]
+    topics: frozenset[str]
+    snapshot: Snapshot
+
+
+def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: bool) -> Decision:
+    """Runs `assignor` over all members, on metadata fetched now.
+
+    Raises: whatever the assignor raises; RemoteProtocolError on a subscription that cannot be read; ConnectionFailed.
+    """
+    members = [
+        GroupMember(member_id, decode_subscription(data), instance_id)
+        for member_id, instance_id, data in joined.members
+    ]
+    topics = frozenset(topic for member in members for topic in member.subscription.topics)
+    view = cluster.metadata(topics, refresh=True)
+    taken = snapshot(view, topics, with_racks)
+    if joined.skip_assignment:
+        # KIP-814: the group is stable, this member only takes over watching the metadata
+        return Decision({}, topics, taken)
+    counts = {topic: len(view.topics[topic].partitions) for topic in sorted(topics) if topic in view.topics}
+    assigned = assignor.assign(counts, members, _racks(view, topics))
+    return Decision(
+        {
+            member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
+            for member in members
+        },
+        topics,
+        taken,
+    )
+
+
+def snapshot(view: ClusterView, topics: Iterable[str], with_racks: bool) -> Snapshot:
+    """What must stay as it is for an assignment to stay right."""
+    known = {topic: view.topics[topic] for topic in topics if topic in view.topics}
+    if not with_racks:
+        return {topic: len(info.partitions) for topic, info in known.items()}
+    return {topic: _racks_of(view, topic) for topic in known}
+
+
+def _racks(view: ClusterView, topics: Iterable[str]) -> Mapping[str, tuple[tuple[str, ...], ...]] | None:
+    if not any(node.rack for node in view.nodes.values()):
+        return None
+    return {topic: _racks_of(view, topic) for topic in topics if topic in view.topics}
+
+
+def _racks_of(view: ClusterView, topic: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(sorted({view.nodes[n].rack or "" for n in partition.replicas if n in view.nodes and view.nodes[n].rack}))
+        for _, partition in sorted(view.topics[topic].partitions.items())
+    )
