@@ -24,7 +24,7 @@ _SEQUENCE_LIMIT = 2**31
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
-# producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of transaction
+# producer id, epoch, last sequence, last offset, delta, timestamp, coordinator epoch, first offset of transaction
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 

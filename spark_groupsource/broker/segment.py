@@ -180,8 +180,8 @@ class Segment:
         return self._positions[entry] if entry >= 0 else 0
 
     def indexed_position_before(self, position: int) -> int:
-        """The nearest indexed position at or before `position`."""
-        entry = bisect_right(self._positions, position) - 1
+        """The nearest indexed position before `position`."""
+        entry = bisect_left(self._positions, position) - 1
         return self._positions[entry] if entry >= 0 else 0
 
     def scan(

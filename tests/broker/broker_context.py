@@ -1,0 +1,238 @@
+"""What the broker's tests share: batches, raw connections, and a broker in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from spark_groupsource.broker.config import TopicConfig
+from spark_groupsource.broker.files import FileCache
+from spark_groupsource.broker.log import PartitionLog
+from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
+from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.wire.frames import decode_response, encode_request
+from spark_groupsource.wire.messages import CreateTopicsRequest, FetchRequest, MetadataRequest, ProduceRequest
+
+TIMEOUT_MS = 20_000
+
+
+def batch(*values: bytes, timestamp_ms: int = 1_000, **options) -> bytes:
+    """One batch of records without keys, stamped `timestamp_ms` and up."""
+    records = [Record(None, value, timestamp_ms + number) for number, value in enumerate(values)]
+    return encode_batch(records, **options)
+
+
+def append(log: PartitionLog, data: bytes) -> int:
+    (header,) = iter_batches(data)
+    return log.append(bytearray(data), header)
+
+
+def open_log(directory: Path, *, clean_end: int | None = None, config: TopicConfig | None = None, log_start: int = 0):
+    """The log in `directory`, made if there is none, and what it reports."""
+    reports: list[str] = []
+    files = FileCache()
+    log = PartitionLog(
+        directory, TopicPartition("t", 0), config or TopicConfig(), files, reports.append, log_start_offset=log_start
+    )
+    if directory.exists():
+        log.open(clean_end)
+    else:
+        log.create()
+    return log, reports
+
+
+def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
+    """(offset, value) of everything from `offset` to the end, or to damage, which is raised."""
+    found = []
+    while offset < log.log_end_offset:
+        data = log.read(offset, max_bytes)
+        for header in iter_batches(data):
+            for record in decode_records(data, header):
+                if record.offset >= offset:
+                    found.append((record.offset, record.value))
+            offset = header.next_offset
+    return found
+
+
+class RawConnection:
+    """A connection that sends what it is told and reads frames."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        (address,) = parse_addresses(bootstrap_servers)
+        self.socket = dial(address, TIMEOUT_MS)
+        self._correlation_id = 0
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        send_all(self.socket, data, TIMEOUT_MS)
+
+    def read_frame(self) -> memoryview:
+        prefix = bytearray(4)
+        receive_into(self.socket, memoryview(prefix), TIMEOUT_MS)
+        frame = bytearray(int.from_bytes(prefix, "big"))
+        receive_into(self.socket, memoryview(frame), TIMEOUT_MS)
+        return memoryview(frame)
+
+    def is_closed_by_peer(self) -> bool:
+        """Waits for the peer to close; False when it sends something instead."""
+        try:
+            receive_into(self.socket, memoryview(bytearray(1)), TIMEOUT_MS)
+        except ConnectionFailed as error:
+            return "closed" in str(error) or "lost" in str(error)
+        return False
+
+    def post(self, request, version: int) -> int:
+        self._correlation_id += 1
+        self.send(encode_request(request, version, self._correlation_id, "test"))
+        return self._correlation_id
+
+    def call(self, request, version: int):
+        correlation_id = self.post(request, version)
+        return decode_response(self.read_frame(), request, version, correlation_id)
+
+
+def create_topic(connection: RawConnection, name: str, partitions: int = 1, **settings: str):
+    topic = CreateTopicsRequest.CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=1,
+        assignments=[],
+        configs=[
+            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+            for key, value in settings.items()
+        ],
+    )
+    request = CreateTopicsRequest(topics=[topic], timeout_ms=1000, validate_only=False)
+    (result,) = connection.call(request, 7).topics
+    return result
+
+
+def produce_request(topic: str, data: bytes, partition: int = 0, acks: int = -1, transactional_id: str | None = None):
+    topic_data = ProduceRequest.TopicProduceData
+    part = topic_data.PartitionProduceData(index=partition, records=data)
+    return ProduceRequest(
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_ms=1000,
+        topic_data=[topic_data(name=topic, partition_data=[part])],
+    )
+
+
+def produce(connection: RawConnection, topic: str, data: bytes, partition: int = 0, version: int = 9):
+    """The answer for the one partition."""
+    response = connection.call(produce_request(topic, data, partition), version)
+    return response.responses[0].partition_responses[0]
+
+
+def fetch_request(topic: str, offset: int, *, partition: int = 0, max_bytes: int = 1 << 20, min_bytes=1, max_wait_ms=0):
+    topic_class = FetchRequest.FetchTopic
+    wanted = topic_class.FetchPartition(
+        partition=partition,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=max_bytes,
+    )
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=50 << 20,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[topic_class(topic=topic, partitions=[wanted])],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+
+
+def fetch(connection: RawConnection, topic: str, offset: int, version: int = 11, **options):
+    """The answer for the one partition."""
+    return connection.call(fetch_request(topic, offset, **options), version).responses[0].partitions[0]
+
+
+def fetched_values(answer) -> list[bytes]:
+    data = bytes(answer.records or b"")
+    return [record.value for header in iter_batches(data) for record in decode_records(data, header)]
+
+
+def metadata(connection: RawConnection, *names: str, version: int = 9):
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    request = MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    return connection.call(request, version)
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from spark_groupsource.broker.server import serve_forever
+from spark_groupsource.net import Address
+
+serve_forever(
+    Path(sys.argv[1]), Address("127.0.0.1", int(sys.argv[2])), dict(item.split("=", 1) for item in sys.argv[3:]),
+    ready=lambda address: print("listening on", address, flush=True), report=lambda line: print(line, flush=True),
+)
+print("stopped", flush=True)
+"""
+
+
+class BrokerProcess:
+    """A broker in a process of its own, to be killed."""
+
+    def __init__(self, data_dir: Path, *settings: str, port: int = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(data_dir), str(port), *settings],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith("listening on "):
+                break
+        else:
+            raise AssertionError("\n".join(self.lines))
+        self.bootstrap_servers = self.lines[-1].removeprefix("listening on ")
+
+    @property
+    def address(self) -> Address:
+        return parse_addresses(self.bootstrap_servers)[0]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._finish()
+
+    def terminate(self) -> int:
+        self.process.terminate()
+        self._finish()
+        return self.process.returncode
+
+    def _finish(self) -> None:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.read().splitlines()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+    def __enter__(self) -> BrokerProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.kill()

@@ -1,0 +1,313 @@
+"""Append, read, roll, look-up by time, and what recovery makes of torn tails and damage."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from broker_context import append, batch, open_log, values_from
+
+from spark_groupsource.broker.config import TopicConfig
+from spark_groupsource.errors import CorruptRecordError, StorageError
+from spark_groupsource.records.batch import iter_batches
+
+SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "t-0"
+
+
+def fill(log, batches: int = 30, size: int = 3) -> list[tuple[int, bytes]]:
+    stored = []
+    for number in range(batches):
+        values = [b"value %d of batch %d" % (item, number) for item in range(size)]
+        base = append(log, batch(*values, timestamp_ms=1_000 + 10 * number))
+        stored += [(base + item, value) for item, value in enumerate(values)]
+    return stored
+
+
+def logs(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.log"))
+
+
+def test_offsets_count_up_and_every_record_comes_back(directory):
+    log, _ = open_log(directory)
+    stored = fill(log)
+    assert [offset for offset, _ in stored] == list(range(90))
+    assert values_from(log, 0) == stored
+    assert log.log_end_offset == log.high_watermark == 90
+    assert bytes(log.read(90, 1000)) == b""
+
+
+@pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_reading_from_any_offset_with_any_limit(directory, config, reopened):
+    log, _ = open_log(directory, config=config)
+    stored = fill(log)
+    if reopened:
+        log.close()
+        log, reports = open_log(directory, config=config, clean_end=90)
+        assert reports == []
+    for offset in range(90):
+        for max_bytes in (0, 1, 200, 500, 100_000):
+            data = log.read(offset, max_bytes)
+            headers = list(iter_batches(data))
+            assert headers[0].base_offset <= offset <= headers[0].last_offset
+            assert sum(header.size for header in headers) == len(data)
+            assert len(data) <= max_bytes or len(headers) == 1
+            following = offset + sum(header.record_count for header in headers)
+            assert max_bytes < 100_000 or config is SMALL or following >= 90
+        assert values_from(log, offset, 300) == stored[offset:]
+
+
+def test_segments_roll_and_are_named_by_their_first_offset(directory):
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    names = [path.stem for path in logs(directory)]
+    assert len(names) > 3
+    assert all(path.stat().st_size <= 1024 for path in logs(directory))
+    assert names == [f"{segment.base_offset:020d}" for segment in log.segments]
+
+
+def test_an_index_entry_names_the_last_offset_of_the_batch_at_its_position(directory):
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    log.close()
+    for path in logs(directory):
+        data, base = path.read_bytes(), int(path.stem)
+        headers = {header.position: header for header in iter_batches(data)}
+        entries = list(struct.iter_unpack(">ii", path.with_suffix(".index").read_bytes()))
+        assert entries and all(headers[position].last_offset == base + offset for offset, position in entries)
+        times = list(struct.iter_unpack(">qi", path.with_suffix(".timeindex").read_bytes()))
+        largest = max(headers.values(), key=lambda header: header.max_timestamp)
+        assert times[-1] == (largest.max_timestamp, largest.last_offset - base)
+
+
+@pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
+def test_the_first_record_at_or_after_a_time(directory, config):
+    log, _ = open_log(directory, config=config)
+    fill(log)  # batch n holds the stamps 1000 + 10 n and the two that follow
+    for timestamp_ms, expected in [(0, (1000, 0)), (1001, (1001, 1)), (1003, (1010, 3)), (1292, (1292, 89))]:
+        assert log.offset_for_timestamp(timestamp_ms) == expected
+    assert log.offset_for_timestamp(1293) is None
+    assert log.latest_timestamp() == (1292, 89)
+    log.delete_records(4)
+    assert log.offset_for_timestamp(0) == (1011, 4)
+
+
+def test_times_that_run_backward(directory):
+    log, _ = open_log(directory, config=SMALL)
+    for stamp in (5000, 1000, 3000, 7000, 2000) * 10:
+        append(log, batch(b"x" * 50, timestamp_ms=stamp))
+    assert log.offset_for_timestamp(1) == (5000, 0)
+    assert log.offset_for_timestamp(6000) == (7000, 3)
+    assert log.latest_timestamp() == (7000, 3)
+
+
+def test_deleted_records_are_gone_and_their_segments_too(directory):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    count = len(logs(directory))
+    assert log.delete_records(50) == 50
+    assert len(logs(directory)) < count and int(logs(directory)[0].stem) <= 50
+    assert values_from(log, 50) == stored[50:]
+    with pytest.raises(ValueError, match="outside 50 to 90"):
+        log.read(49, 1000)
+    log.close()
+    log, _ = open_log(directory, config=SMALL, clean_end=90, log_start=50)
+    assert (log.log_start_offset, values_from(log, 50)) == (50, stored[50:])
+
+
+def test_old_segments_and_those_that_are_too_many_expire(directory):
+    log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, retention_ms=100))
+    fill(log)
+    assert log.expired_before(1_050) == 0
+    limit = log.expired_before(1_300)
+    assert 0 < limit < 90
+    assert log.expired_before(10_000) == log.segments[-1].base_offset
+    log.config = TopicConfig(segment_bytes=1024, retention_bytes=2_000, retention_ms=-1)
+    limit = log.expired_before(10**15)
+    assert sum(s.size for s in log.segments if s.base_offset >= limit) >= 2_000
+
+
+def test_a_compacted_topic_does_not_expire(directory):
+    log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy="compact"))
+    fill(log)
+    assert log.expired_before(10**15) == 0
+
+
+# --- recovery ---
+
+
+@pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
+def test_a_log_that_was_not_closed_is_read_whole(directory, config):
+    log, _ = open_log(directory, config=config)
+    stored = fill(log)
+    log, reports = open_log(directory, config=config)
+    assert (values_from(log, 0), reports) == (stored, [])
+    assert append(log, batch(b"next")) == 90
+
+
+def test_every_torn_tail_is_cut_and_nothing_before_it(directory):
+    log, _ = open_log(directory)
+    stored = fill(log, batches=3)
+    (path,) = logs(directory)
+    whole = path.read_bytes()
+    last = list(iter_batches(whole))[-1]
+    for size in range(last.position, len(whole)):
+        path.write_bytes(whole[:size])
+        log, reports = open_log(directory)
+        assert log.log_end_offset == 6 and values_from(log, 0) == stored[:6]
+        assert path.stat().st_size == last.position
+        if size > last.position:
+            assert "a write was interrupted there and never acknowledged" in reports[0]
+        assert append(log, batch(b"next")) == 6
+
+
+def test_zeros_behind_the_log_are_a_torn_tail(directory):
+    log, _ = open_log(directory)
+    stored = fill(log, batches=3)
+    (path,) = logs(directory)
+    with open(path, "ab") as file:
+        file.write(bytes(5000))
+    log, reports = open_log(directory)
+    assert values_from(log, 0) == stored
+    assert "cut 5000 bytes" in reports[0]
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["killed", "stopped"])
+@pytest.mark.parametrize("place", range(0, 80, 1))
+def test_a_flipped_bit_is_reported_and_never_served_past(directory, clean, place):
+    """Whichever byte of the second batch it is: head, checksum or records."""
+    log, _ = open_log(directory, config=TopicConfig(index_interval_bytes=0))
+    stored = fill(log, batches=3)
+    log.close()
+    (path,) = logs(directory)
+    before = path.read_bytes()
+    second = list(iter_batches(before))[1]
+    flip(path, second.position + place, bit=place % 8)
+    damaged = path.read_bytes()
+    log, reports = open_log(directory, clean_end=9 if clean else None)
+    found = []
+    if 12 <= place < 16:  # the leader epoch is under no checksum and changes nothing
+        assert values_from(log, 0) == stored
+        return
+    with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
+        for offset in range(9):
+            found += [pair for pair in values_from_one(log, offset)]
+    assert [value for value in found if value not in stored] == []
+    assert all(offset < 3 for offset, _ in found)
+    assert any("is damaged at byte" in line and "DeleteRecords" in line for line in reports)
+    assert path.read_bytes() == damaged  # nothing was cut
+    assert log.log_end_offset == 9
+    with pytest.raises(StorageError, match="takes no records"):
+        append(log, batch(b"more"))
+
+
+def values_from_one(log, offset):
+    data = log.read(offset, 1)
+    from spark_groupsource.records.batch import decode_records
+
+    return [
+        (record.offset, record.value)
+        for header in iter_batches(data)
+        for record in decode_records(data, header)
+        if record.offset == offset
+    ]
+
+
+def test_what_is_given_up_lets_the_rest_be_served_again(directory):
+    log, _ = open_log(directory)
+    stored = fill(log, batches=4)
+    (path,) = logs(directory)
+    second = list(iter_batches(path.read_bytes()))[1]
+    flip(path, second.position + 70)
+    log, reports = open_log(directory)
+    assert "DeleteRecords up to offset 6" in reports[0]
+    log.delete_records(6)
+    assert values_from(log, 6) == stored[6:]
+    assert append(log, batch(b"next")) == 12
+    assert values_from(log, 6)[-1] == (12, b"next")
+
+
+def test_a_damaged_last_batch_is_no_torn_tail(directory):
+    """It was whole, so it may have been acknowledged; it is kept, and new records need it to be given up first."""
+    log, _ = open_log(directory)
+    stored = fill(log, batches=3)
+    (path,) = logs(directory)
+    last = list(iter_batches(path.read_bytes()))[-1]
+    flip(path, last.position + 70)
+    log, reports = open_log(directory)
+    assert values_from_one(log, 5) == [stored[5]]
+    with pytest.raises(CorruptRecordError):
+        log.read(6, 100)
+    assert "DeleteRecords up to offset 9" in reports[0]
+    log.delete_records(9)
+    assert append(log, batch(b"next")) == 9
+    assert values_from(log, 9) == [(9, b"next")]
+    log.close()
+    log, _ = open_log(directory, clean_end=10, log_start=9)
+    assert values_from(log, 9) == [(9, b"next")]
+
+
+def test_damage_in_a_closed_segment_is_found_when_it_is_read(directory):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    log.close()
+    path = logs(directory)[1]
+    second = list(iter_batches(path.read_bytes()))[1]
+    flip(path, second.position + 70)
+    log, reports = open_log(directory, config=SMALL, clean_end=90)
+    assert reports == []
+    found = []
+    with pytest.raises(CorruptRecordError):
+        while True:
+            found += values_from_one(log, len(found))
+    assert found == stored[: second.base_offset]
+    assert len(reports) == 1 and str(path) in reports[0]
+    log.delete_records(second.next_offset)
+    assert values_from(log, second.next_offset) == stored[second.next_offset :]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("harm", ["missing", "cut", "senseless"])
+def test_a_bad_index_is_made_anew(directory, suffix, harm):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    log.close()
+    good = {path: path.read_bytes() for path in directory.glob(f"*{suffix}")}
+    for path, data in good.items():
+        if harm == "missing":
+            path.unlink()
+        elif harm == "cut":
+            path.write_bytes(data[:-3])
+        else:
+            path.write_bytes(b"\x7f" * len(data))
+    log, reports = open_log(directory, config=SMALL, clean_end=90)
+    assert (values_from(log, 0), reports) == (stored, [])
+    assert log.offset_for_timestamp(1201) == (1201, 61)
+    log.close()
+    assert {path: path.read_bytes() for path in good} == good
+
+
+def test_a_directory_without_segments_is_named(directory):
+    directory.mkdir()
+    with pytest.raises(StorageError, match="holds no segment of t-0; restore it"):
+        open_log(directory)
+
+
+def test_a_file_that_ends_early_is_named(directory):
+    log, _ = open_log(directory)
+    fill(log, batches=3)
+    logs(directory)[0].write_bytes(b"")
+    with pytest.raises(StorageError, match="ends at byte 0"):
+        log.read(0, 1000)
