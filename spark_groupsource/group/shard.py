@@ -12,7 +12,7 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Callable, Collection, Iterator, Mapping
+from typing import Callable, Collection, Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import admin, join, offsets, rebalance, sessions, sync
@@ -258,8 +258,7 @@ class GroupShard:
                     turn.store_offset(OffsetKey(group.group_id, topic, partition), None)
         if count:
             turn.event("offsets_expired", "", f"Removed {count} expired offsets.")
-        if removed:
-            turn.after_append = StoreRemoval(tuple(removed))
+        self._remove_when_stored(turn, removed)
         return turn.outcome()
 
     # --- groups
@@ -281,6 +280,13 @@ class GroupShard:
             group = self._find(group_id)
             if group is not None:
                 yield group
+
+    def _remove_when_stored(self, turn: Turn, group_ids: Sequence[str]) -> None:
+        if turn.records:
+            turn.after_append = StoreRemoval(tuple(group_ids))
+            return
+        for group_id in group_ids:  # the log knows nothing of them any more
+            self._drop_if_gone(turn, group_id)
 
     def _drop_if_gone(self, turn: Turn, group_id: str) -> None:
         group = self._groups.get(group_id)
@@ -388,7 +394,7 @@ class GroupShard:
                 error = admin.delete_group(turn, self._find(group_id), stored, group_id in self.ledger.groups)
             results.append((group_id, error))
         turn.reply(context.token, admin.delete_answer(results))
-        turn.after_append = StoreRemoval(tuple(group_id for group_id, error in results if error is ErrorCode.NONE))
+        self._remove_when_stored(turn, [group_id for group_id, error in results if error is ErrorCode.NONE])
 
     def _refuse(self, turn: Turn, request: Message, context: RequestContext, error: ErrorCode) -> None:
         turn.reply(context.token, error_response(request, error, context.api_version))

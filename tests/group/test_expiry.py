@@ -1,0 +1,171 @@
+"""Offsets whose time is over, groups that go with them, and offsets of deleted partitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from group_context import CONFIG, GROUP, GroupContext, subscribing
+
+from spark_groupsource.group import GroupConfig
+from spark_groupsource.group.states import DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.model import TopicPartition
+
+RETENTION_MS = 60_000
+SHORT = replace(CONFIG, offsets_retention_minutes=1)
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext(SHORT)
+
+
+def expire(context: GroupContext) -> int:
+    """Runs the task; returns how many records it left."""
+    before = len(context.log)
+    context.settle(context.shard.expire_offsets(context.clock.timestamp_ms()))
+    return len(context.log) - before
+
+
+@pytest.mark.conformance("GC-002")
+def test_the_longest_retention_does_not_overflow() -> None:
+    assert GroupConfig(offsets_retention_minutes=2_147_483_647).offsets_retention_ms == 2_147_483_647 * 60_000
+
+
+@pytest.mark.conformance("SM-052", "ST-068", "OM-051")
+def test_a_simple_group_s_offsets_expire_after_their_commit(context: GroupContext) -> None:
+    context.commit(1)
+    context.clock.advance_ms(10)
+    context.commit(2, partitions=(1,))
+    context.clock.advance_ms(RETENTION_MS - 11)
+    assert expire(context) == 0
+    context.clock.advance_ms(1)
+    assert expire(context) == 1
+    assert context.fetch() == {("topic", 1): 2}
+    assert context.state() is EMPTY
+    context.clock.advance_ms(10)
+    assert expire(context) == 1  # its last offset; there was no group record to remove
+    assert context.state() is DEAD
+    assert context.list() == {}
+
+
+@pytest.mark.conformance("SM-001")
+def test_the_task_tells_only_what_it_removed(context: GroupContext) -> None:
+    context.commit(1)
+    expire(context)
+    assert "offsets_expired" not in context.kinds()
+    context.clock.advance_ms(RETENTION_MS)
+    expire(context)
+    assert context.kinds().count("offsets_expired") == 1
+
+
+@pytest.mark.conformance("SM-051", "ST-026", "ST-068")
+def test_an_empty_group_s_offsets_expire_after_it_emptied(context: GroupContext) -> None:
+    (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
+    context.commit(1, member.member_id, 1)
+    context.clock.advance_ms(2 * RETENTION_MS)
+    assert expire(context) == 0  # subscribed
+    context.leave((member.member_id, None))
+    context.clock.advance_ms(RETENTION_MS - 1)
+    assert expire(context) == 0
+    context.clock.advance_ms(1)
+    assert expire(context) == 2  # the offset and the group
+    assert context.state() is DEAD
+    assert context.shard.ledger.groups == {}
+
+
+@pytest.mark.conformance("ST-026")
+def test_nothing_expires_once_a_member_is_back(context: GroupContext) -> None:
+    (member,) = context.stable(protocols=subscribing("topic"))
+    context.commit(1, member.member_id, 1)
+    context.leave((member.member_id, None))
+    context.clock.advance_ms(RETENTION_MS)
+    context.join(protocols=subscribing("topic"))
+    assert context.state() is PREPARING
+    assert expire(context) == 0
+
+
+@pytest.mark.conformance("SM-047", "ST-068", "SM-054")
+def test_an_expiry_of_its_own_counts_first(context: GroupContext) -> None:
+    context.commit(1, retention_ms=5, version=4)
+    context.commit(2, partitions=(1,), retention_ms=2 * RETENTION_MS, version=4)
+    context.clock.advance_ms(4)
+    assert expire(context) == 0
+    context.clock.advance_ms(1)
+    assert expire(context) == 1
+    context.clock.advance_ms(RETENTION_MS)
+    assert expire(context) == 0
+    assert context.fetch() == {("topic", 1): 2}
+    context.clock.advance_ms(RETENTION_MS)
+    assert expire(context) == 1
+
+
+@pytest.mark.conformance("SM-053", "OM-051", "ST-068")
+def test_a_stable_group_loses_only_what_nobody_subscribes_to(context: GroupContext) -> None:
+    (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
+    context.commit(1, member.member_id, 1)
+    context.commit(2, member.member_id, 1, topic="old")
+    context.clock.advance_ms(RETENTION_MS - 1)
+    assert expire(context) == 0
+    context.clock.advance_ms(1)
+    assert expire(context) == 1
+    assert context.fetch() == {("topic", 0): 1}
+    assert context.state() is STABLE
+
+
+@pytest.mark.conformance("OM-050", "ST-068")
+@pytest.mark.parametrize("how", [{"protocols": [("range", b"\x00")]}, {"protocol_type": "connect"}], ids=str)
+def test_groups_whose_topics_are_unknown_lose_nothing(context: GroupContext, how: dict[str, object]) -> None:
+    (member,) = context.stable(session_ms=600_000, **how)  # type: ignore[arg-type]
+    context.commit(1, member.member_id, 1)
+    context.clock.advance_ms(10 * RETENTION_MS)
+    assert expire(context) == 0
+
+
+@pytest.mark.conformance("SM-048", "OM-048", "JM-130")
+def test_an_empty_group_without_offsets_goes_at_once(context: GroupContext) -> None:
+    (member,) = context.stable()
+    assert expire(context) == 0
+    context.leave((member.member_id, None))
+    assert expire(context) == 1
+    assert context.log[-1][1] is None
+    assert context.state() is DEAD
+
+
+def test_a_group_with_a_pending_id_is_left_alone(context: GroupContext) -> None:
+    pending = context.join(version=4)
+    assert expire(context) == 0
+    context.join(pending.member_id, version=4)
+    assert context.state() is PREPARING
+
+
+def test_a_group_whose_last_offset_was_deleted_goes_without_a_record(context: GroupContext) -> None:
+    for remove in (lambda: expire(context), lambda: context.delete_groups(GROUP)):
+        context.commit(1)
+        context.delete_offsets(("topic", 0))
+        assert context.state() is EMPTY
+        records = len(context.log)
+        remove()
+        assert len(context.log) == records
+        assert context.state() is DEAD
+
+
+def test_groups_nobody_asked_for_since_the_load_expire_too(context: GroupContext) -> None:
+    context.commit(1)
+    again = GroupContext(SHORT, log=context.log)
+    again.clock.advance_ms(context.clock.timestamp_ms() + RETENTION_MS - again.clock.timestamp_ms())
+    assert expire(again) == 1
+    assert again.list() == {}
+
+
+@pytest.mark.conformance("OM-062")
+def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext) -> None:
+    (member,) = context.stable(protocols=subscribing("topic"))
+    context.commit(1, member.member_id, 1, partitions=(0, 1))
+    context.commit(2, group="simple")
+    context.commit(3, group="simple", topic="other")
+    gone = [TopicPartition("topic", 0), TopicPartition("never", 0)]
+    context.settle(context.shard.partitions_deleted(gone, context.clock.timestamp_ms()))
+    assert context.fetch() == {("topic", 1): 1}
+    assert context.fetch(group="simple") == {("other", 0): 3}
+    assert context.state(GROUP) is STABLE

@@ -1,0 +1,106 @@
+"""Where groups live, and requests that name several of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupShard, RequestContext, group_partition, merge, split
+from spark_groupsource.group.fanout import java_hash
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    ListGroupsRequest,
+    Message,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+
+PARTITIONS = 50
+
+
+@pytest.mark.parametrize(
+    "group_id, expected_hash, partition",
+    [
+        ("test", 3556498, 48),
+        ("my-group", -1906497762, 12),
+        ("groupId", 293428218, 18),
+        ("g1", 3242, 42),
+        ("", 0, 0),
+        ("消费组", 28099635, 35),
+        ("polygenelubricants", -2147483648, 0),
+        ("😀", 1772899, 49),  # two UTF-16 units, d83d and de00
+    ],
+)
+def test_java_s_hash(group_id: str, expected_hash: int, partition: int) -> None:
+    assert java_hash(group_id) == expected_hash
+    assert group_partition(group_id, PARTITIONS) == partition
+
+
+class Coordinator:
+    """All shards of a broker."""
+
+    def __init__(self) -> None:
+        self.shards = [GroupShard(partition) for partition in range(PARTITIONS)]
+        for shard in self.shards:
+            shard.loaded(0)
+
+    def ask(self, request: Message, version: int) -> Message:
+        context = RequestContext("token", version, "client", "/127.0.0.1", "id", 0)
+        responses = []
+        for partition, part in split(request, version, PARTITIONS).items():
+            outcome = self.shards[partition].handle(part, context, 0)
+            for key, value in outcome.records:
+                self.shards[partition].replay(key, value, timestamp_ms=0)
+            assert not self.shards[partition].append_done(outcome, 0, 0).replies
+            responses += [reply.response for reply in outcome.replies]
+        return merge(request, version, responses)
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    made = Coordinator()
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+    for group_id in ("a", "b", "c"):
+        request = OffsetCommitRequest(group_id=group_id, topics=[topic(name="t", partitions=[partition])])
+        assert made.ask(request, 8).topics[0].partitions[0].error_code == 0
+    return made
+
+
+def test_answers_come_in_the_order_of_the_request(coordinator: Coordinator) -> None:
+    described = coordinator.ask(DescribeGroupsRequest(groups=["c", "none", "a", "c"]), 5).groups
+    assert [(g.group_id, g.group_state) for g in described] == [("c", "Empty"), ("none", "Dead"), ("a", "Empty")]
+    entry = OffsetFetchRequest.OffsetFetchRequestGroup
+    request = OffsetFetchRequest(groups=[entry(group_id=g, topics=None) for g in ("b", "none", "a")])
+    fetched = coordinator.ask(request, 8).groups
+    assert [(g.group_id, len(g.topics)) for g in fetched] == [("b", 1), ("none", 0), ("a", 1)]
+
+
+def test_every_shard_lists_its_groups(coordinator: Coordinator) -> None:
+    listed = coordinator.ask(ListGroupsRequest(), 4)
+    assert sorted(group.group_id for group in listed.groups) == ["a", "b", "c"]
+    coordinator.shards[group_partition("b", PARTITIONS)].unload(0)
+    listed = coordinator.ask(ListGroupsRequest(), 4)
+    assert (listed.error_code, len(listed.groups)) == (ErrorCode.NOT_COORDINATOR, 2)
+
+
+def test_groups_are_deleted_wherever_they_live(coordinator: Coordinator) -> None:
+    results = coordinator.ask(DeleteGroupsRequest(groups_names=["b", "none", "a", "b"]), 2).results
+    assert [(r.group_id, r.error_code) for r in results] == [("b", 0), ("none", ErrorCode.GROUP_ID_NOT_FOUND), ("a", 0)]
+    assert [group.group_id for group in coordinator.ask(ListGroupsRequest(), 4).groups] == ["c"]
+
+
+def test_a_request_that_names_no_group(coordinator: Coordinator) -> None:
+    assert list(coordinator.ask(DescribeGroupsRequest(groups=[]), 5).groups) == []
+
+
+@pytest.mark.parametrize("version", [1, 7])
+def test_a_request_of_one_group_goes_as_it_is(coordinator: Coordinator, version: int) -> None:
+    request = HeartbeatRequest(group_id="a", generation_id=0, member_id="m")
+    assert split(request, 4, PARTITIONS) == {group_partition("a", PARTITIONS): request}
+    assert coordinator.ask(request, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0])
+    answer = coordinator.ask(OffsetFetchRequest(group_id="a", topics=[topic]), version)
+    assert answer.topics[0].partitions[0].committed_offset == 1

@@ -1,0 +1,199 @@
+"""Whatever clients do and whatever the log refuses: the books balance, and a restart finds what was promised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from group_context import CONFIG, GroupContext
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.ledger import Ledger
+from spark_groupsource.group.members import Protocols
+from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
+from spark_groupsource.model import TopicPartition
+
+GROUPS = st.sampled_from(["a", "a", "b"])
+INSTANCES = st.sampled_from([None, None, "i-0", "i-1"])
+LISTS = [(("range", b""),), (("range", b""), ("sticky", b"")), (("sticky", b""), ("range", b""))]
+PROTOCOLS = st.sampled_from(LISTS)
+WHO = st.integers(0, 6)
+
+
+class Coordinator(RuleBasedStateMachine):
+    """Clients that know more or less what they do, and a log that sometimes fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = GroupContext(replace(CONFIG, group_max_size=5, offsets_retention_minutes=1))
+        self.failed = False
+        self.ids: list[str] = [""]
+
+    def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
+        """A member that is, one that was, or nobody."""
+        group = self.context.shard._find(group_id)
+        members = list(group.members.values()) if group else []
+        generation_id = group.generation_id if group else 0
+        if at < len(members):
+            return members[at].member_id, members[at].group_instance_id, generation_id
+        if group and group.pending_joins:
+            return sorted(group.pending_joins)[0], None, generation_id
+        return "made-up", None, generation_id
+
+    @rule(group=GROUPS, instance=INSTANCES, protocols=PROTOCOLS, version=st.sampled_from([3, 5, 9]))
+    def join_new(self, group: str, instance: str | None, protocols: Protocols, version: int) -> None:
+        if instance is not None:
+            version = max(version, 5)
+        self.context.join(group=group, instance=instance, protocols=protocols, version=version)
+
+    @rule(group=GROUPS, at=WHO, protocols=PROTOCOLS)
+    def join_known(self, group: str, at: int, protocols: Protocols) -> None:
+        member_id, instance, _ = self.who(group, at)
+        self.context.join(member_id, group=group, instance=instance, protocols=protocols, version=9)
+
+    @rule(group=GROUPS)
+    def all_join(self, group: str) -> None:
+        found = self.context.shard._find(group)
+        for member in list(found.members.values()) if found else []:
+            instance = member.group_instance_id
+            self.context.join(member.member_id, group=group, instance=instance, protocols=member.protocols)
+
+    @rule(group=GROUPS)
+    def all_sync(self, group: str) -> None:
+        found = self.context.shard._find(group)
+        members = list(found.members) if found else []
+        for member_id in members:
+            assignments = {m: f"{m}@{found.generation_id}".encode() for m in members}
+            self.context.sync(
+                member_id, found.generation_id, assignments, group=group, protocol_name=found.protocol_name or "none"
+            )
+
+    @rule(group=GROUPS, at=WHO, stale=st.booleans())
+    def sync(self, group: str, at: int, stale: bool) -> None:
+        member_id, instance, generation_id = self.who(group, at)
+        none = {"protocol_type": None, "protocol_name": None}
+        self.context.sync(member_id, generation_id - stale, {}, group=group, instance=instance, version=4, **none)
+
+    @rule(group=GROUPS, at=WHO)
+    def heartbeat(self, group: str, at: int) -> None:
+        member_id, instance, generation_id = self.who(group, at)
+        self.context.heartbeat(member_id, generation_id, group=group, instance=instance)
+
+    @rule(group=GROUPS, at=WHO)
+    def leave(self, group: str, at: int) -> None:
+        member_id, instance, _ = self.who(group, at)
+        self.context.leave((member_id, instance), group=group)
+
+    @rule(group=GROUPS, at=WHO, offset=st.integers(0, 99), partition=st.integers(0, 2), simple=st.booleans())
+    def commit(self, group: str, at: int, offset: int, partition: int, simple: bool) -> None:
+        member_id, _, generation_id = self.who(group, at)
+        if simple:
+            member_id, generation_id = "", -1
+        before = self.context.fetch(("topic", partition), group=group)[TopicPartition("topic", partition)]
+        (error,) = self.context.commit(offset, member_id, generation_id, group=group, partitions=[partition])
+        after = self.context.fetch(("topic", partition), group=group)[TopicPartition("topic", partition)]
+        assert after == (offset if error is ErrorCode.NONE else before)
+
+    @rule(group=GROUPS, partition=st.integers(0, 2))
+    def delete_offset(self, group: str, partition: int) -> None:
+        self.context.delete_offsets(("topic", partition), group=group)
+
+    @rule(group=GROUPS)
+    def delete_group(self, group: str) -> None:
+        self.context.delete_groups(group)
+
+    @rule()
+    def expire_offsets(self) -> None:
+        self.context.settle(self.context.shard.expire_offsets(self.context.clock.timestamp_ms()))
+
+    @rule(duration_ms=st.sampled_from([1, 50, 100, 250, 500, 500, 60_000]))
+    def wait(self, duration_ms: int) -> None:
+        self.context.advance(duration_ms)
+
+    @rule(error=st.sampled_from([None, None, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.MESSAGE_TOO_LARGE]))
+    def log_works_or_fails(self, error: ErrorCode | None) -> None:
+        self.context.append_error = error
+        self.failed = self.failed or error is not None
+
+    @rule()
+    def restart(self) -> None:
+        self.context.settle(self.context.shard.unload(self.context.clock.now_ms(), 0))
+        assert self.context.parked_count() == 0
+        self.context = GroupContext(self.context.config, log=self.context.log)
+        self.failed = False
+
+    @invariant()
+    def the_log_holds_the_lasting_state(self) -> None:
+        ledger = Ledger()
+        for key, value in self.context.log:
+            ledger.replay(key, value)
+        assert ledger == self.context.shard.ledger
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        for group in self.context.shard._groups.values():
+            members = group.members
+            assert group.joined_count == sum(m.parked_join is not None for m in members.values())
+            assert group.static_members == {
+                m.group_instance_id: m.member_id for m in members.values() if m.group_instance_id is not None
+            }
+            assert group._protocol_support == Counter(n for m in members.values() for n in m.protocol_names)
+            assert not group.pending_joins & members.keys()
+            assert group.pending_syncs <= members.keys()
+            assert (group.leader_id in members) if members else group.leader_id is None
+
+    @invariant()
+    def nobody_waits_without_a_timer(self) -> None:
+        timers = self.context.timers
+        for group in self.context.shard._groups.values():
+            for member_id, member in group.members.items():
+                assert ("session", group.group_id, member_id) in timers or member.counts_as_alive
+            for member_id in group.pending_joins:
+                assert ("session", group.group_id, member_id) in timers
+            assert (("join", group.group_id) in timers) is (group.state is PREPARING)
+            if group.pending_syncs and group.state in (COMPLETING, STABLE):
+                assert ("sync", group.group_id) in timers
+
+    @invariant()
+    def states_mean_what_they_say(self) -> None:
+        for group in self.context.shard._groups.values():
+            parked_syncs = sum(m.parked_sync is not None for m in group.members.values())
+            if group.state is EMPTY:
+                assert not group.members
+            if group.state is not PREPARING:
+                assert group.joined_count == 0
+            if group.state is not COMPLETING:
+                assert parked_syncs == 0
+            if group.state in (COMPLETING, STABLE):
+                assert group.members and group.protocol_name in group.candidates()
+
+    @invariant()
+    def a_restart_finds_what_was_promised(self) -> None:
+        if self.failed:
+            return  # a group that emptied, and could not be stored so, is found as it was before
+        for group in self.context.shard._groups.values():
+            if group.state not in (EMPTY, STABLE):
+                continue
+            stored = ClassicGroup.from_value(group.group_id, self.context.shard.ledger.groups.get(group.group_id))
+            assert promised(stored) == promised(group)
+
+
+def promised(group: ClassicGroup) -> object:
+    members = {m.member_id: (m.group_instance_id, m.assignment, m.session_timeout_ms) for m in group.members.values()}
+    return (
+        group.state,
+        group.generation_id,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader_id,
+        group.static_members,
+        members,
+    )
+
+
+TestCoordinator = Coordinator.TestCase
+TestCoordinator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
