@@ -30,7 +30,7 @@ lint: $(VENV)/.ready-test
 # setup.cfg lists the dependencies: a newer one means install again
 $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV) (once; again when setup.cfg changes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS_$*)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[$(EXTRAS_$*)]'
 	@touch $@
 
 EXTRAS_demo := demo

@@ -272,8 +272,9 @@ def next_steps(console: Console, kept: bool) -> None:
         ("less jobs/flight_delays.py", "the application: a start for your own"),
     ]
     if kept:
+        data = os.path.relpath(DIRECTORY / "broker")
         steps += [
-            (f"{groupsource} broker --data-dir {os.path.relpath(DIRECTORY / 'broker')}", "this broker again, and then:"),
+            (f"{groupsource} broker --data-dir {data}", "this broker again, and then:"),
             (f"{groupsource} groups describe --group flight-delays", "the group as Kafka's own tool shows it"),
             (f"{groupsource} topics describe --topic flights --offsets", "where the flights lie"),
         ]
