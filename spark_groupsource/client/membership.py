@@ -47,25 +47,30 @@ class Generation(NamedTuple):
     protocol_name: str | None = None
 
 
-class Idle(NamedTuple):
+@dataclass(frozen=True)
+class Idle:
     """Nothing to send before `until_ms`."""
 
     until_ms: int
 
 
-class Join(NamedTuple):
+@dataclass(frozen=True)
+class Join:
     """Send JoinGroup."""
 
 
-class Beat(NamedTuple):
+@dataclass(frozen=True)
+class Beat:
     """Send Heartbeat."""
 
 
-class LoseCoordinator(NamedTuple):
+@dataclass(frozen=True)
+class LoseCoordinator:
     """The coordinator has not answered for a whole session: look it up again. It decides whether we are still in."""
 
 
-class LeaveUnpolled(NamedTuple):
+@dataclass(frozen=True)
+class LeaveUnpolled:
     """The owner did not come back within max.poll.interval.ms: leave (dynamic members) and start afresh."""
 
 
