@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster import Cluster
@@ -103,7 +104,7 @@ class GroupPartitions:
 
         self._settings = options.group_settings(members)
         self._group = GroupClient(cluster, self._settings, clock)
-        self._events_seen = 0
+        self._last_event: RebalanceEvent | None = None
         self._rebalance_log: str | None = options["rebalanceLog"]
         self._left = False
 
@@ -153,11 +154,12 @@ class GroupPartitions:
 
     def _report_events(self) -> None:
         events = self._group.events
-        for event in events[self._events_seen :]:
+        news = list(takewhile(lambda event: event is not self._last_event, reversed(events)))
+        for event in reversed(news):
             _log.info("%s", describe_event(self._settings.group_id, event))
             if self._rebalance_log:
                 append_event(self._rebalance_log, self._settings.group_id, event)
-        self._events_seen = len(events)
+        self._last_event = events[-1] if events else None
 
 
 def _event_fields(event: RebalanceEvent) -> dict[str, Any]:

@@ -207,7 +207,9 @@ class StreamSession:
         if proof is not None and self._lock.acquire(timeout=1):
             try:
                 if not self.drained.is_set() and proof == self._last_end:
-                    self._commit(decode_offset(proof))
+                    start = decode_offset(proof)
+                    self._begin_call(start, proof)
+                    self._commit(start)
                     self._leave_drained()
             finally:
                 self._lock.release()
