@@ -25,7 +25,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/flake8 $(SOURCES)
 	$(BIN)/isort --check-only --quiet $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 # setup.cfg lists the dependencies: a newer one means install again
 $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
