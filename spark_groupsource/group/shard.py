@@ -290,8 +290,10 @@ class GroupShard:
 
     def _drop_if_gone(self, turn: Turn, group_id: str) -> None:
         group = self._groups.get(group_id)
-        if group is None or self.ledger.knows(group_id) or group.state is not EMPTY or group.pending_joins:
+        if group is None or self.ledger.knows(group_id) or group.state is not EMPTY:
             return
+        for member_id in sorted(group.pending_joins):  # they will be told to begin again
+            turn.cancel_timer(session_timer(group_id, member_id))
         group.transition(DEAD, turn.timestamp_ms)
         del self._groups[group_id]
 

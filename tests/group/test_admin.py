@@ -172,6 +172,14 @@ def test_an_empty_group_is_deleted_with_its_offsets(context: GroupContext) -> No
     assert GroupContext(log=context.log).list() == {}
 
 
+def test_pending_ids_do_not_keep_a_group_from_being_deleted(context: GroupContext) -> None:
+    pending = context.join(version=4)
+    assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NONE}
+    assert context.state() is DEAD
+    assert context.timers == {}
+    assert context.join(pending.member_id, version=4).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_group_whose_tombstones_cannot_be_stored_stays(context: GroupContext) -> None:
     context.commit(1)
     context.append_error = ErrorCode.KAFKA_STORAGE_ERROR

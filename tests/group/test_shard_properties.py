@@ -123,7 +123,9 @@ class Coordinator(RuleBasedStateMachine):
     def restart(self) -> None:
         self.context.settle(self.context.shard.unload(self.context.clock.now_ms(), 0))
         assert self.context.parked_count() == 0
+        ids = self.context._ids
         self.context = GroupContext(self.context.config, log=self.context.log)
+        self.context._ids = ids  # fresh ids stay fresh
         self.failed = False
 
     @invariant()
