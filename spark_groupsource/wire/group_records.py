@@ -9,6 +9,7 @@ Source: Kafka's GroupCoordinatorRecordSerde; the schemas stand in `resources/`.
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,10 @@ from spark_groupsource.wire.messages import (
 _OFFSET_KEY_VERSIONS = (0, 1)
 _OFFSET_KEY_VERSION = 1  # the one that is written
 _GROUP_KEY_VERSION = 2
-# what every KRaft broker writes; version 4 is only ever read
+# what brokers write: 3, and Kafka 4.3 an offset in 4, with the topic id
 _OFFSET_VALUE_VERSION = 3
 _OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
+_OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
 _GROUP_VALUE_VERSION = 3
 _HIGHEST_VALUE_VERSION = 4
 
@@ -56,13 +58,17 @@ class UnknownKey:
 
 @dataclass(frozen=True)
 class OffsetValue:
-    """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 when there is none."""
+    """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 when there is none.
+
+    `topic_id` is the text Kafka's tools print, 22 letters and digits of URL-safe base64.
+    """
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
     commit_timestamp_ms: int = -1
     expire_timestamp_ms: int = -1
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,18 +123,27 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
 
 
 def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
-    """Value bytes of a committed offset; by default of the version a broker writes: 1 with an expiry, else 3."""
+    """Value bytes of a committed offset; fields that `version` does not have are left out.
+
+    By default the version is the one a broker writes: 1 with an expiry, 4 with a topic id, else 3.
+    """
     if version is None:
-        expires = value.expire_timestamp_ms >= 0
-        version = _OFFSET_VALUE_VERSION_WITH_EXPIRY if expires else _OFFSET_VALUE_VERSION
+        version = _offset_value_version(value)
     message = OffsetCommitValue(
         offset=value.offset,
         leader_epoch=value.leader_epoch,
         metadata=value.metadata,
         commit_timestamp=value.commit_timestamp_ms,
         expire_timestamp=value.expire_timestamp_ms,
+        topic_id=None if value.topic_id is None else urlsafe_b64decode(value.topic_id + "==").hex(),
     )
     return bytes(message.encode(version=version))
+
+
+def _offset_value_version(value: OffsetValue) -> int:
+    if value.expire_timestamp_ms >= 0:
+        return _OFFSET_VALUE_VERSION_WITH_EXPIRY
+    return _OFFSET_VALUE_VERSION if value.topic_id is None else _OFFSET_VALUE_VERSION_WITH_TOPIC_ID
 
 
 def decode_offset_value(data: bytes) -> OffsetValue:
@@ -143,6 +158,7 @@ def decode_offset_value(data: bytes) -> OffsetValue:
         metadata=message.metadata,
         commit_timestamp_ms=message.commit_timestamp,
         expire_timestamp_ms=message.expire_timestamp,
+        topic_id=None if message.topic_id is None else urlsafe_b64encode(message.topic_id.bytes).decode().rstrip("="),
     )
 
 

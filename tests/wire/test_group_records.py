@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ from spark_groupsource.wire.group_records import (
 COMMITTED, EXPIRES = 1_700_000_000_000, 1_700_604_800_000
 PLAIN = OffsetValue(42, leader_epoch=7, metadata="m", commit_timestamp_ms=COMMITTED)
 EXPIRING = OffsetValue(42, metadata="m", commit_timestamp_ms=COMMITTED, expire_timestamp_ms=EXPIRES)
+TOPIC_ID = "8GLMGAtbTF-ORM8JS_71bw"
 EMPTY_GROUP = GroupValue("consumer", 5, None, None, COMMITTED)
 MEMBER = MemberValue("id-1", "static-1", "client", "/127.0.0.1", 300_000, 45_000, b"\0\1", b"\0\2")
 GROUP = GroupValue("consumer", 5, "range", "id-1", COMMITTED, (MEMBER,))
@@ -82,6 +85,7 @@ def test_offset_value_examples(version, data, value):
 def test_the_version_written_is_a_brokers():
     assert encode_offset_value(PLAIN)[:2] == b"\0\3"
     assert encode_offset_value(EXPIRING)[:2] == b"\0\1"
+    assert encode_offset_value(replace(PLAIN, topic_id=TOPIC_ID))[:2] == b"\0\4"
     assert encode_group_value(GROUP)[:2] == b"\0\3"
 
 
@@ -110,6 +114,15 @@ def test_group_value_examples(version):
     assert member.rebalance_timeout_ms == (300_000 if version >= 1 else -1)
     assert (member.subscription, member.assignment) == (b"\0\1", b"\0\2")
     check_damage(decode_group_value, data)
+
+
+def test_a_topic_id_is_a_tagged_field_of_version_4():
+    value = replace(PLAIN, topic_id=TOPIC_ID)
+    data = encode_offset_value(value)
+    assert data == encode_offset_value(PLAIN, 4)[:-1] + bytes.fromhex("01 00 10 f062cc180b5b4c5f8e44cf094bfef56f")
+    assert decode_offset_value(data) == value
+    assert decode_offset_value(encode_offset_value(value, 3)) == PLAIN
+    check_damage(decode_offset_value, data)
 
 
 def test_an_empty_group():
