@@ -363,19 +363,12 @@ class PartitionLog:
 
     # --- damage found while reading ---
 
-    def _found_damage(self, segment: Segment, error: UnreadableBytes) -> Damage:
+    def _found_damage(self, segment: Segment, shown: UnreadableBytes) -> Damage:
+        error, offset = segment.locate(shown)
         known = next((d for d in self.damages if d.segment is segment and d.position == error.position), None)
         if known is not None:
             return known
-        offset = self._offset_at(segment, error.position)
         return self._note_damage(segment, error, offset, segment.next_good_batch(error.position, offset))
-
-    def _offset_at(self, segment: Segment, position: int) -> int:
-        """The offset due at a position whose own bytes cannot be trusted: the one after the batch before it."""
-        offset = segment.base_offset
-        for stored in segment.scan(segment.indexed_position_before(position), position, check=False):
-            offset = stored.header.next_offset
-        return offset
 
     def _corrupt(self, damage: Damage) -> CorruptRecordError:
         return CorruptRecordError(

@@ -179,8 +179,33 @@ class Segment:
         entry = bisect_right(self._offsets, offset) - 1
         return self._positions[entry] if entry >= 0 else 0
 
-    def indexed_position_before(self, position: int) -> int:
-        """The nearest indexed position before `position`."""
+    def locate(self, error: UnreadableBytes) -> tuple[UnreadableBytes, int]:
+        """Where the damage that showed as `error` really begins, and the offset due there.
+
+        A wrong length or offset shows at the batch behind the damaged one, so everything from the index entry before
+        is checked.
+
+        Raises: StorageError.
+        """
+        start = self._indexed_before(error.position)
+        while True:
+            offset = self.base_offset
+            expected = self.base_offset if self.contiguous and start == 0 else None
+            try:
+                for stored in self.scan(start, self.size, expected):
+                    if stored.position > start and self.contiguous and stored.header.base_offset != offset:
+                        raise UnreadableBytes(stored.position, f"offset {offset} is due here", True)
+                    if stored.position >= error.position:
+                        return error, offset
+                    offset = stored.header.next_offset
+            except UnreadableBytes as found:
+                if found.position > start or start == 0:
+                    return found, offset
+                start = self._indexed_before(start)
+            else:
+                return error, offset
+
+    def _indexed_before(self, position: int) -> int:
         entry = bisect_left(self._positions, position) - 1
         return self._positions[entry] if entry >= 0 else 0
 
@@ -261,7 +286,7 @@ class Segment:
             at = 0
             while at + _HEAD.size <= len(head):
                 base_offset, length, _, magic, _, _, delta = _HEAD.unpack_from(head, at)
-                if magic != 2 or length + _BATCH_PREFIX_BYTES < _SMALLEST_BATCH_BYTES:
+                if magic != 2 or delta < 0 or length + _BATCH_PREFIX_BYTES < _SMALLEST_BATCH_BYTES:
                     raise UnreadableBytes(position + at, "the head of a batch is senseless", False)
                 last_offset = base_offset + delta
                 sound = base_due in (None, base_offset) if held is None else base_offset <= held <= last_offset
@@ -395,7 +420,8 @@ class Segment:
             self._offsets.append(last_offset)
             self._positions.append(position)
         for timestamp, relative in _TIME_ENTRY.iter_unpack(times):
-            if timestamp <= last_timestamp or relative < 0:
+            # a record takes more than a byte, so a gapless log has fewer offsets than bytes
+            if timestamp <= last_timestamp or relative < 0 or (self.contiguous and relative >= self.size):
                 return False
             last_timestamp = timestamp
             self._timestamps.append(timestamp)

@@ -10,7 +10,7 @@ from broker_context import append, batch, open_log, values_from
 
 from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import CorruptRecordError, StorageError
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.batch import decode_records, iter_batches
 
 SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
 
@@ -203,7 +203,7 @@ def test_a_flipped_bit_is_reported_and_never_served_past(directory, clean, place
         return
     with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
         for offset in range(9):
-            found += [pair for pair in values_from_one(log, offset)]
+            found += values_from_one(log, offset)
     assert [value for value in found if value not in stored] == []
     assert all(offset < 3 for offset, _ in found)
     assert any("is damaged at byte" in line and "DeleteRecords" in line for line in reports)
@@ -215,8 +215,6 @@ def test_a_flipped_bit_is_reported_and_never_served_past(directory, clean, place
 
 def values_from_one(log, offset):
     data = log.read(offset, 1)
-    from spark_groupsource.records.batch import decode_records
-
     return [
         (record.offset, record.value)
         for header in iter_batches(data)

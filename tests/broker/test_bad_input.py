@@ -1,0 +1,342 @@
+"""What a broker is given that is wrong: it says what and how to mend it, and serves its other clients meanwhile."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from broker_context import (
+    RawConnection,
+    batch,
+    create_topic,
+    fetch,
+    fetch_request,
+    fetched_values,
+    metadata,
+    produce,
+    produce_request,
+)
+from support.waiting import wait_until
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.wire.frames import encode_request
+from spark_groupsource.wire.messages import ApiVersionsRequest, MetadataRequest
+
+
+@pytest.fixture(scope="module")
+def broker():
+    config = {"socket.request.max.bytes": "1000000", "message.max.bytes": "50000", "offsets.topic.num.partitions": "2"}
+    with EmbeddedBroker(config=config) as running:
+        yield running
+
+
+@pytest.fixture
+def neighbour(broker):
+    """A client that was there before; it must be served afterwards, and what it stored must still be there."""
+    with RawConnection(broker.bootstrap_servers) as connection:
+        if not metadata(connection, "neighbour").topics[0].partitions:
+            assert create_topic(connection, "neighbour").error_code == 0
+        base = produce(connection, "neighbour", batch(b"before")).base_offset
+        yield connection
+        assert fetched_values(fetch(connection, "neighbour", base))[0] == b"before"
+
+
+def frame_of(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+GOOD = bytes(encode_request(MetadataRequest(topics=None, allow_auto_topic_creation=True), 9, 7, "client"))
+
+SENSELESS = {
+    "a frame that claims 2 GB": struct.pack(">i", 2**31 - 1),
+    "a frame above the limit": struct.pack(">i", 1_000_001),
+    "a negative length": struct.pack(">i", -1),
+    "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TLS where none is spoken": bytes.fromhex("16030100c8010000c40303") + bytes(190),
+    "a frame without a header": frame_of(b"\0\x03"),
+    "an empty frame": frame_of(b""),
+    "a client id past the end": frame_of(struct.pack(">hhih", 3, 9, 1, 300) + b"x"),
+    "a body cut short": frame_of(GOOD[4:-3]),
+    "a body of noise": frame_of(struct.pack(">hhih", 0, 9, 1, -1) + b"\0" + b"\xff" * 60),
+    "an array of 2**31 - 1 entries": frame_of(struct.pack(">hhih", 3, 1, 1, -1) + b"\x7f\xff\xff\xff"),
+    "an unknown API": frame_of(struct.pack(">hhih", 999, 0, 1, -1)),
+    "a version that is not served": frame_of(struct.pack(">hhih", 3, 99, 1, -1)),
+}
+
+
+@pytest.mark.parametrize("data", SENSELESS.values(), ids=SENSELESS.keys())
+def test_senseless_bytes_close_their_own_connection_alone(broker, neighbour, data):
+    seen = len(broker.reports)
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(data)
+        assert connection.is_closed_by_peer()
+    reason = list(broker.reports)[seen:]
+    assert any("connection from 127.0.0.1 is closed: " in line for line in reason), reason
+
+
+@pytest.mark.parametrize("size", range(0, len(GOOD), 5))
+def test_a_frame_cut_short_by_the_client_harms_nobody(broker, neighbour, size):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(GOOD[:size])
+    assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+
+
+def test_a_half_sent_frame_does_not_hold_up_others(broker, neighbour):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(GOOD[:10])
+        assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+        connection.send(GOOD[10:])
+        assert connection.read_frame()
+
+
+def test_a_frame_that_claims_much_costs_only_what_has_come(broker, neighbour):
+    held = [RawConnection(broker.bootstrap_servers) for _ in range(50)]
+    try:
+        for connection in held:
+            connection.send(struct.pack(">i", 1_000_000) + b"\0" * 10)
+        assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+    finally:
+        for connection in held:
+            connection.socket.close()
+
+
+def test_an_unknown_version_of_api_versions_is_answered_so_that_anyone_reads_it(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(frame_of(struct.pack(">hhih", 18, 77, 5, -1)))
+        frame = connection.read_frame()
+        correlation_id, code, count, key, low, high = struct.unpack_from(">ihihhh", frame)
+        assert (correlation_id, code, count, key, low, high) == (5, 35, 1, 18, 0, 4)
+        # and the connection goes on
+        assert len(connection.call(ApiVersionsRequest(), 0).api_keys) > 15
+
+
+def test_requests_are_answered_one_after_another_in_order(broker, neighbour):
+    base = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
+    with RawConnection(broker.bootstrap_servers) as connection:
+        waiting = connection.post(fetch_request("neighbour", base, max_wait_ms=60_000), 11)
+        behind = [connection.post(MetadataRequest(topics=[], allow_auto_topic_creation=False), 9) for _ in range(3)]
+        produce(neighbour, "neighbour", batch(b"wakes the fetch"))
+        answered = [struct.unpack_from(">i", connection.read_frame())[0] for _ in range(4)]
+        assert answered == [waiting, *behind]
+
+
+def test_a_client_that_goes_while_its_fetch_waits_is_forgotten(broker, neighbour):
+    end = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.post(fetch_request("neighbour", end, max_wait_ms=600_000), 11)
+        wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 1, "the fetch is parked")
+    wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 0, "the fetch is forgotten")
+
+
+def test_a_silent_connection_is_closed():
+    with EmbeddedBroker(config={"connections.max.idle.ms": "200"}) as running:
+        with RawConnection(running.bootstrap_servers) as connection:
+            connection.send(GOOD[:9])
+            assert connection.is_closed_by_peer()
+        assert "nothing moved for 200 ms" in running.reports[-1]
+
+
+# --- records ---
+
+
+def spoilt(data: bytes, position: int) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+TWO = batch(b"a") + batch(b"b")
+BAD_RECORDS = {
+    "a wrong checksum": (spoilt(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE, "checksum"),
+    "an old format": (spoilt(batch(b"abc"), 16), ErrorCode.CORRUPT_MESSAGE, "format version 3"),
+    "cut short": (batch(b"abc")[:-1], ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
+    "two batches": (TWO, ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
+    "none": (b"", ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
+    "too large": (batch(b"x" * 60_000), ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes (50000)"),
+    "control records": (batch(b"abc", control=True), ErrorCode.INVALID_RECORD, "data records"),
+    "a transaction": (batch(b"abc", transactional=True), ErrorCode.INVALID_TXN_STATE, "no transactions"),
+}
+
+
+@pytest.mark.parametrize("data, code, reason", BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
+def test_bad_records_are_refused_and_nothing_of_them_is_stored(broker, neighbour, data, code, reason):
+    end = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
+    answer = produce(neighbour, "neighbour", data)
+    assert (answer.error_code, answer.base_offset) == (code, -1)
+    assert reason in answer.error_message
+    assert produce(neighbour, "neighbour", batch(b"y")).base_offset == end
+
+
+def test_produce_to_what_is_not_there(broker, neighbour):
+    answer = produce(neighbour, "nowhere", batch(b"x"))
+    assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    answer = produce(neighbour, "neighbour", batch(b"x"), partition=7)
+    assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_produce_with_senseless_acks_or_a_transaction(broker, neighbour):
+    def code_of(request):
+        return neighbour.call(request, 9).responses[0].partition_responses[0].error_code
+
+    assert code_of(produce_request("neighbour", batch(b"x"), acks=2)) == ErrorCode.INVALID_REQUIRED_ACKS
+    request = produce_request("neighbour", batch(b"x"), transactional_id="t")
+    assert code_of(request) == ErrorCode.INVALID_TXN_STATE
+
+
+def test_the_group_log_takes_no_records_from_outside(broker, neighbour):
+    assert produce(neighbour, "__consumer_offsets", batch(b"x")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+@pytest.mark.parametrize("offset", [-5, 10**9])
+def test_fetch_from_outside_the_log(broker, neighbour, offset):
+    assert fetch(neighbour, "neighbour", offset).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+# --- topics ---
+
+
+@pytest.mark.parametrize(
+    "name, partitions, settings, code, reason",
+    [
+        ("a/b", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
+        ("..", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
+        ("x" * 250, 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
+        ("neighbour", 1, {}, ErrorCode.TOPIC_ALREADY_EXISTS, "already exists"),
+        ("fine", 0, {}, ErrorCode.INVALID_PARTITIONS, "1 to 100000 partitions"),
+        ("fine", 1, {"segment_byte": "1"}, ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
+        ("fine", 1, {"segment_bytes": "many"}, ErrorCode.INVALID_CONFIG, "must be a whole number"),
+        ("fine", 1, {"cleanup_policy": "burn"}, ErrorCode.INVALID_CONFIG, "must be one of delete, compact"),
+    ],
+)
+def test_topics_that_cannot_be(broker, neighbour, name, partitions, settings, code, reason):
+    result = create_topic(neighbour, name, partitions, **settings)
+    assert (result.error_code, reason in result.error_message) == (code, True), result.error_message
+    if name == "fine":
+        assert metadata(neighbour, name).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+# --- start ---
+
+
+def test_a_port_in_use_is_named(broker, tmp_path):
+    port = int(broker.bootstrap_servers.rpartition(":")[2])
+    with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use by another process; stop it or"):
+        EmbeddedBroker(tmp_path / "data", port=port).start()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_directory_in_use_is_named_and_left_alone(broker, neighbour):
+    with pytest.raises(StorageError, match=r"is in use by another broker \(process \d+\); stop it or"):
+        EmbeddedBroker(broker.data_dir).start()
+
+
+def test_a_directory_that_is_not_ours_is_named_and_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(StorageError, match="is not empty and not a groupsource broker's .it holds thesis.txt"):
+        EmbeddedBroker(tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
+    (tmp_path / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
+    with pytest.raises(StorageError, match="belongs to another Kafka broker; choose"):
+        EmbeddedBroker(tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["meta.properties"]
+
+
+@pytest.mark.parametrize(
+    "config, reason",
+    [
+        ({"log.segment.byte": "1"}, "log.segment.byte is not a broker setting this broker has; did you mean log.segment."),
+        ({"num.partitions": "0"}, "num.partitions must be from 1 to 100000, not 0"),
+        ({"auto.create.topics.enable": "yes"}, "must be true or false, not 'yes'"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(config, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        EmbeddedBroker(config=config)
+
+
+def test_a_host_that_is_not_of_this_machine_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot listen on 203.0.113.1:0"):
+        EmbeddedBroker(tmp_path / "data", host="203.0.113.1").start()
+
+
+# --- files that were harmed while the broker was down ---
+
+
+@pytest.fixture
+def stored(tmp_path: Path):
+    """A data directory with topics `harmed` and `whole`, ten batches each, of a broker that was stopped."""
+    with EmbeddedBroker(tmp_path) as running, RawConnection(running.bootstrap_servers) as connection:
+        for name in ("harmed", "whole"):
+            create_topic(connection, name)
+            for number in range(10):
+                assert produce(connection, name, batch(b"%d" % number)).error_code == 0
+    return tmp_path
+
+
+def values(connection, topic):
+    found, offset = [], 0
+    while True:
+        answer = fetch(connection, topic, offset, max_bytes=1)
+        assert answer.error_code == 0
+        if offset >= answer.high_watermark:
+            return found
+        found += fetched_values(answer)
+        offset = len(found)
+
+
+ALL = [b"%d" % number for number in range(10)]
+
+
+def test_a_torn_tail_is_cut_and_said(stored):
+    path = stored / "harmed-0" / f"{0:020d}.log"
+    (stored / "clean-shutdown.json").unlink()  # as if it had been killed
+    path.write_bytes(path.read_bytes()[:-7])
+    with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
+        assert "a write was interrupted there and never acknowledged" in running.reports[0]
+        assert values(connection, "harmed") == ALL[:9]
+        assert values(connection, "whole") == ALL
+        assert produce(connection, "harmed", batch(b"goes on")).base_offset == 9
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_flipped_bit_is_said_and_never_served_past(stored, killed):
+    path = stored / "harmed-0" / f"{0:020d}.log"
+    if killed:
+        (stored / "clean-shutdown.json").unlink()
+    data = path.read_bytes()
+    fifth = list(iter_batches(data))[4]
+    path.write_bytes(spoilt(data, fifth.position + 66))
+    with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
+        answer = fetch(connection, "harmed", 0)
+        assert fetched_values(answer) == ALL[:4]
+        for offset in range(4, 10):
+            answer = fetch(connection, "harmed", offset)
+            assert (answer.error_code, bytes(answer.records or b"")) == (ErrorCode.CORRUPT_MESSAGE, b"")
+        assert any(f"{path} is damaged at byte {fifth.position}" in line for line in running.reports)
+        assert produce(connection, "harmed", batch(b"no")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert values(connection, "whole") == ALL
+    assert path.read_bytes() == spoilt(data, fifth.position + 66)
+
+
+def test_a_deleted_partition_directory_takes_that_partition_offline_alone(stored):
+    for path in (stored / "harmed-0").iterdir():
+        path.unlink()
+    with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
+        assert "harmed-0 is offline" in running.reports[0]
+        (topic,) = metadata(connection, "harmed").topics
+        assert (topic.partitions[0].leader_id, topic.partitions[0].error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+        assert fetch(connection, "harmed", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert values(connection, "whole") == ALL
+
+
+@pytest.mark.parametrize("name", ["topics.json", "meta.properties"])
+def test_a_damaged_catalogue_stops_the_start(stored, name):
+    (stored / name).write_bytes(b"\0\0\0")
+    with pytest.raises(StorageError, match="is damaged|belongs to another"):
+        EmbeddedBroker(stored).start()

@@ -1,0 +1,338 @@
+"""What is acknowledged outlives the process: records, topics, ids, log starts, groups and their offsets."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from broker_context import (
+    BrokerProcess,
+    RawConnection,
+    batch,
+    create_topic,
+    fetch,
+    fetched_values,
+    metadata,
+    produce,
+)
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as ConfluentPartition
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.wire.messages import (
+    CreatePartitionsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+
+FEW = "offsets.topic.num.partitions=2"
+NO_DELAY = "group.initial.rebalance.delay.ms=0"
+CONFIG = {"offsets.topic.num.partitions": "2", "group.initial.rebalance.delay.ms": "0"}
+
+
+def read_all(connection, topic, partition=0):
+    values, offset = [], 0
+    while True:
+        answer = fetch(connection, topic, offset, partition=partition)
+        assert answer.error_code == 0
+        if offset >= answer.high_watermark:
+            return values
+        values += fetched_values(answer)
+        offset = len(values)
+
+
+def test_a_program_stops_cleanly_on_sigterm_and_goes_on_where_it_was(tmp_path):
+    with BrokerProcess(tmp_path) as broker:
+        with RawConnection(broker.bootstrap_servers) as connection:
+            create_topic(connection, "t")
+            assert produce(connection, "t", batch(b"a", b"b")).base_offset == 0
+            topic_id = metadata(connection, "t", version=12).topics[0].topic_id
+            cluster_id = metadata(connection, "t").cluster_id
+        assert broker.terminate() == 0
+        assert broker.lines[-1] == "stopped"
+        assert (tmp_path / "clean-shutdown.json").exists()
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert not (tmp_path / "clean-shutdown.json").exists()
+        assert metadata(connection, "t", version=12).topics[0].topic_id == topic_id
+        assert metadata(connection, "t").cluster_id == cluster_id
+        assert produce(connection, "t", batch(b"c")).base_offset == 2
+        assert read_all(connection, "t") == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("rounds", [3])
+def test_a_killed_broker_loses_nothing_it_acknowledged(tmp_path, rounds):
+    """Produced from one thread until the process is killed in the middle of it, again and again."""
+    acknowledged: list[bytes] = []
+    for number in range(rounds):
+        with BrokerProcess(tmp_path, "log.segment.bytes=20000") as broker:
+            enough = threading.Event()
+
+            def load(bootstrap=broker.bootstrap_servers, number=number, enough=enough):
+                try:
+                    with RawConnection(bootstrap) as connection:
+                        if not metadata(connection, "t").topics[0].partitions:
+                            create_topic(connection, "t")
+                        for item in range(1_000_000):
+                            value = b"%d-%d" % (number, item)
+                            answer = produce(connection, "t", batch(value + b"." * 400))
+                            assert answer.error_code == 0
+                            acknowledged.append(value)
+                            if item > 150:
+                                enough.set()
+                except GroupSourceError:
+                    pass  # the broker was killed, as it was to be
+                finally:
+                    enough.set()
+
+            thread = threading.Thread(target=load)
+            thread.start()
+            assert enough.wait(30)
+            broker.kill()
+            thread.join()
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        stored = [value.rstrip(b".") for value in read_all(connection, "t")]
+    # one more may be stored per round: its acknowledgement was under way
+    assert [value for value in acknowledged if value not in set(stored)] == []
+    assert len(stored) == len(set(stored)) <= len(acknowledged) + rounds
+
+
+def test_an_idempotent_producer_survives_a_kill_without_a_duplicate(tmp_path):
+    with BrokerProcess(tmp_path) as broker:
+        port = broker.address.port
+        producer = Producer(
+            {
+                "bootstrap.servers": broker.bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "batch.num.messages": 20,
+                "reconnect.backoff.max.ms": 100,
+                "log_level": 0,
+            }
+        )
+        failed = []
+        for item in range(3000):
+            producer.produce("t", b"%d" % item, on_delivery=lambda error, message: error and failed.append(error))
+            producer.poll(0)
+            if item == 1500:
+                broker.kill()
+    with BrokerProcess(tmp_path, port=port) as broker:
+        assert producer.flush(30) == 0
+        assert failed == []
+        with RawConnection(broker.bootstrap_servers) as connection:
+            assert read_all(connection, "t") == [b"%d" % item for item in range(3000)]
+
+
+def test_sequence_numbers_are_known_after_a_clean_stop_and_after_a_kill(tmp_path):
+    def numbered(sequence):
+        return batch(b"x", producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        assert [produce(connection, "t", numbered(n)).base_offset for n in range(3)] == [0, 1, 2]
+        broker.kill()
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert produce(connection, "t", numbered(2)).base_offset == 2  # stored before: told where
+        assert produce(connection, "t", numbered(5)).error_code == 45
+        assert produce(connection, "t", numbered(3)).base_offset == 3
+        broker.terminate()
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert produce(connection, "t", numbered(3)).base_offset == 3
+        assert produce(connection, "t", numbered(4)).base_offset == 4
+
+
+def test_producer_ids_are_never_given_twice(tmp_path):
+    def new_id(connection):
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+        )
+        return connection.call(request, 4).producer_id
+
+    given = []
+    for _ in range(3):
+        with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+            given += [new_id(connection) for _ in range(3)]
+    assert len(set(given)) == 9
+
+
+def test_deleted_topics_and_records_and_added_partitions_stay_so(tmp_path):
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        for name in ("gone", "kept"):
+            create_topic(connection, name)
+            for item in range(5):
+                produce(connection, name, batch(b"%d" % item))
+        deleted = connection.call(DeleteTopicsRequest(topic_names=["gone"], timeout_ms=1000), 5)
+        assert deleted.responses[0].error_code == 0
+        assert not list(tmp_path.glob("gone-*"))
+        topic = DeleteRecordsRequest.DeleteRecordsTopic
+        partition = topic.DeleteRecordsPartition(partition_index=0, offset=3)
+        request = DeleteRecordsRequest(topics=[topic(name="kept", partitions=[partition])], timeout_ms=1000)
+        assert connection.call(request, 2).topics[0].partitions[0].low_watermark == 3
+        topic = CreatePartitionsRequest.CreatePartitionsTopic(name="kept", count=3, assignments=None)
+        request = CreatePartitionsRequest(topics=[topic], timeout_ms=1000, validate_only=False)
+        assert connection.call(request, 3).results[0].error_code == 0
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert metadata(connection, "gone").topics[0].error_code == 3
+        assert len(metadata(connection, "kept").topics[0].partitions) == 3
+        assert fetch(connection, "kept", 2).error_code == 1
+        assert fetched_values(fetch(connection, "kept", 3)) == [b"3", b"4"]
+        topic = ListOffsetsRequest.ListOffsetsTopic
+        wanted = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-2)
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic(name="kept", partitions=[wanted])])
+        assert connection.call(request, 7).topics[0].partitions[0].offset == 3
+
+
+# --- groups ---
+
+
+def join(connection, member_id="", group="g"):
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0\0\0\0\0")
+    request = JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        member_id=member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=[protocol],
+        reason=None,
+    )
+    answer = connection.call(request, 7)
+    return join(connection, answer.member_id, group) if answer.error_code == 79 else answer
+
+
+def sync(connection, joined, group="g"):
+    entry = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"mine")
+    request = SyncGroupRequest(
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=[entry],
+    )
+    return connection.call(request, 5)
+
+
+def heartbeat(connection, joined, group="g"):
+    request = HeartbeatRequest(
+        group_id=group, generation_id=joined.generation_id, member_id=joined.member_id, group_instance_id=None
+    )
+    return connection.call(request, 4).error_code
+
+
+def commit(connection, joined, offset, topic="t", group="g"):
+    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+    entry = topic_class.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata="m"
+    )
+    request = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id=None,
+        topics=[topic_class(name=topic, partitions=[entry])],
+    )
+    return connection.call(request, 8).topics[0].partitions[0].error_code
+
+
+def committed(connection, group="g"):
+    request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
+    answer = connection.call(request, 7)
+    return {
+        (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata)
+        for topic in answer.topics
+        for partition in topic.partitions
+    }
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
+    with BrokerProcess(tmp_path, FEW, NO_DELAY) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        joined = join(connection)
+        assert sync(connection, joined).assignment == b"mine"
+        assert commit(connection, joined, 41) == 0
+        assert commit(connection, joined, 42) == 0
+        getattr(broker, end)()
+    with BrokerProcess(tmp_path, FEW, NO_DELAY) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert heartbeat(connection, joined) == 0
+        assert committed(connection) == {("t", 0): (42, "m")}
+        (group,) = connection.call(DescribeGroupsRequest(groups=["g"]), 5).groups
+        assert (group.group_state, [member.member_id for member in group.members]) == ("Stable", [joined.member_id])
+        assert commit(connection, joined, 43) == 0
+        stale = joined.generation_id
+        joined.generation_id = stale + 5
+        assert (heartbeat(connection, joined), commit(connection, joined, 99)) == (22, 22)
+        assert committed(connection) == {("t", 0): (43, "m")}
+
+
+def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        create_topic(connection, "other")
+        joined = join(connection)
+        sync(connection, joined)
+        assert commit(connection, joined, 5) == commit(connection, joined, 6, topic="other") == 0
+        assert commit(connection, joined, 6, topic="nowhere") == 3
+        connection.call(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        assert committed(connection) == {("other", 0): (6, "m")}
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert committed(connection) == {("other", 0): (6, "m")}
+
+
+def test_the_group_topic_cannot_be_deleted(tmp_path):
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        join(connection)
+        answer = connection.call(DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=1000), 5)
+        assert answer.responses[0].error_code == 44
+
+
+def test_a_stock_consumer_goes_on_after_a_restart_on_the_same_port(tmp_path):
+    with BrokerProcess(tmp_path, FEW, NO_DELAY, "num.partitions=2") as broker:
+        port = broker.address.port
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+        for item in range(100):
+            producer.produce("t", b"%d" % item, partition=item % 2)
+        assert producer.flush(20) == 0
+        consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap_servers,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "log_level": 0,
+                "reconnect.backoff.max.ms": 100,
+            }
+        )
+        consumer.subscribe(["t"])
+        seen = [message.value() for message in consume(consumer, 100)]
+        consumer.commit(asynchronous=False)
+        broker.kill()
+    with BrokerProcess(tmp_path, FEW, NO_DELAY, port=port) as broker:
+        for item in range(100, 200):
+            producer.produce("t", b"%d" % item, partition=item % 2)
+        assert producer.flush(20) == 0
+        seen += [message.value() for message in consume(consumer, 100)]
+        partitions = consumer.committed([ConfluentPartition("t", 0), ConfluentPartition("t", 1)], 10)
+        assert [partition.offset for partition in partitions] == [50, 50]
+        consumer.close()
+    assert sorted(seen) == sorted(b"%d" % item for item in range(200))
+
+
+def consume(consumer, count):
+    messages = []
+    for _ in range(60):
+        messages += [message for message in consumer.consume(count - len(messages), 0.5) if not message.error()]
+        if len(messages) >= count:
+            return messages
+    raise AssertionError(f"{len(messages)} of {count} messages came")
