@@ -30,6 +30,7 @@ def join_success(group: ClassicGroup, member_id: str) -> Message:
 def join_answer(
     group: ClassicGroup, member_id: str, leader_id: str, *, with_members: bool, skip_assignment: bool = False
 ) -> Message:
+    """The answer of the group's present generation as `leader_id` would lead it."""
     protocol_name = group.protocol_name or ""
     return JoinGroupResponse(
         throttle_time_ms=0,
@@ -63,6 +64,7 @@ def join_error(
     generation_id: int = NO_GENERATION,
     leader_id: str = NO_LEADER,
 ) -> Message:
+    """A refused join; `member_id` is the one asked with, a new one with MEMBER_ID_REQUIRED, else empty."""
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=error,

@@ -14,7 +14,6 @@ from spark_groupsource.group.members import Member, Parked, Protocols, most_vote
 from spark_groupsource.group.states import (
     DEAD,
     EMPTY,
-    PREPARING,
     REPLIES,
     STABLE,
     Answer,
@@ -69,6 +68,7 @@ class ClassicGroup:
         self.state_timestamp_ms = timestamp_ms
 
     def answer(self, ask: Ask) -> Answer:
+        """What the table says for the present state."""
         return REPLIES[self.state][ask]
 
     @property
@@ -78,6 +78,7 @@ class ClassicGroup:
 
     @property
     def all_have_joined(self) -> bool:
+        """Whether a join phase waits for nobody: every member's join is parked, and no id is pending."""
         return self.joined_count == len(self.members) and not self.pending_joins
 
     # --- members
@@ -298,10 +299,6 @@ class ClassicGroup:
         group.state = STABLE if group.members else EMPTY
         group.subscribed_topics = group.compute_subscribed_topics()
         return group
-
-    @property
-    def is_rebalancing(self) -> bool:
-        return self.state == PREPARING
 
 
 def _subscribed_topics(metadata: bytes) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ _SKIP_ASSIGNMENT_VERSION = 9
 
 
 def protocols_of(request: Message) -> Protocols:
+    """The protocols a JoinGroup offers, in its order."""
     return tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
 
 
@@ -246,10 +247,9 @@ def _fence(turn: Turn, old: Member) -> None:
 
 def replacement_stored(turn: Turn, group: ClassicGroup, stored: StoreReplacement) -> None:
     """Answers the returned static member, unless a join phase has begun meanwhile and will answer it."""
-    member = group.members.get(stored.new_member_id)
-    if not _still_waits(group, stored, member):
+    member = _waiting(group, stored)
+    if member is None:
         return
-    assert member is not None
     group.take_join(member)
     leads = group.leader_id == member.member_id
     if stored.api_version >= _SKIP_ASSIGNMENT_VERSION:
@@ -265,10 +265,8 @@ def replacement_stored(turn: Turn, group: ClassicGroup, stored: StoreReplacement
 
 def replacement_failed(turn: Turn, group: ClassicGroup, stored: StoreReplacement, error: ErrorCode) -> None:
     """Gives the static member its former id, protocols and timeouts back; the returned one is told the error."""
-    member = group.members.get(stored.new_member_id)
-    if not _still_waits(group, stored, member):
+    if _waiting(group, stored) is None:
         return
-    assert isinstance(stored.old_member, Member)
     old = stored.old_member
     group.restore_static(old, stored.new_member_id, stored.old_leader_id)
     turn.cancel_timer(session_timer(group.group_id, stored.new_member_id))
@@ -285,14 +283,14 @@ def replacement_failed(turn: Turn, group: ClassicGroup, stored: StoreReplacement
     )
 
 
-def _still_waits(group: ClassicGroup, stored: StoreReplacement, member: Member | None) -> bool:
-    return (
-        group.state is STABLE
-        and group.generation_id == stored.generation_id
-        and member is not None
-        and member.parked_join is not None
-        and member.parked_join.token == stored.token
-    )
+def _waiting(group: ClassicGroup, stored: StoreReplacement) -> Member | None:
+    """The returned member if its join is still parked in the round it came back to."""
+    if group.state is not STABLE or group.generation_id != stored.generation_id:
+        return None
+    member = group.members.get(stored.new_member_id)
+    if member is None or member.parked_join is None or member.parked_join.token != stored.token:
+        return None
+    return member
 
 
 def new_group_failed(turn: Turn, group: ClassicGroup, member_id: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.members import Member
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -117,7 +118,7 @@ class StoreReplacement:
 
     group_id: str
     generation_id: int
-    old_member: object
+    old_member: Member
     old_leader_id: str
     new_member_id: str
     token: object
@@ -182,25 +183,31 @@ class Turn:
     after_append: AfterAppend | None = None
 
     def reply(self, token: object, response: Message) -> None:
+        """Answers `token`, once the records of this turn are durable."""
         self.replies.append(Reply(token, response))
 
     def set_timer(self, key: TimerKey, delay_ms: int) -> None:
+        """Starts or moves a timer to `delay_ms` from now."""
         self.timers.append(SetTimer(key, self.now_ms + delay_ms))
 
     def cancel_timer(self, key: TimerKey) -> None:
         self.timers.append(CancelTimer(key))
 
     def event(self, kind: str, group_id: str, text: str) -> None:
+        """Notes a line for the log; `group_id` is empty for events of the whole partition."""
         self.events.append(GroupEvent(kind, group_id, text))
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
+        """Adds a group's record; None is its tombstone."""
         encoded = None if value is None else encode_group_value(value)
         self.records.append(LogRecord(encode_key(GroupKey(group_id)), encoded))
 
     def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
+        """Adds an offset's record; None is its tombstone."""
         self.records.append(LogRecord(encode_key(key), None if value is None else encode_offset_value(value)))
 
     def outcome(self) -> Outcome:
+        """What was decided, frozen."""
         return Outcome(
             tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append
         )

@@ -2,8 +2,9 @@
 
 Rules of this file:
 
-* Everything that depends on a group's *state* stands in these tables, and the code branches on them. Another
-  module may ask for a group's state only to name it in an event, a description or a table lookup here.
+* What a group answers in a state, and which state may follow, stands in these tables, and the handlers branch on
+  them. Elsewhere a state is looked at only to put checks in order (Dead before members, Empty before generations),
+  to run the phases (`rebalance.py`), to expire offsets, and to name it in a line or a description.
 * The tables know no member, no generation and no timer. Checks on those come first, in the order of the handlers;
   what reaches a table is a request whose member and generation are right, or one that needs neither.
 

@@ -49,7 +49,7 @@ def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> Non
     assert (described.error_code, described.group_state) == (ErrorCode.NOT_COORDINATOR, "")
 
 
-@pytest.mark.conformance("GC-142", "GC-143", "JM-110")
+@pytest.mark.conformance("GC-142", "GC-143", "JM-110", "MB-010")
 @pytest.mark.parametrize("instance", [None, "one"])
 def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
     answer = context.join(instance=instance, protocols=[("range", b"wants")], client_id="app-0")

@@ -17,6 +17,7 @@ from spark_groupsource.wire.group_records import (
     MemberValue,
     OffsetKey,
     OffsetValue,
+    decode_offset_value,
     encode_group_value,
     encode_key,
     encode_offset_value,
@@ -101,6 +102,26 @@ def test_records_of_unknown_types_are_skipped_and_told() -> None:
     context = GroupContext(log=[(b"\x00\x03\x00\x01g", b"\x00\x00"), (KEY, offset_value(1)), (b"\x00\x63", None)])
     assert list(context.list()) == ["g1"]
     assert any("skipping 2 records of unknown types" in event.text for event in context.events)
+
+
+@pytest.mark.conformance("SM-056", "SM-058", "SM-059", "SM-060")
+def test_versions_that_are_read_and_written() -> None:
+    plain = OffsetValue(7, 3, "m", COMMITTED_MS)
+    for version in range(5):
+        read = decode_offset_value(encode_offset_value(plain, version))
+        assert read == replace(plain, leader_epoch=3 if version >= 3 else -1)
+    assert encode_offset_value(plain)[:2] == b"\x00\x03"
+    assert stored_group(member_value())[:2] == b"\x00\x03"
+
+
+@pytest.mark.conformance("SM-063", "SM-064")
+def test_tagged_fields_of_the_future_are_ignored() -> None:
+    tagged = bytes.fromhex("01 07 03 616263")  # one field, tag 7, three bytes
+    offset = bytes.fromhex("0004 000000000000002a 00000007 02 6d 0000018bcfe56800") + tagged
+    group = bytes.fromhex("0004 09 636f6e73756d6572 00000005 00 00 0000018bcfe56800 01") + tagged
+    context = GroupContext(log=[(KEY, offset), (GROUP_KEY, group)])
+    assert context.fetch(group="g1") == {ORDERS_3: 42}
+    assert (context.group("g1").generation_id, context.group("g1").protocol_type) == (5, "consumer")
 
 
 # --- load

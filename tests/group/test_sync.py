@@ -108,7 +108,7 @@ def test_follower_after_leader(context: GroupContext) -> None:
     assert context.state() is STABLE
 
 
-@pytest.mark.conformance("GC-095", "JM-084")
+@pytest.mark.conformance("GC-095", "JM-084", "ST-061", "ST-062")
 def test_leader_after_follower(context: GroupContext) -> None:
     leader, follower = context.completing(2)
     parked = context.sync(follower.member_id, 1)
@@ -261,6 +261,12 @@ def test_a_new_round_voids_the_wait(context: GroupContext) -> None:
     context.join()
     context.advance(1)
     assert "members_not_synced" not in context.kinds()
+
+
+@pytest.mark.conformance("JM-131")
+def test_a_completed_rebalance_is_told_once(context: GroupContext) -> None:
+    context.stable(2)
+    assert context.kinds().count("rebalance_stabilized") == 1
 
 
 def test_a_later_member_shares_the_phase_that_runs(context: GroupContext) -> None:
