@@ -93,6 +93,7 @@ class Coordinator(RuleBasedStateMachine):
         member_id, _, generation_id = self.who(group, at)
         if simple:
             member_id, generation_id = "", -1
+        self.context.release_appends()
         before = self.context.fetch(("topic", partition), group=group)[TopicPartition("topic", partition)]
         (error,) = self.context.commit(offset, member_id, generation_id, group=group, partitions=[partition])
         after = self.context.fetch(("topic", partition), group=group)[TopicPartition("topic", partition)]
@@ -104,6 +105,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(group=GROUPS)
     def delete_group(self, group: str) -> None:
+        self.context.release_appends()
         self.context.delete_groups(group)
 
     @rule()
@@ -119,8 +121,14 @@ class Coordinator(RuleBasedStateMachine):
         self.context.append_error = error
         self.failed = self.failed or error is not None
 
+    @rule(hold=st.booleans())
+    def appends_take_their_time(self, hold: bool) -> None:
+        self.context.release_appends()
+        self.context.hold_appends = hold
+
     @rule()
     def restart(self) -> None:
+        self.context.release_appends()
         self.context.settle(self.context.shard.unload(self.context.clock.now_ms(), 0))
         assert self.context.parked_count() == 0
         ids = self.context._ids
@@ -166,7 +174,7 @@ class Coordinator(RuleBasedStateMachine):
             parked_syncs = sum(m.parked_sync is not None for m in group.members.values())
             if group.state is EMPTY:
                 assert not group.members
-            if group.state is not PREPARING:
+            if group.state is not PREPARING and not self.context._held:
                 assert group.joined_count == 0
             if group.state is not COMPLETING:
                 assert parked_syncs == 0
@@ -175,7 +183,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def a_restart_finds_what_was_promised(self) -> None:
-        if self.failed:
+        if self.failed or self.context._held:
             return  # a group that emptied, and could not be stored so, is found as it was before
         for group in self.context.shard._groups.values():
             if group.state not in (EMPTY, STABLE):
