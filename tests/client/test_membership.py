@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_answers import join_answer, joining, stable, sync_answer
+from test_member_answers import join_answer, joining, stable, sync_answer
 
 from spark_groupsource.client.answers import Then
 from spark_groupsource.client.membership import (

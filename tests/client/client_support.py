@@ -1,0 +1,123 @@
+"""What the client's tests share: clusters quickly made, and brokers that misbehave."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.net import Address
+from spark_groupsource.wire.frames import decode_request, encode_response, read_request_header
+from spark_groupsource.wire.messages import APIS, ApiVersionsResponse
+
+Answer = Callable[[Any, int], Any]
+"""(request, version) -> response, or raw bytes to send instead"""
+
+
+def client_settings(bootstrap_servers: str, **settings: str) -> ClientSettings:
+    """Settings by Kafka's names with ``_`` for ``.``."""
+    options = {"bootstrap.servers": bootstrap_servers, **{k.replace("_", "."): v for k, v in settings.items()}}
+    return ClientSettings.parse(options)
+
+
+def open_cluster(bootstrap_servers: str, **settings: str) -> Cluster:
+    """A client of a cluster; use it as a context manager."""
+    parsed = client_settings(bootstrap_servers, **settings)
+    return Cluster(parsed.bootstrap, parsed)
+
+
+def advertise(**ranges: tuple[int, int]) -> Any:
+    """An ApiVersions answer that names APIs by their message names."""
+    row = ApiVersionsResponse.ApiVersion
+    by_name = {api.name: api.key for api in APIS.values()}
+    return ApiVersionsResponse(
+        error_code=0,
+        api_keys=[row(api_key=by_name[name], min_version=lo, max_version=hi) for name, (lo, hi) in ranges.items()],
+        throttle_time_ms=0,
+    )
+
+
+class FakeBroker:
+    """A broker of one script: `answers` maps API names to what is answered; without an entry the socket is closed."""
+
+    def __init__(self, answers: dict[str, Answer], greeting: bytes = b"") -> None:
+        self._answers = answers
+        self._greeting = greeting
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.requests: list[tuple[str, int, Any]] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> Address:
+        return Address(*self._listener.getsockname()[:2])
+
+    def close(self) -> None:
+        # wakes the accepting thread before the descriptor goes
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer:
+            if self._greeting:
+                peer.sendall(self._greeting)
+            while frame := _read_frame(peer):
+                header, position = read_request_header(memoryview(frame))
+                request = decode_request(memoryview(frame), header, position)
+                name = APIS[header.api_key].name
+                self.requests.append((name, header.api_version, request))
+                if name not in self._answers:
+                    return
+                answer = self._answers[name](request, header.api_version)
+                if answer is None:
+                    continue
+                if not isinstance(answer, bytes):
+                    version = header.api_version
+                    if name == "ApiVersions" and answer.error_code:
+                        version = 0
+                    answer = encode_response(answer, version, header.correlation_id)
+                peer.sendall(answer)
+
+
+def _read_frame(peer: socket.socket) -> bytes:
+    prefix = _read(peer, 4)
+    return _read(peer, struct.unpack(">i", prefix)[0]) if prefix else b""
+
+
+def _read(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        try:
+            more = peer.recv(count - len(data))
+        except OSError:
+            return b""
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+@contextmanager
+def fake_broker(greeting: bytes = b"", **answers: Answer) -> Iterator[FakeBroker]:
+    broker = FakeBroker(answers, greeting)
+    try:
+        yield broker
+    finally:
+        broker.close()

@@ -1,0 +1,232 @@
+"""One connection: versions, credentials, matching, time-outs, and peers that are no brokers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+from typing import Any
+
+import pytest
+from client_support import advertise, fake_broker
+
+from spark_groupsource.client.connection import BrokerConnection
+from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    RemoteProtocolError,
+    RequestTimedOut,
+    UnsupportedVersion,
+)
+from spark_groupsource.net import Address
+from spark_groupsource.wire.messages import (
+    ApiVersionsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
+)
+
+BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+
+
+def connect(address: Address, **settings: Any) -> BrokerConnection:
+    values: dict[str, Any] = {"client_id": "test", "security": SecuritySettings(), "request_timeout_ms": 5_000}
+    return BrokerConnection(address, clock=SystemClock(), **(values | settings))
+
+
+def serving(**ranges: tuple[int, int]) -> Any:
+    return lambda request, version: advertise(ApiVersions=(0, 3), **ranges)
+
+
+def beating(request: Any, version: int) -> Any:
+    return HeartbeatResponse(throttle_time_ms=0, error_code=0)
+
+
+def test_highest_shared_version_is_used() -> None:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
+        connection = connect(broker.address)
+        assert connection.call(BEAT).error_code == 0
+        assert [(name, version) for name, version, _ in broker.requests] == [("ApiVersions", 3), ("Heartbeat", 2)]
+        connection.close()
+
+
+def test_broker_that_does_not_know_our_apiversions() -> None:
+    def answer(request: Any, version: int) -> Any:
+        if version > 0:
+            return ApiVersionsResponse(error_code=35, api_keys=[])
+        return advertise(ApiVersions=(0, 0), Heartbeat=(0, 0))
+
+    with fake_broker(ApiVersions=answer, Heartbeat=beating) as broker:
+        connection = connect(broker.address)
+        assert connection.call(BEAT).error_code == 0
+        assert [version for _, version, _ in broker.requests] == [3, 0, 0]
+        connection.close()
+
+
+def test_version_the_broker_does_not_have() -> None:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
+        connection = connect(broker.address)
+        with pytest.raises(UnsupportedVersion, match=f"{broker.address}: Heartbeat.*0 to 2"):
+            connection.call(BEAT, floor=3)
+        assert connection.call(BEAT).error_code == 0, "the connection is still good"
+        connection.close()
+
+
+def test_pipelined_answers_come_in_order() -> None:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=beating) as broker:
+        connection = connect(broker.address)
+        first, second = connection.send(BEAT), connection.send(BEAT)
+        with pytest.raises(RuntimeError, match="order"):
+            connection.receive(second)
+        assert connection.receive(first).error_code == connection.receive(second).error_code == 0
+        connection.close()
+
+
+def test_answer_to_another_request() -> None:
+    wrong = b"\0\0\0\x0a" + b"\x7f\xff\xff\xff" + b"\0\0\0\0\0\0"
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 1)), Heartbeat=lambda r, v: wrong) as broker:
+        connection = connect(broker.address)
+        with pytest.raises(RemoteProtocolError, match=str(broker.address)):
+            connection.call(BEAT)
+        assert connection.closed
+
+
+@pytest.mark.parametrize(
+    ("greeting", "problem"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Kafka"),
+        (b"\x7f\xff\xff\xff", "claims 2147483647 bytes"),
+        (b"\xff\xff\xff\xff", "claims -1 bytes"),
+        (b"\0\0\0\x02ab", "too short"),
+        (b"\0\0\0\x08\0\0\0\x01\0\0\0", "closed the connection after 7 of 8 bytes"),
+    ],
+)
+def test_peer_that_is_no_broker(greeting: bytes, problem: str) -> None:
+    with fake_broker(greeting) as broker:
+        connection = connect(broker.address)
+        with pytest.raises((RemoteProtocolError, ConnectionFailed), match=problem) as raised:
+            connection.open()
+        assert str(broker.address) in str(raised.value)
+        assert connection.closed
+
+
+def test_silent_broker() -> None:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=lambda r, v: None) as broker:
+        connection = connect(broker.address)
+        with pytest.raises(RequestTimedOut, match="Heartbeat.*no answer within"):
+            connection.call(BEAT, timeout_ms=50)
+        with pytest.raises(ConnectionFailed, match="is closed"):
+            connection.call(BEAT)
+
+
+def test_refused_connection_names_the_address() -> None:
+    with pytest.raises(ConnectionFailed, match="127.0.0.1:1 .*is a broker listening there"):
+        connect(Address("127.0.0.1", 1)).open()
+
+
+def test_listener_that_wants_credentials() -> None:
+    with fake_broker() as broker:
+        with pytest.raises(ConnectionFailed, match=r"security.protocol \(PLAINTEXT\)"):
+            connect(broker.address).open()
+
+
+# -- credentials -----------------------------------------------------------------------------------------------------
+
+
+def credentials(mechanism: str, username: str = "ann", password: str = "secret") -> SecuritySettings:
+    return SecuritySettings("SASL_PLAINTEXT", None, mechanism, username, password)
+
+
+def handshake(request: Any, version: int) -> Any:
+    return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN", "SCRAM-SHA-256"])
+
+
+SASL_APIS = serving(SaslHandshake=(0, 1), SaslAuthenticate=(0, 2), Heartbeat=(0, 4))
+
+
+def check_plain(request: Any, version: int) -> Any:
+    if bytes(request.auth_bytes) in (b"ann\0ann\0secret", b"\0ann\0secret"):
+        return SaslAuthenticateResponse(error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=0)
+    message = "Authentication failed: Invalid username or password"
+    return SaslAuthenticateResponse(error_code=58, error_message=message, auth_bytes=b"", session_lifetime_ms=0)
+
+
+def test_right_password() -> None:
+    with fake_broker(
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain, Heartbeat=beating
+    ) as broker:
+        connection = connect(broker.address, security=credentials("PLAIN"))
+        assert connection.call(BEAT).error_code == 0
+        connection.close()
+
+
+def test_wrong_password_is_told_at_once() -> None:
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain) as broker:
+        connection = connect(broker.address, security=credentials("PLAIN", password="wrong"))
+        with pytest.raises(AuthenticationFailed, match="refused user ann .PLAIN.: .*Invalid username or password"):
+            connection.open()
+        assert connection.closed
+
+
+def test_mechanism_the_broker_does_not_offer() -> None:
+    def refuse(request: Any, version: int) -> Any:
+        return SaslHandshakeResponse(error_code=33, mechanisms=["SCRAM-SHA-256"])
+
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=refuse) as broker:
+        with pytest.raises(AuthenticationFailed, match="does not offer PLAIN; it offers SCRAM-SHA-256"):
+            connect(broker.address, security=credentials("PLAIN")).open()
+
+
+class ScramServer:
+    """RFC 5802, the server's side, for one user."""
+
+    def __init__(self, username: str, password: str, forge: bool = False) -> None:
+        self._username = username
+        self._salt, self._iterations = b"salt", 4096
+        salted = hashlib.pbkdf2_hmac("sha256", password.encode(), self._salt, self._iterations)
+        self._client_key = hmac.digest(salted, b"Client Key", "sha256")
+        self._server_key = hmac.digest(b"forged" if forge else salted, b"Server Key", "sha256")
+        self._first = ""
+
+    def answer(self, request: Any, version: int) -> Any:
+        text = bytes(request.auth_bytes).decode()
+        if text.startswith("n,,"):
+            bare = text[3:]
+            name, nonce = bare.split(",r=")
+            assert name == f"n={self._username}"
+            told = f"r={nonce}server,s={b64encode(self._salt).decode()},i={self._iterations}"
+            self._first = f"{bare},{told}"
+            return self._told(told)
+        without_proof, proof = text.split(",p=")
+        signed = f"{self._first},{without_proof}".encode()
+        signature = hmac.digest(hashlib.sha256(self._client_key).digest(), signed, "sha256")
+        if bytes(a ^ b for a, b in zip(b64decode(proof), signature)) != self._client_key:
+            return SaslAuthenticateResponse(error_code=58, error_message="no", auth_bytes=b"", session_lifetime_ms=0)
+        return self._told("v=" + b64encode(hmac.digest(self._server_key, signed, "sha256")).decode())
+
+    @staticmethod
+    def _told(text: str) -> Any:
+        return SaslAuthenticateResponse(
+            error_code=0, error_message=None, auth_bytes=text.encode(), session_lifetime_ms=0
+        )
+
+
+@pytest.mark.parametrize(("username", "escaped"), [("ann", "ann"), ("a=n,n", "a=3Dn=2Cn")])
+def test_scram(username: str, escaped: str) -> None:
+    server = ScramServer(escaped, "secret")
+    with fake_broker(
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer, Heartbeat=beating
+    ) as broker:
+        connection = connect(broker.address, security=credentials("SCRAM-SHA-256", username))
+        assert connection.call(BEAT).error_code == 0
+        connection.close()
+
+
+@pytest.mark.parametrize("server", [ScramServer("ann", "other"), ScramServer("ann", "secret", forge=True)])
+def test_scram_where_one_side_does_not_know_the_password(server: ScramServer) -> None:
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer) as broker:
+        with pytest.raises(AuthenticationFailed):
+            connect(broker.address, security=credentials("SCRAM-SHA-256")).open()

@@ -1,0 +1,178 @@
+"""Settings under Java's and librdkafka's names; what is unknown, refused or senseless is named."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from spark_groupsource.client.security import SecuritySettings, parse_jaas
+from spark_groupsource.client.settings import (
+    CLIENT_SETTINGS,
+    GROUP_SETTINGS,
+    HARMLESS,
+    REFUSED,
+    ClientSettings,
+    GroupSettings,
+)
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.net import Address
+
+SERVERS = {"bootstrap.servers": "a:1,[::1]:2"}
+
+
+def test_defaults_and_values() -> None:
+    settings = ClientSettings.parse({**SERVERS, "request.timeout.ms": " 5 ", "isolation.level": "READ_COMMITTED"})
+    assert settings.bootstrap == (Address("a", 1), Address("::1", 2))
+    assert (settings.request_timeout_ms, settings.default_api_timeout_ms) == (5, 60_000)
+    assert settings.read_committed and not ClientSettings.parse(SERVERS).read_committed
+
+
+def test_librdkafka_names() -> None:
+    settings = ClientSettings.parse(
+        {"metadata.broker.list": "a:1", "fetch.wait.max.ms": "7", "fetch.message.max.bytes": "8"}
+    )
+    assert (settings.fetch_max_wait_ms, settings.max_partition_fetch_bytes) == (7, 8)
+
+
+def test_settings_travel_to_executors() -> None:
+    settings = ClientSettings.parse({**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/ca.pem"})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert hash(settings) == hash(pickle.loads(pickle.dumps(settings)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("fetch.max.bytes", "many", "kafka.fetch.max.bytes: 'many' is not a whole number"),
+        ("fetch.max.bytes", "0", "not between 1 and"),
+        ("isolation.level", "committed", "read_uncommitted, read_committed"),
+        ("check.crcs", "yes", "true, false"),
+        ("fetch.max.byte", "1", "kafka.fetch.max.byte is not known"),
+        ("auto.offset.reset", "earliest", "startingOffsets"),
+        ("group.protocol", "consumer", "classic"),
+        ("bootstrap.servers", "a", "'a' is not host:port"),
+        ("security.protocol", "TLS", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+    ],
+)
+def test_refused(name: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        ClientSettings.parse({**SERVERS, name: value})
+
+
+def test_bootstrap_is_required() -> None:
+    with pytest.raises(ConfigurationError, match="kafka.bootstrap.servers is not set"):
+        ClientSettings.parse({})
+
+
+def test_no_name_stands_in_two_tables() -> None:
+    tables = [set(CLIENT_SETTINGS), set(GROUP_SETTINGS), set(HARMLESS), set(REFUSED)]
+    assert len(set().union(*tables)) == sum(map(len, tables))
+
+
+def test_harmless_settings_are_taken() -> None:
+    ClientSettings.parse({**SERVERS, **dict.fromkeys(HARMLESS, "1")})
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_group_settings() -> None:
+    settings = GroupSettings.parse(
+        {
+            "group.id": "g",
+            "client.id": "app",
+            "group.instance.id": "i",
+            "partition.assignment.strategy": "org.apache.kafka.clients.consumer.CooperativeStickyAssignor, m:Mine",
+        },
+        members=2,
+        topics=("t",),
+    )
+    assert settings.assignors == ("cooperative-sticky", "m:Mine")
+    assert [settings.instance_id(n) for n in range(2)] == ["i-0", "i-1"]
+    assert [settings.member_client_id(n) for n in range(2)] == ["app-0", "app-1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "group.id is not set"),
+        ({"group.id": ""}, "group.id is empty"),
+        ({"group.id": "g", "heartbeat.interval.ms": "45000"}, "must be below kafka.session.timeout.ms"),
+        ({"group.id": "g", "group.instance.id": "a b"}, "group.instance.id: 'a b-0'"),
+        ({"group.id": "g", "partition.assignment.strategy": " , "}, "name at least one of range"),
+    ],
+)
+def test_group_settings_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        GroupSettings.parse(settings, topics=("t",))
+
+
+def test_subscription_is_one_of_two() -> None:
+    with pytest.raises(ConfigurationError, match="exactly one of subscribe and subscribePattern"):
+        GroupSettings("g")
+    with pytest.raises(ConfigurationError, match="not a regular expression"):
+        GroupSettings("g", pattern="(")
+
+
+# -- security --------------------------------------------------------------------------------------------------------
+
+
+def test_jaas() -> None:
+    text = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="a\\"b" password="c;d=e";'
+    assert parse_jaas(text) == (("SCRAM-SHA-256", "SCRAM-SHA-512"), 'a"b', "c;d=e")
+
+
+def test_java_and_librdkafka_credentials_mean_the_same() -> None:
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
+    java = SecuritySettings.parse({"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": jaas})
+    librdkafka = SecuritySettings.parse(
+        {"security.protocol": "sasl_plaintext", "sasl.mechanisms": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
+    )
+    assert java == librdkafka == SecuritySettings("SASL_PLAINTEXT", None, "PLAIN", "u", "p")
+
+
+def test_password_is_not_printed() -> None:
+    assert "hush" not in repr(SecuritySettings("SASL_PLAINTEXT", None, "PLAIN", "u", "hush"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"security.protocol": "SASL_SSL"}, "sasl.mechanism: not given; supported are PLAIN"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "GSSAPI; supported are"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "needs sasl.username and sasl.password"),
+        ({"security.protocol": "SASL_SSL", "sasl.jaas.config": "x.Krb5LoginModule required;"}, "Krb5LoginModule"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.jaas.config": "x.PlainLoginModule required username=u;"},
+            "has no password",
+        ),
+        (
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": "x.ScramLoginModule required username=u password=p;",
+            },
+            "is for SCRAM",
+        ),
+        ({"security.protocol": "SSL", "ssl.truststore.location": "/x.jks"}, "ssl.truststore.type=PEM"),
+    ],
+)
+def test_security_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        SecuritySettings.parse(settings)
+
+
+def test_tls_files() -> None:
+    tls = SecuritySettings.parse(
+        {
+            "security.protocol": "SSL",
+            "ssl.truststore.location": "/ca.pem",
+            "ssl.keystore.location": "/me.pem",
+            "ssl.key.password": "k",
+            "ssl.endpoint.identification.algorithm": "",
+        }
+    ).tls
+    assert tls is not None
+    assert (tls.ca_file, tls.cert_file, tls.key_file, tls.key_password) == ("/ca.pem", "/me.pem", "/me.pem", "k")
+    assert not tls.check_hostname

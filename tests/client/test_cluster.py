@@ -1,0 +1,209 @@
+"""Metadata, offsets and commits on both brokers; brokers that cannot be reached, move or hesitate."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import pytest
+from client_support import advertise, client_settings, fake_broker, open_cluster
+from support.topics import create_topic, produce
+
+from spark_groupsource.client.cluster import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
+from spark_groupsource.client.retry import Retry, backoff_ms
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.wire.messages import (
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataResponse,
+)
+
+
+def test_topics_as_they_are(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        view = client.metadata([topic, "no-such-topic"])
+        assert view.partitions_of(topic) == tuple(TopicPartition(topic, n) for n in range(3))
+        assert view.leader(TopicPartition(topic, 2)) in view.nodes.values()
+        assert view.errors == {"no-such-topic": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert topic in client.metadata().topics
+        assert "no-such-topic" not in client.metadata().topics, "asking must not create"
+
+
+def test_metadata_are_remembered_until_they_age(cluster: Any, topic: str) -> None:
+    with open_cluster(cluster.bootstrap_servers) as client:
+        assert topic in client.metadata([topic]).errors
+        create_topic(cluster.bootstrap_servers, topic, 1)
+        assert topic in client.metadata([topic]).topics, "what was missing is asked for again"
+        assert client.metadata([topic]).topics[topic] is client.metadata([topic]).topics[topic]
+        before = client.metadata([topic]).topics[topic]
+        assert client.metadata([topic], refresh=True).topics[topic] is not before
+
+
+def test_unknown_topic_is_named_with_its_mend(cluster: Any, topic: str) -> None:
+    with open_cluster(cluster.bootstrap_servers) as client:
+        with pytest.raises(BrokerError, match=f"topic {topic} does not exist; create it"):
+            client.describe_topics([topic])
+        with pytest.raises(BrokerError, match="not a legal topic name"):
+            client.describe_topics(["a/b"])
+
+
+def test_offsets_by_timestamp(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    before_ms = int(time.time() * 1000)
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * 5)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        ends = client.list_offsets({tp: LATEST, other: LATEST})
+        assert (ends[tp].offset, ends[other].offset) == (5, 0)
+        assert client.list_offsets({tp: EARLIEST})[tp].offset == 0
+        found = client.list_offsets({tp: before_ms, other: before_ms})
+        assert found[tp].offset == 0 and found[tp].timestamp_ms >= before_ms
+        assert found[other].offset == -1
+        assert client.list_offsets({tp: before_ms + 3_600_000})[tp].offset == -1
+        newest = client.list_offsets({tp: MAX_TIMESTAMP})[tp]
+        assert newest.timestamp_ms >= before_ms
+        assert client.list_offsets({}) == {}
+
+
+def test_offsets_of_an_unknown_partition(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
+        with pytest.raises(BrokerError, match=f"{topic}-7: UNKNOWN_TOPIC_OR_PARTITION"):
+            client.list_offsets({TopicPartition(topic, 0): LATEST, TopicPartition(topic, 7): LATEST})
+
+
+def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        assert client.fetch_committed(group) == {}
+        client.commit(group, {tp: OffsetAndMetadata(7, "by a test", 0)})
+        assert client.fetch_committed(group) == {tp: OffsetAndMetadata(7, "by a test", 0)}
+        assert client.fetch_committed(group, [other, tp]) == {tp: OffsetAndMetadata(7, "by a test", 0), other: None}
+        assert client.fetch_committed(group, []) == {}
+        with pytest.raises(GenerationMismatchError, match="generation 3"):
+            client.commit(group, {tp: OffsetAndMetadata(8)}, generation_id=3, member_id="nobody")
+        with pytest.raises(BrokerError, match="OFFSET_METADATA_TOO_LARGE"):
+            client.commit(group, {tp: OffsetAndMetadata(8, "x" * 5_000)})
+        with pytest.raises(ValueError, match="-1"):
+            client.commit(group, {tp: OffsetAndMetadata(-1)})
+        assert client.fetch_committed(group, [tp])[tp] == OffsetAndMetadata(7, "by a test", 0)
+
+
+def test_commit_to_a_topic_that_is_gone(cluster: Any, topic: str, group: str) -> None:
+    with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
+        with pytest.raises(BrokerError, match=f"{topic}-0.*UNKNOWN_TOPIC_OR_PARTITION"):
+            client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(1)})
+
+
+# -- brokers that cannot be reached ----------------------------------------------------------------------------------
+
+
+def test_wrong_bootstrap_names_every_address_and_ends_soon() -> None:
+    started = time.monotonic()
+    with open_cluster("127.0.0.1:1,no-such-host.invalid:9092") as client:
+        with pytest.raises(ConnectionFailed) as raised:
+            client.metadata()
+    told = str(raised.value)
+    assert "kafka.bootstrap.servers" in told
+    assert "127.0.0.1:1: cannot connect" in told and "no-such-host.invalid:9092: host name" in told
+    assert time.monotonic() - started < 15
+
+
+def test_bootstrap_that_is_no_broker_is_named() -> None:
+    with fake_broker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as broker, open_cluster(str(broker.address)) as client:
+        with pytest.raises(ConnectionFailed, match=f"{broker.address}.*does not speak Kafka"):
+            client.metadata()
+
+
+def test_one_good_address_is_enough(cluster: Any) -> None:
+    with open_cluster(f"127.0.0.1:1,{cluster.bootstrap_servers}") as client:
+        assert client.metadata().nodes
+
+
+def test_advertised_address_that_cannot_be_reached_is_explained() -> None:
+    def metadata(request: Any, version: int) -> Any:
+        broker = MetadataResponse.MetadataResponseBroker(node_id=7, host="127.0.0.1", port=1, rack=None)
+        return MetadataResponse(throttle_time_ms=0, brokers=[broker], cluster_id="c", controller_id=7, topics=[])
+
+    def versions(request: Any, version: int) -> Any:
+        return advertise(ApiVersions=(0, 3), Metadata=(0, 12), Heartbeat=(0, 4))
+
+    beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+    with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(broker.address)) as client:
+        with pytest.raises(ConnectionFailed, match="broker 7 advertises 127.0.0.1:1.*advertised.listeners"):
+            client.call_node(7, beat)
+
+
+def test_closed_client_says_so(cluster: Any) -> None:
+    client = open_cluster(cluster.bootstrap_servers)
+    client.metadata()
+    client.close()
+    with pytest.raises(ConnectionFailed, match="closed"):
+        client.metadata(refresh=True)
+
+
+# -- coordinators ----------------------------------------------------------------------------------------------------
+
+
+def test_coordinator_that_moved_is_looked_up_again() -> None:
+    codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+    with fake_broker() as broker:
+        answers = broker._answers
+
+        def find(request: Any, version: int) -> Any:
+            row = FindCoordinatorResponse.Coordinator(
+                key="g", node_id=1, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None
+            )
+            return FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
+
+        answers["ApiVersions"] = lambda r, v: advertise(ApiVersions=(0, 3), FindCoordinator=(0, 4), Heartbeat=(0, 4))
+        answers["FindCoordinator"] = find
+        answers["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
+        beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+        with open_cluster(str(broker.address), retry_backoff_ms="1") as client:
+            assert client.call_coordinator("g", beat).error_code == 0
+        names = [name for name, _, _ in broker.requests]
+        assert names.count("FindCoordinator") == 2, "loading asks the same one again, moving looks it up"
+        assert names.count("Heartbeat") == 3
+
+
+# -- trying again ----------------------------------------------------------------------------------------------------
+
+
+def test_backoff_grows_to_its_bound() -> None:
+    rng = Random(1)
+    delays = [backoff_ms(n, 100, 1_000, rng) for n in range(6)]
+    for attempt, delay in enumerate(delays):
+        assert min(80 * 2**attempt, 1_000) <= delay <= min(120 * 2**attempt, 1_000)
+    assert backoff_ms(10_000, 100, 1_000, rng) == 1_000
+
+
+def test_retry_ends_at_its_deadline() -> None:
+    clock = ManualClock()
+    retry = Retry(base_ms=100, max_ms=1_000, timeout_ms=2_000, clock=clock, rng=Random(1))
+    error = BrokerError(ErrorCode.REQUEST_TIMED_OUT, "x")
+    with pytest.raises(BrokerError):
+        for _ in range(100):
+            retry.again(error)
+    assert 1_000 < clock.now_ms() < 2_000 and retry.attempt < 20
+
+
+def test_idle_connections_are_not_kept_for_ever(cluster: Any) -> None:
+    settings = client_settings(cluster.bootstrap_servers)
+    clock = ManualClock(1)
+    with Cluster(settings.bootstrap, settings, clock) as client:
+        first = client.borrow(settings.bootstrap[0])
+        first.open()
+        client.give_back(first)
+        assert client.borrow(settings.bootstrap[0]) is first
+        client.give_back(first)
+        clock.advance_ms(settings.connections_max_idle_ms + 1)
+        second = client.borrow(settings.bootstrap[0])
+        assert second is not first and first.closed
+        second.close()
