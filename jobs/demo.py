@@ -138,7 +138,7 @@ class Demo:
         self._until(
             lambda: not application.running, f"application {application.name} drains", DRAIN_TIMEOUT_S, application
         )
-        if application.exit_status != 0:
+        if not application.drained:
             raise DemoFailed(
                 f"application {application.name} ended with status {application.exit_status} after SIGTERM; "
                 f"the end of its log:\n{application.log_tail()}"
@@ -162,7 +162,7 @@ class Demo:
             if met:
                 return
             for application in self._applications:
-                if application is not stopping and application.exit_status not in (None, 0):
+                if application is not stopping and not application.running and not application.drained:
                     raise DemoFailed(
                         f"application {application.name} ended with status {application.exit_status} before this: "
                         f"{what}; the end of its log ({application.log_file}):\n{application.log_tail()}"

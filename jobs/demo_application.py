@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,14 +63,14 @@ class Application:
         return next(self.output.glob("*.parquet"), None) is not None
 
     def new_rebalances(self) -> list[str]:
-        """Lines that the application added to its list of rebalances since the last call."""
+        """What the application wrote about its rebalances since the last call, a line each."""
         if not self._rebalances.exists():
             return []
         with self._rebalances.open() as lines:
             lines.seek(self._read)
             whole, _, _ = lines.read().rpartition("\n")
         self._read += len(whole.encode()) + 1 if whole else 0
-        return whole.splitlines()
+        return [str(json.loads(line)["text"]) for line in whole.splitlines()]
 
     def terminate(self) -> None:
         """SIGTERM: the application finishes its batch, commits, leaves the group and ends."""
@@ -80,7 +82,13 @@ class Application:
 
     @property
     def exit_status(self) -> int | None:
+        """None while it runs. A JVM that was asked to end by SIGTERM reports 143 when all its work is done."""
         return self._process.poll()
+
+    @property
+    def drained(self) -> bool:
+        """True when it ended as asked."""
+        return self.exit_status in (0, 128 + signal.SIGTERM)
 
     def log_tail(self, lines: int = 25) -> str:
         """The end of what it printed."""
