@@ -18,7 +18,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GroupSourceError
 from spark_groupsource.model import Node, OffsetRange, TopicPartition
 from spark_groupsource.net import Address
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.batch import last_batch
 from spark_groupsource.records.columns import AbortedTransaction
 from spark_groupsource.wire.messages import FetchRequest, Message
 
@@ -341,7 +341,5 @@ class PartitionFetcher:
 
 def _next_offset(records: memoryview, position: int) -> int:
     """The offset after the last whole batch of `records`, at least `position`."""
-    header = None
-    for header in iter_batches(records):
-        pass
+    header = last_batch(records)
     return position if header is None else max(header.next_offset, position)

@@ -122,26 +122,42 @@ def iter_batches(buffer: bytes | bytearray | memoryview, *, start: int = 0) -> I
     Raises: CorruptRecordError where a header makes no sense.
     """
     position = start
-    end = len(buffer)
-    while position + LOG_OVERHEAD_BYTES <= end:
-        base_offset, batch_length = _PREFIX.unpack_from(buffer, position)
-        size = LOG_OVERHEAD_BYTES + batch_length
-        if batch_length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-            raise CorruptRecordError(
-                f"byte {position}: a record batch at offset {base_offset} claims a length of {batch_length} bytes, "
-                f"at least {HEADER_BYTES - LOG_OVERHEAD_BYTES} are needed"
-            )
-        if position + _MAGIC_AT < end and buffer[position + _MAGIC_AT] != 2:
-            raise CorruptRecordError(
-                f"byte {position}: a record batch at offset {base_offset} has format version "
-                f"{buffer[position + _MAGIC_AT]}; only version 2 (Kafka 0.11 and later) is read"
-            )
-        if position + size > end:
-            return
+    while (size := _whole_size(buffer, position)) is not None:
         header = BatchHeader._make((*_HEADER.unpack_from(buffer, position), position, size))
         _check_header(header)
         yield header
         position += size
+
+
+def last_batch(buffer: bytes | bytearray | memoryview) -> BatchHeader | None:
+    """The header of the last complete batch, or None where there is none; those before it are stepped over.
+
+    Raises: CorruptRecordError where the header, or the length of one before it, makes no sense.
+    """
+    last = position = 0
+    while (size := _whole_size(buffer, position)) is not None:
+        last, position = position, position + size
+    return next(iter_batches(buffer, start=last), None)
+
+
+def _whole_size(buffer: bytes | bytearray | memoryview, position: int) -> int | None:
+    """Bytes of the batch at `position`, or None where it is not complete."""
+    left = len(buffer) - position
+    if left < LOG_OVERHEAD_BYTES:
+        return None
+    base_offset, batch_length = _PREFIX.unpack_from(buffer, position)
+    size: int = LOG_OVERHEAD_BYTES + batch_length
+    if size < HEADER_BYTES:
+        raise CorruptRecordError(
+            f"byte {position}: a record batch at offset {base_offset} claims a length of {batch_length} bytes, "
+            f"at least {HEADER_BYTES - LOG_OVERHEAD_BYTES} are needed"
+        )
+    if left > _MAGIC_AT and buffer[position + _MAGIC_AT] != 2:
+        raise CorruptRecordError(
+            f"byte {position}: a record batch at offset {base_offset} has format version "
+            f"{buffer[position + _MAGIC_AT]}; only version 2 (Kafka 0.11 and later) is read"
+        )
+    return size if size <= left else None
 
 
 def _check_header(header: BatchHeader) -> None:

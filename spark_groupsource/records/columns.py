@@ -101,7 +101,7 @@ def decode_fetched(
         read_committed: leaves out the records of `aborted` transactions. Control batches are always left out.
         max_rows: rows of one Arrow batch.
         max_batch_bytes: bound of one batch when decompressed.
-        walker: another record walk than the fastest there is; for tests and measurements.
+        walker: a certain record walk instead of whichever is faster by now; for tests and measurements.
 
     Returns: Arrow batches in offset order, none of them empty; `next_offset` lies behind the last whole batch, gaps and
     left-out batches included, at least `start_offset` and at most `end_offset`. It equals `start_offset` where the
@@ -115,21 +115,46 @@ def decode_fetched(
     try:
         headers, next_offset = _visible(view, layout, aborted if read_committed else None)
         for group in _groups(view, headers, max_rows, max_batch_bytes):
-            decoded += _decode_group(group, layout, walker or fastest_walk())
+            decoded += _decode_group(group, layout, walker or _choice.next())
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{topic_partition}: {error}") from error
-    return DecodedBlock(decoded, next_offset, sum(batch.num_rows for batch in decoded))
+    rows = sum(batch.num_rows for batch in decoded)
+    _choice.decoded(rows)
+    return DecodedBlock(decoded, next_offset, rows)
 
 
 @lru_cache(maxsize=1)
-def fastest_walk() -> Walker:
-    """The compiled walk where numba is installed (extra `fast`), else NumPy's; looked for once in a process."""
+def compiled_walk() -> Walker | None:
+    """The compiled walk where numba is installed (extra `fast`); looked for once in a process, at a cost of 0.4 s."""
     try:
-        from spark_groupsource.records.kernel import walk as compiled_walk
+        from spark_groupsource.records.kernel import walk as compiled
     except (ImportError, RuntimeError):
         # RuntimeError: numba found no directory it may keep compiled code in; compiling in each process would cost more
-        return walk
-    return compiled_walk
+        return None
+    return compiled
+
+
+class _WalkChoice:
+    """NumPy's walk to begin with, the compiled one once a process has decoded so much that loading it has paid.
+
+    It saves 0.1 us per record and costs 0.4 s: whoever changes over after the records it would have paid for by then
+    never takes more than twice the least possible, and short reads do not wait for it at all.
+    """
+
+    pays_after_rows = 4_000_000
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def next(self) -> Walker:
+        """The walk for the next block."""
+        return self._rows >= self.pays_after_rows and compiled_walk() or walk
+
+    def decoded(self, rows: int) -> None:
+        self._rows += rows
+
+
+_choice = _WalkChoice()
 
 
 class _Layout(NamedTuple):
@@ -162,16 +187,21 @@ def _visible(
     headers: list[BatchHeader] = []
     next_offset = layout.start_offset
     previous_end = 0
+    behind_range = False
     for header in iter_batches(view):
         if header.base_offset < previous_end:
             raise CorruptRecordError(
                 f"byte {header.position}: the record batch at offset {header.base_offset} follows one that ends before "
                 f"offset {previous_end}; offsets must rise"
             )
+        if behind_range:
+            break
         previous_end = header.next_offset
         if header.base_offset >= layout.end_offset:
+            # no checksum covers a base offset: the next header shows whether this batch really lies behind the range
             next_offset = layout.end_offset
-            break
+            behind_range = True
+            continue
         crc = google_crc32c.value(bytes(view[header.position + ATTRIBUTES_AT : header.position + header.size]))
         if crc != header.crc:
             raise crc_mismatch(header, crc)

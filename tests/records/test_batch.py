@@ -18,6 +18,7 @@ from spark_groupsource.records.batch import (
     decode_records,
     encode_batch,
     iter_batches,
+    last_batch,
     read_varint,
     write_varint,
 )
@@ -82,6 +83,15 @@ def test_a_last_batch_that_is_cut_off_ends_the_walk(cut):
 def test_walk_from_a_position():
     second = encode_batch([Record(b"k", b"v", NOW)], base_offset=6)
     assert [header.position for header in iter_batches(ONE + second, start=len(ONE))] == [len(ONE)]
+
+
+def test_the_last_whole_batch():
+    second = encode_batch([Record(b"k", b"v", NOW)], base_offset=6)
+    for tail in (b"", ONE[:-1], ONE[:11]):
+        assert last_batch(ONE + second + tail).base_offset == 6
+    assert last_batch(ONE[:-1]) is None and last_batch(b"") is None
+    with pytest.raises(CorruptRecordError, match="claims a length"):
+        last_batch(ONE + second[:8] + b"\0" * 60)
 
 
 def patched(at, data, batch=ONE):

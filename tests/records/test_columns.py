@@ -19,7 +19,7 @@ from spark_groupsource.records.batch import (
     encode_batch,
     iter_batches,
 )
-from spark_groupsource.records.columns import COLUMNS, AbortedTransaction, columns_schema, fastest_walk, kafka_schema
+from spark_groupsource.records.columns import COLUMNS, AbortedTransaction, columns_schema, kafka_schema
 
 NOW = 1_700_000_000_000
 walkers = pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
@@ -244,6 +244,13 @@ def test_a_checksum_that_is_wrong():
     assert decode(damaged, end_offset=5).rows == 5
 
 
+def test_a_damaged_base_offset_does_not_pass_for_the_end_of_the_range():
+    # the base offset stands before what the checksum covers
+    damaged = b"\x70" + batch(0, 4)[1:] + batch(5, 9)
+    with pytest.raises(CorruptRecordError, match="offsets must rise"):
+        decode(damaged, end_offset=10)
+
+
 def test_batches_out_of_order():
     with pytest.raises(CorruptRecordError, match="offsets must rise"):
         decode(batch(5, 6) + batch(6, 7))
@@ -263,5 +270,15 @@ def test_groups_stay_below_their_size(monkeypatch):
     assert [found.num_rows for found in decode(log).batches] == [2, 2, 1]
 
 
-def test_the_compiled_walk_is_found_where_numba_is_installed():
-    assert fastest_walk() is WALKERS["numba"]
+def test_the_compiled_walk_is_taken_once_it_pays():
+    choice = columns_module._WalkChoice()
+    assert choice.next() is WALKERS["numpy"]
+    choice.decoded(choice.pays_after_rows)
+    assert choice.next() is WALKERS["numba"]
+
+
+def test_without_numba_the_other_walk_serves(monkeypatch):
+    monkeypatch.setattr(columns_module, "compiled_walk", lambda: None)
+    choice = columns_module._WalkChoice()
+    choice.decoded(choice.pays_after_rows)
+    assert choice.next() is WALKERS["numpy"]
