@@ -8,7 +8,7 @@ from dataclasses import replace
 from group_context import CONFIG, GroupContext
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic import ClassicGroup
@@ -22,6 +22,7 @@ INSTANCES = st.sampled_from([None, None, "i-0", "i-1"])
 LISTS = [(("range", b""),), (("range", b""), ("sticky", b"")), (("sticky", b""), ("range", b""))]
 PROTOCOLS = st.sampled_from(LISTS)
 WHO = st.integers(0, 6)
+RARELY = st.sampled_from([False, False, False, True])
 
 
 class Coordinator(RuleBasedStateMachine):
@@ -31,7 +32,12 @@ class Coordinator(RuleBasedStateMachine):
         super().__init__()
         self.context = GroupContext(replace(CONFIG, group_max_size=5, offsets_retention_minutes=1))
         self.failed = False
-        self.ids: list[str] = [""]
+
+    @initialize(members=st.lists(INSTANCES, max_size=3, unique_by=lambda instance: instance or object()))
+    def begin(self, members: list[str | None]) -> None:
+        for instance in members:
+            self.context.join(group="a", instance=instance, protocols=LISTS[1])
+        self.finish_the_round("a")
 
     def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
         """A member that is, one that was, or nobody."""
@@ -72,6 +78,19 @@ class Coordinator(RuleBasedStateMachine):
                 member_id, found.generation_id, assignments, group=group, protocol_name=found.protocol_name or "none"
             )
 
+    @rule(group=GROUPS)
+    def finish_the_round(self, group: str) -> None:
+        """Lets the clients of a group do what it takes to be Stable, if the log lets them."""
+        self.context.release_appends()
+        self.all_join(group)
+        if not self.context.shard.ledger.knows(group):
+            self.context.join(group=group)
+        found = self.context.shard._find(group)
+        for _ in range(4):
+            if found is not None and found.state is PREPARING:
+                self.context.advance(50)
+        self.all_sync(group)
+
     @rule(group=GROUPS, at=WHO, stale=st.booleans())
     def sync(self, group: str, at: int, stale: bool) -> None:
         member_id, instance, generation_id = self.who(group, at)
@@ -103,8 +122,10 @@ class Coordinator(RuleBasedStateMachine):
     def delete_offset(self, group: str, partition: int) -> None:
         self.context.delete_offsets(("topic", partition), group=group)
 
-    @rule(group=GROUPS)
-    def delete_group(self, group: str) -> None:
+    @rule(group=GROUPS, really=RARELY)
+    def delete_group(self, group: str, really: bool) -> None:
+        if not really:
+            return
         self.context.release_appends()
         self.context.delete_groups(group)
 
@@ -112,7 +133,7 @@ class Coordinator(RuleBasedStateMachine):
     def expire_offsets(self) -> None:
         self.context.settle(self.context.shard.expire_offsets(self.context.clock.timestamp_ms()))
 
-    @rule(duration_ms=st.sampled_from([1, 50, 100, 250, 500, 500, 60_000]))
+    @rule(duration_ms=st.sampled_from([1, 50, 50, 100, 100, 250, 500, 60_000]))
     def wait(self, duration_ms: int) -> None:
         self.context.advance(duration_ms)
 
@@ -126,8 +147,10 @@ class Coordinator(RuleBasedStateMachine):
         self.context.release_appends()
         self.context.hold_appends = hold
 
-    @rule()
-    def restart(self) -> None:
+    @rule(really=RARELY)
+    def restart(self, really: bool) -> None:
+        if not really:
+            return
         self.context.release_appends()
         self.context.settle(self.context.shard.unload(self.context.clock.now_ms(), 0))
         assert self.context.parked_count() == 0
