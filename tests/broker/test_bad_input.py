@@ -250,7 +250,7 @@ def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
 @pytest.mark.parametrize(
     "config, reason",
     [
-        ({"log.segment.byte": "1"}, "log.segment.byte is not a broker setting this broker has; did you mean log.segment."),
+        ({"log.segment.byte": "1"}, "log.segment.byte is not a broker setting .*did you mean log.segment.bytes"),
         ({"num.partitions": "0"}, "num.partitions must be from 1 to 100000, not 0"),
         ({"auto.create.topics.enable": "yes"}, "must be true or false, not 'yes'"),
     ],

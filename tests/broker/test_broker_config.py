@@ -1,0 +1,68 @@
+"""Kafka's names, their values, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_groupsource.broker.config import (
+    BROKER_SETTINGS,
+    TOPIC_SETTINGS,
+    BrokerConfig,
+    TopicConfig,
+    broker_config,
+    setting_text,
+    topic_config,
+)
+from spark_groupsource.errors import ConfigurationError
+
+
+def test_nothing_given_is_kafkas_defaults():
+    assert broker_config({}) == BrokerConfig()
+    config = BrokerConfig()
+    assert (config.offsets_topic_num_partitions, config.num_partitions, config.auto_create_topics_enable) == (50, 1, True)
+    assert (config.topic.segment_bytes, config.topic.max_message_bytes) == (1 << 30, 1_048_588)
+    assert config.group.group_initial_rebalance_delay_ms == 3_000
+
+
+def test_settings_find_their_place():
+    config = broker_config(
+        {"num.partitions": " 3 ", "log.segment.bytes": "2048", "group.max.size": "7", "delete.topic.enable": "FALSE"}
+    )
+    assert (config.num_partitions, config.topic.segment_bytes, config.group.group_max_size) == (3, 2048, 7)
+    assert config.delete_topic_enable is False
+
+
+def test_a_topic_takes_the_brokers_defaults_and_its_own_settings():
+    defaults = broker_config({"log.retention.ms": "5", "log.segment.bytes": "2048"}).topic
+    config = topic_config({"segment.bytes": "4096", "cleanup.policy": "compact", "max.message.bytes": None}, defaults)
+    assert (config.retention_ms, config.segment_bytes, config.compacted) == (5, 4096, True)
+    assert config.max_message_bytes == TopicConfig().max_message_bytes
+
+
+@pytest.mark.parametrize("name", sorted(BROKER_SETTINGS))
+def test_every_broker_setting_takes_its_own_default(name):
+    info = BROKER_SETTINGS[name]
+    assert broker_config({name: setting_text(info.default)}) == BrokerConfig()
+
+
+@pytest.mark.parametrize("name", sorted(TOPIC_SETTINGS))
+def test_every_topic_setting_takes_its_own_default(name):
+    info = TOPIC_SETTINGS[name]
+    assert topic_config({name: setting_text(info.default)}, TopicConfig()) == TopicConfig()
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({"num.partition": "3"}, "num.partition is not a broker setting .* did you mean num.partitions"),
+        ({"zzz": "3"}, "zzz is not a broker setting .* known are advertised.listeners"),
+        ({"num.partitions": "three"}, "num.partitions must be a whole number, not 'three'"),
+        ({"message.max.bytes": "-1"}, "message.max.bytes must be from 0 to 2147483647, not -1"),
+        ({"delete.topic.enable": "1"}, "delete.topic.enable must be true or false"),
+        ({"log.message.timestamp.type": "Now"}, "must be one of CreateTime, LogAppendTime, not 'Now'"),
+        ({"group.max.size": "0"}, "group.max.size must be at least 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_mend(settings, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        broker_config(settings)

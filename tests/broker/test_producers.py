@@ -1,0 +1,94 @@
+"""Sequence numbers of idempotent producers."""
+
+from __future__ import annotations
+
+import pytest
+from broker_context import batch
+
+from spark_groupsource.broker.producers import ProducerStates, SequenceError
+from spark_groupsource.errors import CorruptRecordError, ErrorCode
+from spark_groupsource.records.batch import iter_batches
+
+
+def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int = 7):
+    values = [b"x"] * count
+    data = batch(*values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    return next(iter_batches(data))
+
+
+def stored(*headers) -> ProducerStates:
+    states, offset = ProducerStates(), 0
+    for header in headers:
+        assert states.check(header) is None
+        states.note(header, offset)
+        offset += header.record_count
+    return states
+
+
+def refused(states, header) -> ErrorCode:
+    with pytest.raises(SequenceError) as caught:
+        states.check(header)
+    return caught.value.code
+
+
+def test_batches_follow_one_another():
+    states = stored(numbered(0), numbered(2), numbered(4))
+    assert states.check(numbered(6)) is None
+    assert refused(states, numbered(7)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_the_last_five_are_known_as_duplicates_and_older_ones_are_out_of_order():
+    states = stored(*(numbered(2 * number) for number in range(6)))
+    for number in range(1, 6):
+        assert states.check(numbered(2 * number)).base_offset == 2 * number
+    assert refused(states, numbered(0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refused(states, numbered(10, count=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_an_unknown_producer_may_begin_anywhere():
+    assert ProducerStates().check(numbered(500)) is None
+
+
+def test_a_new_epoch_begins_at_0_and_ends_the_old_one():
+    states = stored(numbered(0), numbered(2))
+    assert refused(states, numbered(4, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(numbered(0, epoch=1)) is None
+    states.note(numbered(0, epoch=1), 4)
+    assert refused(states, numbered(4)) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert states.check(numbered(2, epoch=1)) is None
+
+
+def test_sequence_numbers_begin_again_after_the_largest():
+    last = 2**31 - 1
+    states = stored(numbered(last - 1), numbered(0))
+    assert states.check(numbered(last - 1)).base_offset == 0
+    states = stored(numbered(last, count=3))
+    assert states.check(numbered(2)) is None
+    assert states.check(numbered(last, count=3)).base_offset == 0
+    assert states.encode() == ProducerStates.decode(states.encode()).encode()
+
+
+def test_batches_without_a_producer_leave_no_trace():
+    states = ProducerStates()
+    states.note(next(iter_batches(batch(b"x"))), 0)
+    assert len(states) == 0
+
+
+def test_a_snapshot_keeps_the_last_batch_of_each_producer():
+    states = stored(numbered(0), numbered(2), numbered(0, producer_id=8, epoch=3))
+    again = ProducerStates.decode(states.encode())
+    assert again.check(numbered(2)).base_offset == 2
+    assert again.check(numbered(4)) is None
+    assert again.check(numbered(0, producer_id=8, epoch=3)).base_offset == 4
+    assert refused(again, numbered(3)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_damaged_snapshot_is_refused_whatever_byte_it_is():
+    data = stored(numbered(0)).encode()
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 4
+        with pytest.raises(CorruptRecordError):
+            ProducerStates.decode(bytes(changed))
+        with pytest.raises(CorruptRecordError):
+            ProducerStates.decode(data[:position])

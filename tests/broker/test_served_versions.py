@@ -1,0 +1,303 @@
+"""Every version that ApiVersions advertises is answered, and a second implementation reads the answer."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from broker_context import RawConnection, batch, create_topic, fetched_values, metadata, produce
+from kio.index import load_response_schema
+from kio.serial import entity_reader
+
+from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.frames import read_response_header
+from spark_groupsource.wire.messages import APIS
+
+TIMES = (-1, -2, -3, -4, -5, -6, 0, 10**15)
+
+
+@pytest.fixture(scope="module")
+def broker():
+    config = {"offsets.topic.num.partitions": "2", "group.initial.rebalance.delay.ms": "0"}
+    with EmbeddedBroker(config=config) as running:
+        with RawConnection(running.bootstrap_servers) as connection:
+            create_topic(connection, "t", 2)
+            for number in range(3):
+                assert produce(connection, "t", batch(b"%d" % number)).error_code == 0
+        yield running
+
+
+@pytest.fixture
+def topic_id(broker) -> uuid.UUID:
+    return broker.call(lambda b: b.partitions.topics["t"].topic_id)
+
+
+def _produce(version, topic_id, name):
+    topic = messages.ProduceRequest.TopicProduceData
+    part = topic.PartitionProduceData(index=1, records=batch(b"v"))
+    data = topic(name="t", topic_id=topic_id, partition_data=[part])
+    return messages.ProduceRequest(transactional_id=None, acks=-1, timeout_ms=100, topic_data=[data])
+
+
+def _fetch(version, topic_id, name):
+    topic = messages.FetchRequest.FetchTopic
+    wanted = topic.FetchPartition(
+        partition=0, current_leader_epoch=0, fetch_offset=0, last_fetched_epoch=-1, log_start_offset=-1,
+        partition_max_bytes=1000,
+    )  # fmt: skip
+    return messages.FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1000, isolation_level=version % 2, session_id=0,
+        session_epoch=-1, topics=[topic(topic="t", topic_id=topic_id, partitions=[wanted])],
+        forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+
+
+def _list_offsets(version, topic_id, name):
+    topic = messages.ListOffsetsRequest.ListOffsetsTopic
+    wanted = [topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=time) for time in TIMES]
+    return messages.ListOffsetsRequest(
+        replica_id=-1, isolation_level=0, topics=[topic(name="t", partitions=wanted)], timeout_ms=100
+    )
+
+
+def _metadata(version, topic_id, name):
+    topic = messages.MetadataRequest.MetadataRequestTopic
+    wanted = [topic(name="t"), topic(name="nowhere")]
+    if version >= 12:
+        wanted += [topic(name=None, topic_id=topic_id), topic(name=None, topic_id=uuid.uuid4())]
+    return messages.MetadataRequest(
+        topics=wanted, allow_auto_topic_creation=False, include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+    )  # fmt: skip
+
+
+def _commit(version, topic_id, name):
+    topic = messages.OffsetCommitRequest.OffsetCommitRequestTopic
+    entries = [
+        topic.OffsetCommitRequestPartition(
+            partition_index=number, committed_offset=2, committed_leader_epoch=0, committed_metadata=None
+        )
+        for number in (0, 9)
+    ]
+    return messages.OffsetCommitRequest(
+        group_id="simple", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
+        retention_time_ms=-1, topics=[topic(name="t", partitions=entries)],
+    )  # fmt: skip
+
+
+def _offset_fetch(version, topic_id, name):
+    if version < 8:
+        topic = messages.OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
+        return messages.OffsetFetchRequest(group_id="simple", topics=[topic], require_stable=True)
+    group = messages.OffsetFetchRequest.OffsetFetchRequestGroup
+    topic = group.OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1])
+    groups = [
+        group(group_id="simple", member_id=None, member_epoch=-1, topics=[topic]),
+        group(group_id="other", member_id=None, member_epoch=-1, topics=None),
+    ]
+    return messages.OffsetFetchRequest(groups=groups, require_stable=True)
+
+
+def _join(version, topic_id, name):
+    protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
+    return messages.JoinGroupRequest(
+        group_id=name, session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="", group_instance_id=None,
+        protocol_type="consumer", protocols=[protocol], reason="test",
+    )  # fmt: skip
+
+
+def _leave(version, topic_id, name):
+    member = messages.LeaveGroupRequest.MemberIdentity(member_id="m", group_instance_id=None, reason=None)
+    return messages.LeaveGroupRequest(group_id=name, member_id="m", members=[member])
+
+
+def _sync(version, topic_id, name):
+    return messages.SyncGroupRequest(
+        group_id=name, generation_id=1, member_id="m", group_instance_id=None, protocol_type="consumer",
+        protocol_name="range", assignments=[],
+    )  # fmt: skip
+
+
+def _create_topics(version, topic_id, name):
+    topic = messages.CreateTopicsRequest.CreatableTopic
+    config = topic.CreatableTopicConfig(name="retention.ms", value="1000")
+    topics = [
+        topic(name=name, num_partitions=2, replication_factor=1, assignments=[], configs=[config]),
+        topic(name="t", num_partitions=2, replication_factor=1, assignments=[], configs=[]),
+    ]
+    return messages.CreateTopicsRequest(topics=topics, timeout_ms=100, validate_only=False)
+
+
+def _delete_topics(version, topic_id, name):
+    state = messages.DeleteTopicsRequest.DeleteTopicState
+    topics = [state(name="nowhere"), state(name=None, topic_id=uuid.uuid4())]
+    return messages.DeleteTopicsRequest(topics=topics, topic_names=["nowhere"], timeout_ms=100)
+
+
+def _delete_records(version, topic_id, name):
+    topic = messages.DeleteRecordsRequest.DeleteRecordsTopic
+    entries = [topic.DeleteRecordsPartition(partition_index=number, offset=0) for number in (0, 5)]
+    return messages.DeleteRecordsRequest(topics=[topic(name="t", partitions=entries)], timeout_ms=100)
+
+
+def _describe_configs(version, topic_id, name):
+    resource = messages.DescribeConfigsRequest.DescribeConfigsResource
+    wanted = [(2, "t", None), (2, "nowhere", None), (4, "1", ["num.partitions"]), (8, "1", None)]
+    resources = [resource(resource_type=kind, resource_name=of, configuration_keys=keys) for kind, of, keys in wanted]
+    return messages.DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
+
+
+def _create_partitions(version, topic_id, name):
+    topic = messages.CreatePartitionsRequest.CreatePartitionsTopic
+    topics = [topic(name="t", count=5, assignments=None), topic(name="nowhere", count=5, assignments=None)]
+    return messages.CreatePartitionsRequest(topics=topics, timeout_ms=100, validate_only=True)
+
+
+def _offset_delete(version, topic_id, name):
+    topic = messages.OffsetDeleteRequest.OffsetDeleteRequestTopic
+    entries = [topic.OffsetDeleteRequestPartition(partition_index=number) for number in (0, 9)]
+    return messages.OffsetDeleteRequest(group_id="simple", topics=[topic(name="t", partitions=entries)])
+
+
+REQUESTS = {
+    0: _produce,
+    1: _fetch,
+    2: _list_offsets,
+    3: _metadata,
+    8: _commit,
+    9: _offset_fetch,
+    10: lambda version, topic_id, name: messages.FindCoordinatorRequest(
+        key="g", key_type=0, coordinator_keys=["g", "h"]
+    ),
+    11: _join,
+    12: lambda version, topic_id, name: messages.HeartbeatRequest(group_id=name, generation_id=1, member_id="m"),
+    13: _leave,
+    14: _sync,
+    15: lambda version, topic_id, name: messages.DescribeGroupsRequest(
+        groups=["simple", "other"], include_authorized_operations=True
+    ),
+    16: lambda version, topic_id, name: messages.ListGroupsRequest(states_filter=[], types_filter=[]),
+    18: lambda version, topic_id, name: messages.ApiVersionsRequest(
+        client_software_name="test", client_software_version="1"
+    ),
+    19: _create_topics,
+    20: _delete_topics,
+    21: _delete_records,
+    22: lambda version, topic_id, name: messages.InitProducerIdRequest(
+        transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+    ),
+    32: _describe_configs,
+    37: _create_partitions,
+    42: lambda version, topic_id, name: messages.DeleteGroupsRequest(groups_names=["nobody", "other"]),
+    47: _offset_delete,
+    60: lambda version, topic_id, name: messages.DescribeClusterRequest(
+        include_cluster_authorized_operations=True, endpoint_type=1, include_fenced_brokers=False
+    ),
+}
+VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
+
+
+def test_api_versions_advertises_what_is_served(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        for version in range(5):
+            answer = connection.call(messages.ApiVersionsRequest(), version)
+            told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+            assert told == {key: (api.min_version, api.max_version) for key, api in SERVED.items()}
+            assert answer.error_code == 0
+
+
+@pytest.mark.parametrize("key, version", VERSIONS, ids=[f"{APIS[key].name}-v{version}" for key, version in VERSIONS])
+def test_the_answer_of_each_version_is_read_by_two_decoders(broker, topic_id, key, version):
+    name = f"{APIS[key].name}-{version}"
+    with RawConnection(broker.bootstrap_servers) as connection:
+        ours = connection.call(REQUESTS[key](version, topic_id, name), version)
+        # another name: a second member would be waited for, a second topic exists already
+        connection.post(REQUESTS[key](version, topic_id, f"{name}-again"), version)
+        frame = connection.read_frame()
+    _, position = read_response_header(frame, APIS[key], version)
+    theirs, size = entity_reader(load_response_schema(key, version))(bytes(frame), position)
+    assert position + size == len(frame)
+    assert ours is not None and theirs is not None
+    assert getattr(ours, "error_code", 0) in (0, 25, 79), ours
+
+
+@pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 1])
+def test_each_fetch_version_brings_the_records(broker, topic_id, version):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        (topic,) = connection.call(_fetch(version, topic_id, ""), version).responses
+        (partition,) = topic.partitions
+        assert (topic.topic == "t") if version < 13 else (topic.topic_id == topic_id)
+        assert fetched_values(partition) == [b"0", b"1", b"2"]
+        assert (partition.high_watermark, partition.last_stable_offset, partition.log_start_offset) == (
+            (3, 3, 0) if version >= 5 else (3, 3, partition.log_start_offset)
+        )
+
+
+@pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 2 and version >= 7])
+def test_list_offsets_by_time(broker, topic_id, version):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        (topic,) = connection.call(_list_offsets(version, topic_id, ""), version).topics
+    found = [(each.timestamp, each.offset, each.error_code) for each in topic.partitions]
+    nothing = (-1, -1, 0)
+    assert found == [
+        (-1, 3, 0), (-1, 0, 0), (1000, 0, 0), (-1, 0, 0), nothing, nothing, (1000, 0, 0), nothing
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 0])
+def test_each_produce_version_stores(broker, topic_id, version):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        before = broker.call(lambda b: b.partitions.partition("t", 1).log.log_end_offset)
+        (topic,) = connection.call(_produce(version, topic_id, ""), version).responses
+        (partition,) = topic.partition_responses
+        assert (partition.error_code, partition.base_offset) == (0, before)
+
+
+def test_an_unknown_topic_id_is_told(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        answer = connection.call(_fetch(13, uuid.uuid4(), ""), 13)
+        assert answer.responses[0].partitions[0].error_code == 100
+        answer = connection.call(_produce(13, uuid.uuid4(), ""), 13)
+        assert answer.responses[0].partition_responses[0].error_code == 100
+
+
+def test_metadata_of_all_topics_of_none_and_of_one_that_is_made_by_asking(broker):
+    def names(request, version):
+        return sorted(topic.name for topic in connection.call(request, version).topics)
+
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert "t" in names(messages.MetadataRequest(topics=None), 1)
+        assert "t" in names(messages.MetadataRequest(topics=[]), 0)
+        assert names(messages.MetadataRequest(topics=[]), 1) == []
+        topic = messages.MetadataRequest.MetadataRequestTopic(name="made-by-asking")
+        asked = messages.MetadataRequest(topics=[topic], allow_auto_topic_creation=True)
+        (made,) = connection.call(asked, 9).topics
+        assert (made.error_code, len(made.partitions)) == (0, 1)
+        assert metadata(connection, "not-made").topics[0].error_code == 3
+        topic = messages.MetadataRequest.MetadataRequestTopic(name="not/legal")
+        (refused,) = connection.call(messages.MetadataRequest(topics=[topic]), 9).topics
+        assert refused.error_code == 17
+
+
+def test_a_coordinator_of_transactions_is_refused_with_a_reason(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        request = messages.FindCoordinatorRequest(key="t", key_type=1, coordinator_keys=["t"])
+        (answer,) = connection.call(request, 4).coordinators
+        assert answer.error_code == 42 and "not transactions" in answer.error_message
+        request = messages.InitProducerIdRequest(
+            transactional_id="t", transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1
+        )
+        assert connection.call(request, 4).error_code == 53
+
+
+def test_delete_by_topic_id(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        made = create_topic(connection, "to-be-deleted")
+        state = messages.DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=made.topic_id)
+        answer = connection.call(messages.DeleteTopicsRequest(topics=[state], timeout_ms=100), 6)
+        assert (answer.responses[0].error_code, answer.responses[0].name) == (0, "to-be-deleted")
+        assert metadata(connection, "to-be-deleted").topics[0].error_code == 3
+
+
