@@ -188,7 +188,7 @@ def describe_event(group_id: str, event: RebalanceEvent) -> str:
 
 def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
     """Adds one JSON line to a file; one write, so that the lines of several queries do not mix."""
-    line = json.dumps({"group": group_id, **_event_fields(event)}) + "\n"
+    line = json.dumps({"group": group_id, **_event_fields(event), "text": describe_event(group_id, event)}) + "\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())

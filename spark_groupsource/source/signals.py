@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from spark_groupsource.source.drain import stop_gracefully
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
     def handle(signal_number: int, frame: FrameType | None) -> None:
         asked.set()
 
-    _add_jvm_hook(hold_jvm)
+    remove_hook = _add_jvm_hook(hold_jvm)
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         _wait(queries, asked)
@@ -64,6 +64,9 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
             signal.signal(number, handler)
         if jvm_ends.is_set():
             _wait_for_jvm_exit()
+        else:
+            # the JVM outlives this Python; its hook must not call into what is gone
+            remove_hook()
 
 
 def _wait(queries: tuple[StreamingQuery, ...], asked: threading.Event) -> None:
@@ -90,18 +93,32 @@ class _ScalaFunction:
         implements = ["scala.Function0"]
 
 
-def _add_jvm_hook(call: Callable[[], None]) -> None:
-    """Has the JVM call `call` before Spark's own shutdown; under Spark Connect there is no JVM here to ask."""
+def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
+    """Has the JVM call `call` before Spark's own shutdown; under Spark Connect there is no JVM here to ask.
+
+    Returns: what undoes it.
+    """
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.java_gateway import ensure_callback_server_started
 
     context = SparkContext._active_spark_context
     if context is None:
         _log.info("no Spark JVM in this process: only signals sent to this Python process are drained")
-        return
-    ensure_callback_server_started(context._gateway)
-    manager = context._jvm.org.apache.spark.util.ShutdownHookManager
-    manager.addShutdownHook(_JVM_HOOK_PRIORITY, _ScalaFunction(call))
+        return lambda: None
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+    jvm: Any = context._jvm
+    manager = jvm.org.apache.spark.util.ShutdownHookManager
+    hook = manager.addShutdownHook(_JVM_HOOK_PRIORITY, _ScalaFunction(call))
+
+    def remove() -> None:
+        try:
+            manager.removeShutdownHook(hook)
+        except (Py4JError, OSError) as error:
+            # the JVM is ending by itself, and its hooks with it
+            _log.info("shutdown hook not removed: %s", error)
+
+    return remove
 
 
 def _wait_for_jvm_exit() -> None:

@@ -1,0 +1,200 @@
+"""Streams Avro records of a Kafka topic into Parquet, as members of a consumer group.
+
+Start it as often as there is work for: each run joins the group and takes its share of the partitions. SIGTERM and
+Ctrl-C drain it: the batch in flight ends, its offsets are committed, the members leave, and nothing is read twice.
+
+    spark-submit jobs/flight_delays.py --bootstrap-servers localhost:9092 --topic flights --group flight-delays \\
+        --output /data/flights --checkpoint /data/flights.checkpoint --schema conf/flights.avsc
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import fastavro
+from fastavro.schema import SchemaParseException, UnknownType
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+_POSITION = ("topic", "partition", "offset")
+
+
+class SchemaFileError(Exception):
+    """The schema file cannot be used; the message is one line for the user."""
+
+
+class ColumnType(NamedTuple):
+    """What an Avro type becomes."""
+
+    spark: str
+    arrow: str
+
+
+COLUMN_TYPES = {
+    "boolean": ColumnType("boolean", "bool"),
+    "int": ColumnType("int", "int32"),
+    "long": ColumnType("bigint", "int64"),
+    "float": ColumnType("float", "float"),
+    "double": ColumnType("double", "double"),
+    "string": ColumnType("string", "string"),
+    "bytes": ColumnType("binary", "binary"),
+}
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """The Avro schema of a file: a record of primitive fields, each of which may be in a union with null.
+
+    Raises: SchemaFileError naming the file, what is wrong with it and what would be right.
+    """
+    try:
+        schema = json.loads(path.read_text())
+        fastavro.parse_schema(schema)
+    except OSError as error:
+        raise SchemaFileError(f"schema file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SchemaFileError(f"schema file {path} is not JSON: {error}") from error
+    except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
+        raise SchemaFileError(f"schema file {path} is not an Avro schema: {error}") from error
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise SchemaFileError(f"schema file {path} must hold an Avro record, as conf/flights.avsc does")
+    column_types(schema, path)
+    return schema
+
+
+def column_types(schema: dict[str, Any], path: Path) -> dict[str, ColumnType]:
+    """Field -> type of its column.
+
+    Raises: SchemaFileError for a field that is not primitive.
+    """
+    types = {}
+    for field in schema["fields"]:
+        declared = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        kinds = [kind for kind in declared if kind != "null"]
+        if len(kinds) != 1 or not isinstance(kinds[0], str) or kinds[0] not in COLUMN_TYPES:
+            raise SchemaFileError(
+                f"schema file {path}: field {field['name']} is {json.dumps(field['type'])}; this job takes "
+                f"{', '.join(COLUMN_TYPES)}, alone or in a union with null"
+            )
+        types[field["name"]] = COLUMN_TYPES[kinds[0]]
+    return types
+
+
+def decoder(
+    schema: dict[str, Any], types: dict[str, ColumnType]
+) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
+    """A function for `DataFrame.mapInArrow` that puts the fields of column ``value`` before the record's position."""
+
+    def decode(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        import pyarrow
+
+        parsed = fastavro.parse_schema(schema)
+        for batch in batches:
+            values = batch.column("value").to_pylist()
+            records: list[Any] = [fastavro.schemaless_reader(io.BytesIO(value), parsed, None) for value in values]
+            columns = [
+                pyarrow.array([record[name] for record in records], pyarrow.type_for_alias(kind.arrow))
+                for name, kind in types.items()
+            ]
+            columns += [batch.column(name) for name in _POSITION]
+            yield pyarrow.RecordBatch.from_arrays(columns, [*types, *_POSITION])
+
+    return decode
+
+
+def decoded_flights(stream: DataFrame, schema: dict[str, Any], types: dict[str, ColumnType]) -> DataFrame:
+    """The stream with its values decoded; deletions (null values) are left out."""
+    fields = ", ".join(f"`{name}` {kind.spark}" for name, kind in types.items())
+    output = f"{fields}, topic string, partition int, offset bigint"
+    return stream.where("value is not null").mapInArrow(decoder(schema, types), output)
+
+
+def start_session(log_level: str) -> SparkSession:
+    """The session of this run; settings given to spark-submit stand."""
+    from pyspark.sql import SparkSession
+
+    settings: dict[str, Any] = {
+        "spark.log.level": log_level,
+        "spark.ui.showConsoleProgress": "false",
+        # saves about 45 ms of each micro-batch
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    return SparkSession.builder.config(map=settings).getOrCreate()
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--bootstrap-servers", required=True, help="host:port of a Kafka broker, or embedded.")
+@click.option("--topic", default="flights")
+@click.option("--group", default="flight-delays", help="Consumer group to be a member of.")
+@click.option("--members", default="auto", help="Members this run is in the group, each a Spark task.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory of the Parquet files.")
+@click.option("--checkpoint", required=True, type=click.Path(path_type=Path), help="Checkpoint directory.")
+@click.option("--schema", "schema_file", default="conf/flights.avsc", type=click.Path(path_type=Path))
+@click.option("--rebalance-log", type=click.Path(path_type=Path), help="File that gets a JSON line per rebalance.")
+@click.option("--trigger", default="1 second", help="Time between micro-batches.")
+@click.option("--available-now", is_flag=True, help="Read what is there now, then end.")
+@click.option("--log-level", default="ERROR", help="Level of Spark's own log.")
+def main(
+    bootstrap_servers: str,
+    topic: str,
+    group: str,
+    members: str,
+    output: Path,
+    checkpoint: Path,
+    schema_file: Path,
+    rebalance_log: Path | None,
+    trigger: str,
+    available_now: bool,
+    log_level: str,
+) -> None:
+    """Stream Avro records of TOPIC into Parquet files, as members of a consumer group."""
+    try:
+        schema = read_schema(schema_file)
+        types = column_types(schema, schema_file)
+    except SchemaFileError as error:
+        raise click.ClickException(str(error)) from error
+    spark = start_session(log_level)
+    # imported late: a wrong schema file is told before Spark is loaded
+    from pyspark.errors import PySparkException
+
+    from spark_groupsource import run_until_signal
+
+    options = {
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "subscribe": topic,
+        "kafka.group.id": group,
+        "kafka.client.id": re.sub(r"[^\w.-]+", "-", str(spark.sparkContext.appName)),
+        "members": members,
+        "startingOffsets": "earliest",
+    }
+    if rebalance_log is not None:
+        options["rebalanceLog"] = str(rebalance_log.absolute())
+    stream = spark.readStream.format("groupsource").options(**options)
+    try:
+        flights = stream.schema("value binary, topic string, partition int, offset bigint").load()
+        writer = decoded_flights(flights, schema, types).writeStream.format("parquet")
+        writer = writer.option("path", str(output)).option("checkpointLocation", str(checkpoint))
+        writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=trigger)
+        run_until_signal(writer.start())
+    except PySparkException as error:
+        raise click.ClickException(cause_of(error)) from error
+    spark.stop()
+
+
+def cause_of(error: Exception) -> str:
+    """The line of a Spark error that tells the user what to mend."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("spark_groupsource.errors.")]
+    return ours[-1].partition(": ")[2] if ours else lines[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
