@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.model import TopicPartition
 
 PARTITIONS = 6
 MEMBERS = 2
@@ -58,6 +59,7 @@ class Demo:
         self._bootstrap = bootstrap_servers
         self._verbose = verbose
         self._clock = SystemClock()
+        self._begun_ms = self._clock.now_ms()
         self._settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers, "client.id": "demo"})
         self._cluster = Cluster(self._settings.bootstrap, self._settings)
         self._topic, self._group = "flights", "flight-delays"
@@ -76,19 +78,25 @@ class Demo:
         """Tells the whole story; True when every check held."""
         flights = load_flights()
         self._name_things()
-        self._say(f"encoding {len(flights):,} flights with conf/flights.avsc")
-        encoded = list(encode_flights(flights))
         create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
         self._say(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions at {self._bootstrap}")
+        self._say(f"streaming {len(flights):,} flights into it: keyed by carrier, Avro records of conf/flights.avsc")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._kill_applications)
             self._feed = stack.enter_context(
-                Feed(self._settings, self._topic, PARTITIONS, encoded, duration_s=PRODUCE_S)
+                Feed(
+                    self._settings,
+                    self._topic,
+                    PARTITIONS,
+                    encode_flights(flights),
+                    len(flights),
+                    duration_s=PRODUCE_S,
+                )
             )
             with self._progress:
-                self._bars = [self._progress.add_task(name, total=len(encoded)) for name in ("produced", "consumed")]
-                self._stream(len(encoded))
+                self._bars = [self._progress.add_task(name, total=len(flights)) for name in ("produced", "consumed")]
+                self._stream(len(flights))
             committed, ends = group_positions(self._bootstrap, self._group, self._topic)
             rows = read_outputs({a.name: a.output for a in self._applications})
             expected, found = carrier_means(flights), carrier_means(rows)
@@ -103,18 +111,24 @@ class Demo:
         first = self._start("A")
         self._until(lambda: self._is_stable(MEMBERS), "application A joins the group")
         self._show_group("A alone: two members share six partitions")
+        of_first = {member.member_id for member in self._describe().members}
         self._until(lambda: self._feed.waits, "a third of the flights is produced")
         second = self._start("B")
-        self._feed.allow(2 / 3)
+        # the rest of this third waits for B, which would find nothing left to read otherwise
+        self._feed.allow(1 / 2)
         self._until(lambda: self._is_stable(2 * MEMBERS), "application B joins the group")
         self._show_group("A and B: four members")
+        of_second = {tp for m in self._describe().members if m.member_id not in of_first for tp in m.assignment}
+        handed_over = self._committed(of_second)
+        self._feed.allow(2 / 3)
         self._until(lambda: self._feed.waits, "two thirds of the flights are produced")
-        self._until(lambda: second.has_written, "application B writes rows")
+        self._until(lambda: self._committed(of_second) > handed_over, "application B reads and commits")
         self._feed.allow(1)
         self._stop(second)
+        self._say("application [bold]B[/] has ended")
         self._until(lambda: self._is_stable(MEMBERS), "application A takes the partitions back")
         self._show_group("B has drained and left: A owns everything again")
-        self._until(lambda: self._feed.waits and self._consumed() >= total, "application A drains the topic")
+        self._until(lambda: self._feed.waits and self._committed() >= total, "application A drains the topic")
         self._stop(first)
         self._until(lambda: self._describe().state == "Empty", "the group is empty")
         self._show_group("A has drained and left")
@@ -175,13 +189,15 @@ class Demo:
     def _show_progress(self) -> None:
         self._feed.check()
         self._progress.update(self._bars[0], completed=self._feed.produced)
-        self._progress.update(self._bars[1], completed=self._consumed())
+        self._progress.update(self._bars[1], completed=self._committed())
         for application in self._applications:
             for line in application.new_rebalances():
-                self._console.print(f"  [magenta]rebalance {application.name}[/] {escape(line)}", highlight=False)
+                text = escape(line.removeprefix(f"group {self._group} "))
+                self._console.print(f"  [magenta]{application.name}[/] {text}", highlight=False, soft_wrap=True)
 
-    def _consumed(self) -> int:
-        committed = self._cluster.fetch_committed(self._group)
+    def _committed(self, partitions: Collection[TopicPartition] | None = None) -> int:
+        """Records before the group's committed offsets, of these partitions or of all: logs here begin at 0."""
+        committed = self._cluster.fetch_committed(self._group, None if partitions is None else list(partitions))
         return sum(position.offset for position in committed.values() if position is not None)
 
     def _describe(self) -> GroupDescription:
@@ -194,7 +210,7 @@ class Demo:
     def _show_group(self, title: str) -> None:
         group = self._describe()
         rows = group_offsets(self._cluster, group)
-        counts = f"{self._feed.produced:,} produced, {self._consumed():,} consumed"
+        counts = f"{self._feed.produced:,} produced, {self._committed():,} consumed"
         table = Table(title=f"{title} ({group.state}; {counts})", title_justify="left", title_style="bold")
         for heading in ("CONSUMER-ID", "HOST", "CLIENT-ID", "PARTITIONS"):
             table.add_column(heading, overflow="fold")
@@ -233,7 +249,8 @@ class Demo:
             application.kill()
 
     def _say(self, text: str) -> None:
-        self._console.print(f"[cyan]>[/] {text}", highlight=False)
+        seconds = (self._clock.now_ms() - self._begun_ms) // 1000
+        self._console.print(f"[cyan]{seconds:>3} s[/] {text}", highlight=False)
 
 
 def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
@@ -257,9 +274,9 @@ def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Consol
     if options.bootstrap_servers:
         return str(options.bootstrap_servers)
     if options.kafka:
-        console.print("[cyan]>[/] starting a real Apache Kafka (the first time it is fetched: a minute or two)")
+        console.print("[cyan]  0 s[/] starting a real Apache Kafka (the first time it is fetched: a minute or two)")
         return stack.enter_context(RealKafka(BROKER_CONFIG)).bootstrap_servers
-    console.print("[cyan]>[/] starting the embedded broker: groupsource broker")
+    console.print("[cyan]  0 s[/] starting the embedded broker: groupsource broker")
     return start_embedded_broker(stack, options.verbose)
 
 

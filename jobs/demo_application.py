@@ -57,11 +57,6 @@ class Application:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def has_written(self) -> bool:
-        """True once a Parquet file is there."""
-        return next(self.output.glob("*.parquet"), None) is not None
-
     def new_rebalances(self) -> list[str]:
         """What the application wrote about its rebalances since the last call, a line each."""
         if not self._rebalances.exists():

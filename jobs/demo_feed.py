@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import islice
 
 from flights import Flight
 
@@ -21,20 +22,27 @@ LZ4 = 3
 
 
 class Feed:
-    """A thread that produces `flights` keyed by carrier; the whole takes `duration_s` when nothing holds it back.
+    """A thread that produces `total` flights keyed by carrier, in `duration_s` when nothing holds it back.
 
     `allow(share)` lets it go on to that share of the flights. An error in the thread is raised by `check()`.
     """
 
     def __init__(
-        self, settings: ClientSettings, topic: str, partitions: int, flights: Sequence[Flight], duration_s: float
+        self,
+        settings: ClientSettings,
+        topic: str,
+        partitions: int,
+        flights: Iterator[Flight],
+        total: int,
+        duration_s: float,
     ) -> None:
         self.produced = 0
+        self.total = total
         self._settings = settings
         self._topic = topic
         self._partitions = partitions
         self._flights = flights
-        self._per_tick = max(1, round(len(flights) * TICK_MS / (duration_s * 1000)))
+        self._per_tick = max(1, round(total * TICK_MS / (duration_s * 1000)))
         self._allowed = 0
         self._gate = threading.Condition()
         self._stopped = False
@@ -54,7 +62,7 @@ class Feed:
     def allow(self, share: float) -> None:
         """Lets the feed go on until `share` of all flights is produced."""
         with self._gate:
-            self._allowed = round(len(self._flights) * share)
+            self._allowed = round(self.total * share)
             self._gate.notify_all()
 
     @property
@@ -79,7 +87,7 @@ class Feed:
         clock = SystemClock()
         producer = BatchProducer(cluster, codec=LZ4)
         due_ms = clock.now_ms()
-        while self.produced < len(self._flights):
+        while self.produced < self.total:
             with self._gate:
                 held = self.waits
                 self._gate.wait_for(lambda: self._stopped or not self.waits)
@@ -92,7 +100,7 @@ class Feed:
             due_ms += TICK_MS
             batches: dict[TopicPartition, list[Record]] = defaultdict(list)
             timestamp_ms = clock.timestamp_ms()
-            for flight in self._flights[self.produced : end]:
+            for flight in islice(self._flights, end - self.produced):
                 partition = partition_of_key(flight.carrier, self._partitions)
                 batches[TopicPartition(self._topic, partition)].append(
                     Record(flight.carrier, flight.value, timestamp_ms)
