@@ -31,7 +31,9 @@ def mismatch(
 
     Takes up to `FIND_TIMEOUT_MS`: the coordinator's answers do not tell the generation, the group's log does.
     """
-    current = find_generation(cluster, group_id, newer_than=generation_id)
+    # a static member is replaced within one generation: there may be no newer one to wait for
+    newer_than = _UNKNOWN if code == ErrorCode.FENCED_INSTANCE_ID else generation_id
+    current = find_generation(cluster, group_id, newer_than=newer_than)
     if code == ErrorCode.ILLEGAL_GENERATION and current <= generation_id:
         # the coordinator has a newer one that is not written yet; the old number would be a wrong answer
         current = _UNKNOWN

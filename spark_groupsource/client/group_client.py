@@ -265,6 +265,20 @@ class GroupClient:
         if self._closed:
             return
         self._closed = True
+        try:
+            self._tell_leaving()
+        finally:
+            self._end_members(reason)
+
+    def _tell_leaving(self) -> None:
+        """The listener hears of it first, while its partitions may still be committed."""
+        with self._state.changed:
+            members = [member.membership for member in self._state.members]
+            lost = sorted(tp for m in members if m.fenced or m.rejoin_needed for tp in m.owned)
+            revoked = sorted(tp for m in members if not (m.fenced or m.rejoin_needed) for tp in m.owned)
+        self._tell([Prepared(tuple(revoked), tuple(lost))])
+
+    def _end_members(self, reason: str) -> None:
         state = self._state
         with state.changed:
             state.closing = True
@@ -273,12 +287,9 @@ class GroupClient:
             member.stop(_LEAVE_TIMEOUT_MS // len(state.members) if self._started else 0)
         self._send_leave(reason)
         with state.changed:
-            lost = self.view.partitions
             for member in state.members:
                 member.membership.left(reason)
                 member.membership.owned = ()
-        if self._listener is not None and lost:
-            self._listener.revoked(lost)
 
     def close(self) -> None:
         """As `leave`; the cluster stays open, it is the caller's."""

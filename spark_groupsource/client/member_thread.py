@@ -181,8 +181,8 @@ class MemberThread:
     def _gather(self) -> None:
         """Waits for siblings that still have no member id.
 
-        The coordinator waits for every id it has given out; so siblings that all have theirs before the first of them
-        joins share one round, whatever group.initial.rebalance.delay.ms is.
+        The coordinator waits for every id it has given out, so siblings that all have theirs before the first of them
+        joins share one round. (Only an empty group does not: its first round waits group.initial.rebalance.delay.ms.)
         """
         state = self._state
         deadline_ms = self._clock.now_ms() + _GATHER_MS

@@ -41,9 +41,8 @@ class _Round:
     join_ms: int = 0
     sync_ms: int = 0
     own_members: int = 0
-    group_members: int = 0
+    group: frozenset[str] | None = None
     reasons: list[str] = field(default_factory=list)
-    membership_change: str = ""
 
 
 class RebalanceRecorder:
@@ -64,12 +63,7 @@ class RebalanceRecorder:
 
     def led(self, generation_id: int, member_ids: Iterable[str], now_ms: int) -> None:
         """One of our members leads and sees who is in the group."""
-        members = frozenset(member_ids)
-        round_ = self._round(generation_id, now_ms, now_ms)
-        round_.group_members = len(members)
-        if self._members is not None:
-            round_.membership_change = _membership_change(self._members, members)
-        self._members = members
+        self._round(generation_id, now_ms, now_ms).group = frozenset(member_ids)
 
     def synced(self, generation_id: int, now_ms: int, sync_ms: int) -> None:
         """One of our members has its assignment."""
@@ -90,7 +84,7 @@ class RebalanceRecorder:
             is_last = generation_id == ended[-1]
             self.events.append(
                 RebalanceEvent(
-                    _cause(round_),
+                    _cause(round_, self._members),
                     round_.started_ms,
                     round_.ended_ms,
                     round_.join_ms,
@@ -98,9 +92,11 @@ class RebalanceRecorder:
                     generation_id,
                     tuple(sorted(now_owned - self._owned)) if is_last else (),
                     tuple(sorted(self._owned - now_owned)) if is_last else (),
-                    round_.group_members or round_.own_members,
+                    round_.own_members if round_.group is None else len(round_.group),
                 )
             )
+            # who is in the group is known of the rounds we lead; after one that we do not, nobody can be compared
+            self._members = round_.group
         if ended:
             self._owned = now_owned
         self._rounds = {g: round_ for g, round_ in self._rounds.items() if g > up_to_generation}
@@ -125,10 +121,10 @@ def _membership_change(before: frozenset[str], after: frozenset[str]) -> str:
     return "; ".join(f"{', '.join(sorted(names))} {word}" for names, word in changes if names)
 
 
-def _cause(round_: _Round) -> str:
+def _cause(round_: _Round, before: frozenset[str] | None) -> str:
     """Who came or went where that is known, else our members' own reasons, the telling ones first."""
-    if round_.membership_change:
-        return round_.membership_change
+    if before is not None and round_.group is not None and before != round_.group:
+        return _membership_change(before, round_.group)
     telling = [reason for reason in round_.reasons if reason not in _UNTELLING]
     if telling:
         return "; ".join(telling)

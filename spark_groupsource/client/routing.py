@@ -28,6 +28,10 @@ _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROG
 _MAX_IDLE_PER_ADDRESS = 4
 
 
+class ClientClosed(GroupSourceError):
+    """Somebody closed the `Cluster` that is being used; no repetition mends that."""
+
+
 def top_level_error(answer: Message) -> tuple[int, ...]:
     """The error codes of an answer that has one for the whole."""
     return (answer.error_code,)
@@ -318,7 +322,7 @@ class Router:
         chosen: BrokerConnection | None = None
         with self._lock:
             if self._closed:
-                raise ConnectionFailed("this client is closed")
+                raise ClientClosed("this client of the cluster is closed")
             pool = self._idle[address]
             while pool and chosen is None:
                 candidate = pool.pop()

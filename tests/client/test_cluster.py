@@ -12,6 +12,7 @@ from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
 from spark_groupsource.client.retry import Retry, backoff_ms
+from spark_groupsource.client.routing import ClientClosed
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -144,7 +145,7 @@ def test_closed_client_says_so(cluster: Any) -> None:
     client = open_cluster(cluster.bootstrap_servers)
     client.metadata()
     client.close()
-    with pytest.raises(ConnectionFailed, match="closed"):
+    with pytest.raises(ClientClosed, match="closed"):
         client.metadata(refresh=True)
 
 

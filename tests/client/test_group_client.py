@@ -1,0 +1,370 @@
+"""Members of one process in a group, on both brokers: joining, sharing, handing over, fencing, leaving."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from client_support import open_cluster
+from support.topics import create_topic
+from support.waiting import wait_until
+
+from spark_groupsource.client import admin
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.group_client import GroupClient, GroupView
+from spark_groupsource.client.settings import GroupSettings
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+POLL_MS = 20_000
+
+
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Cluster]:
+    with open_cluster(cluster.bootstrap_servers, metadata_max_age_ms="200") as opened:
+        yield opened
+
+
+def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) -> GroupClient:
+    values: dict[str, Any] = {"client_id": "app", "session_timeout_ms": 10_000, "heartbeat_interval_ms": 200}
+    if "pattern" not in settings:
+        values["topics"] = (topic,)
+    return GroupClient(client, GroupSettings(group, **{**values, **settings}))
+
+
+@contextmanager
+def polling(*clients: GroupClient) -> Iterator[None]:
+    """Other applications that keep polling meanwhile, each in its thread."""
+    ending = threading.Event()
+
+    def run(client: GroupClient) -> None:
+        while not ending.is_set():
+            client.poll(200)
+            ending.wait(0.05)
+
+    threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join(10)
+
+
+def settle(client: GroupClient, expected: int | None = None) -> GroupView:
+    """Polls until stable, with `expected` partitions in all."""
+
+    def settled() -> GroupView | None:
+        view = client.poll(1_000)
+        return view if view.stable and (expected is None or len(view.partitions) == expected) else None
+
+    view = wait_until(settled, f"{expected} partitions, stable", 40)
+    assert view is not None
+    return view
+
+
+def test_members_of_one_process_join_together(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 6)
+    with group_client(client, group, topic, members=3) as ours:
+        view = ours.poll(POLL_MS)
+        # without group.initial.rebalance.delay.ms an empty group does not wait for the second before its first round
+        assert view.stable and view.generation_id <= 2
+        assert sorted(view.partitions) == [TopicPartition(topic, n) for n in range(6)]
+        assert [len(m.partitions) for m in view.members] == [2, 2, 2]
+        assert [m.client_id for m in view.members] == ["app-0", "app-1", "app-2"]
+        assert len({m.member_id for m in view.members}) == 3 and not ours.rejoin_needed
+
+        told = admin.describe_groups(client, [group])[group]
+        assert (told.state, told.protocol_type, told.protocol) == ("Stable", "consumer", "range")
+        assert {m.member_id: m.assignment for m in told.members} == {m.member_id: m.partitions for m in view.members}
+        assert {m.client_id for m in told.members} == {"app-0", "app-1", "app-2"}
+
+        event = ours.events[-1]
+        assert (event.generation_id, event.members) == (view.generation_id, 3)
+        assert event.gained == view.partitions and event.lost == ()
+        assert ours.events[0].cause == "joined the group", ours.events
+    assert admin.describe_groups(client, [group])[group].state == "Empty"
+
+
+def test_second_application_joins_and_leaves(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 6)
+    with group_client(client, group, topic, members=2, client_id="a") as first:
+        before = first.poll(POLL_MS)
+        first.commit({tp: OffsetAndMetadata(tp.partition + 10) for tp in before.partitions})
+        second = group_client(client, group, topic, members=2, client_id="b")
+        with polling(second):
+            after = settle(first, 4)
+            wait_until(lambda: second.view.stable, "the second application is settled")
+            assert {*after.partitions, *second.view.partitions} == set(before.partitions)
+            assert second.view.generation_id == after.generation_id
+            taken = second.view.partitions
+            assert second.committed(taken) == {tp: OffsetAndMetadata(tp.partition + 10) for tp in taken}
+        assert first.events[-1].lost == taken and second.events[0].gained == taken
+        second.close()
+        assert settle(first, 6).partitions == before.partitions
+        assert first.events[-1].gained == taken
+        causes = [event.cause for event in [*first.events, *second.events]]
+        assert any("b-0, b-1 joined" in cause or "a-0, a-1 joined" in cause for cause in causes), causes
+        assert first.events[-1].cause in ("b-0, b-1 left", "group is rebalancing")
+
+
+@pytest.mark.parametrize("assignor", ["roundrobin", "sticky", "cooperative-sticky"])
+def test_every_assignor_shares_all_partitions(
+    client: Cluster, topic: str, group: str, cluster: Any, assignor: str
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 5)
+    with group_client(client, group, topic, members=2, assignors=(assignor,)) as ours:
+        first = ours.poll(POLL_MS)
+        assert sorted(len(m.partitions) for m in first.members) == [2, 3]
+        other = group_client(client, group, topic, assignors=(assignor,))
+        with polling(other):
+            wait_until(lambda: ours.rejoin_needed, "our members hear of the third")
+            view = settle(ours, 3 if assignor == "roundrobin" else None)
+            wait_until(lambda: settle(ours) and other.view.stable, "the third member is settled")
+            view = ours.view
+            owned = [*view.partitions, *other.view.partitions]
+            assert sorted(owned) == [TopicPartition(topic, n) for n in range(5)]
+            if "sticky" in assignor:
+                kept = sum(
+                    len(set(a.partitions) & set(b.partitions)) for a, b in zip(first.members, view.members)
+                )
+                assert kept == len(view.partitions), "what stays with us stays with the same member"
+        other.close()
+
+
+def test_cooperative_members_keep_what_does_not_move(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 4)
+    told: list[tuple[str, list[TopicPartition]]] = []
+
+    class Listener:
+        def revoked(self, partitions: Any) -> None:
+            told.append(("revoked", list(partitions)))
+
+        def assigned(self, partitions: Any) -> None:
+            told.append(("assigned", list(partitions)))
+
+        def lost(self, partitions: Any) -> None:
+            told.append(("lost", list(partitions)))
+
+    settings = GroupSettings(
+        group, topics=(topic,), assignors=("cooperative-sticky",), session_timeout_ms=10_000, heartbeat_interval_ms=200
+    )
+    with GroupClient(client, settings, listener=Listener()) as ours:
+        before = ours.poll(POLL_MS)
+        assert told == [("assigned", list(before.partitions))]
+        other = group_client(client, group, topic, assignors=("cooperative-sticky",))
+        with polling(other):
+            wait_until(lambda: ours.rejoin_needed, "ours hears of the other")
+            after = settle(ours, 2)
+            wait_until(lambda: settle(ours) and len(other.view.partitions) == 2, "the other has its half")
+        revoked = [tp for kind, partitions in told if kind == "revoked" for tp in partitions]
+        assert sorted(revoked) == sorted(set(before.partitions) - set(after.partitions))
+        assert not any(kind == "lost" for kind, _ in told)
+        other.close()
+
+
+def test_listener_of_an_eager_member_hears_of_everything(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    told: list[str] = []
+
+    class Listener:
+        def revoked(self, partitions: Any) -> None:
+            told.append(f"revoked {len(partitions)}")
+            ours.commit({tp: OffsetAndMetadata(5) for tp in partitions})
+
+        def assigned(self, partitions: Any) -> None:
+            told.append(f"assigned {len(partitions)}")
+
+        def lost(self, partitions: Any) -> None:
+            told.append(f"lost {len(partitions)}")
+
+    settings = GroupSettings(group, topics=(topic,), session_timeout_ms=10_000, heartbeat_interval_ms=200)
+    with GroupClient(client, settings, listener=Listener()) as ours:
+        ours.poll(POLL_MS)
+        other = group_client(client, group, topic)
+        with polling(other):
+            settle(ours, 1)
+            wait_until(lambda: len(other.view.partitions) == 1, "the other has its half")
+        assert told == ["assigned 2", "revoked 2", "assigned 1"]
+        (mine,) = ours.view.partitions
+        assert {o.offset for o in ours.committed([TopicPartition(topic, n) for n in range(2)]).values() if o} == {5}
+
+        admin.remove_members(client, group, [ours.view.members[0].member_id])
+        wait_until(lambda: ours.rejoin_needed, "the heartbeat tells")
+        with polling(other):
+            settle(ours, 1)
+        assert told[3:] == ["lost 1", "assigned 1"]
+        other.close()
+
+
+def test_removed_member_cannot_commit(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    # a heartbeat every ten seconds: the commit hears of it first
+    with group_client(client, group, topic, heartbeat_interval_ms=9_000) as ours:
+        view = ours.poll(POLL_MS)
+        member_id = view.members[0].member_id
+        admin.remove_members(client, group, [member_id])
+        with pytest.raises(GenerationMismatchError) as raised:
+            ours.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        error = raised.value
+        assert (error.group_id, error.member_id, error.generation_id) == (group, member_id, 1)
+        assert error.current_generation == 2, "the group is empty in its second generation"
+        assert "UNKNOWN_MEMBER_ID" in str(error) and "generation 1" in str(error) and "now 2" in str(error)
+        assert ours.rejoin_needed
+        assert set(ours.committed(view.partitions).values()) == {None}
+        with pytest.raises(GenerationMismatchError, match="generation 1"):
+            ours.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        again = settle(ours, 2)
+        assert again.members[0].member_id not in ("", member_id)
+        ours.commit({tp: OffsetAndMetadata(1) for tp in again.partitions})
+
+
+def test_commit_in_an_old_generation_is_refused(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic) as ours:
+        old = ours.poll(POLL_MS).members[0]
+        other = group_client(client, group, topic)
+        with polling(other):
+            settle(ours, 1)
+        with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
+            client.commit(
+                group,
+                {TopicPartition(topic, 0): OffsetAndMetadata(1)},
+                generation_id=old.generation_id,
+                member_id=old.member_id,
+            )
+        other.close()
+
+
+def test_partitions_of_others_are_not_committed(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    with group_client(client, group, topic) as ours:
+        ours.poll(POLL_MS)
+        with pytest.raises(ValueError, match=f"{topic}-9"):
+            ours.commit({TopicPartition(topic, 9): OffsetAndMetadata(1)})
+
+
+def test_owner_that_does_not_poll_loses_its_members(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic, members=2, max_poll_interval_ms=1_500) as ours:
+        view = ours.poll(POLL_MS)
+        wait_until(lambda: admin.describe_groups(client, [group])[group].state == "Empty", "both members left")
+        with pytest.raises(GenerationMismatchError, match="max.poll.interval.ms"):
+            ours.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        assert settle(ours, 2).generation_id > view.generation_id
+
+
+def test_static_members_keep_their_partitions_over_a_restart(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 4)
+    first = group_client(client, group, topic, members=2, group_instance_id="i")
+    before = first.poll(POLL_MS)
+    assert [m.group_instance_id for m in before.members] == ["i-0", "i-1"]
+    first.close()
+    assert admin.describe_groups(client, [group])[group].state == "Stable", "static members do not leave"
+
+    with group_client(client, group, topic, members=2, group_instance_id="i") as second:
+        after = settle(second, 4)
+        assert [m.partitions for m in after.members] == [m.partitions for m in before.members]
+        assert after.generation_id == before.generation_id
+        second.commit({tp: OffsetAndMetadata(1) for tp in after.partitions})
+    admin.remove_members(client, group, group_instance_ids=["i-0", "i-1"])
+
+
+def test_static_member_that_was_replaced_is_fenced(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    first = group_client(client, group, topic, group_instance_id="i")
+    view = first.poll(POLL_MS)
+    with group_client(client, group, topic, group_instance_id="i") as second:
+        settle(second, 1)
+        with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
+            first.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        first.close()
+    admin.remove_members(client, group, group_instance_ids=["i-0"])
+
+
+def test_new_partitions_make_the_leader_rebalance(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic, members=2) as ours:
+        settle(ours, 2)
+        admin.create_partitions(client, {topic: 4})
+        view = settle(ours, 4)
+        assert [len(m.partitions) for m in view.members] == [2, 2]
+        assert "cached metadata has changed" in ours.events[-1].cause
+
+
+def test_pattern_takes_topics_as_they_appear(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, f"{topic}-a", 1)
+    with group_client(client, group, pattern=f"{topic}-.*") as ours:
+        settle(ours, 1)
+        create_topic(cluster.bootstrap_servers, f"{topic}-b", 1)
+        create_topic(cluster.bootstrap_servers, f"x{topic}-c", 1)
+        view = settle(ours, 2)
+        assert {tp.topic for tp in view.partitions} == {f"{topic}-a", f"{topic}-b"}
+        assert "subscription has changed" in ours.events[-1].cause
+
+
+def test_assignors_that_have_nothing_in_common(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic, assignors=("range",)) as first:
+        first.poll(POLL_MS)
+        with group_client(client, group, topic, assignors=("sticky",)) as second:
+            with pytest.raises(BrokerError, match="partition.assignment.strategy") as raised:
+                second.poll(POLL_MS)
+            assert raised.value.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_session_timeout_the_broker_does_not_allow(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    with group_client(client, group, topic, session_timeout_ms=1_000) as ours:
+        with pytest.raises(BrokerError, match="group.min.session.timeout.ms"):
+            ours.poll(POLL_MS)
+
+
+def test_unknown_assignor(client: Cluster, group: str) -> None:
+    with pytest.raises(ConfigurationError, match="partition.assignment.strategy"):
+        group_client(client, group, "t", assignors=("best",))
+
+
+class Failing:
+    """An assignor that cannot."""
+
+    name = "failing"
+    cooperative = False
+
+    def user_data(self, topics: Any, owned: Any, generation_id: int) -> None:
+        return None
+
+    def assign(self, partitions: Any, members: Any, racks: Any = None) -> Any:
+        raise LookupError("no idea")
+
+    def on_assignment(self, assignment: Any, generation_id: int) -> None:
+        return None
+
+
+def test_failing_assignor_is_raised_to_the_owner(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    with group_client(client, group, topic, assignors=("test_group_client:Failing",)) as ours:
+        with pytest.raises(LookupError, match="no idea"):
+            ours.poll(POLL_MS)
+
+
+def test_closing_while_joining_ends_soon(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    first = group_client(client, group, topic)
+    first.poll(POLL_MS)
+    second = group_client(client, group, topic, client_id="late")
+    assert not second.poll(300).stable, "the first does not poll, so the round is not over"
+    second.close()
+    assert settle(first, 2).stable
+    first.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        first.poll(1)
