@@ -99,10 +99,16 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if response is not None:
-            self._transport.write(encode_response(response, version, correlation_id))
+            try:
+                self._transport.write(encode_response(response, version, correlation_id))
+            except Exception as error:  # a bug in what was answered: nobody else's answer must suffer
+                self._host.failed(self, error)
+                self.close()
+                return
             self.last_activity_ms = self._now_ms()
-        if not self._working:
-            self._work()
+        if self._buffer and not self._working:
+            # not at once: this may be called from the work of another connection, and that from a third's
+            asyncio.get_running_loop().call_soon(self._work)
 
     def close(self) -> None:
         """Drops the connection, and what is still to be written."""

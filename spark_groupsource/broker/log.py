@@ -84,7 +84,9 @@ class PartitionLog:
         except OSError as error:
             text = f"{self.directory} cannot be created: {error.strerror}; check space and permissions"
             raise StorageError(text) from error
-        self._add_segment(self.log_start_offset).create()
+        segment = self._new_segment(self.log_start_offset)
+        segment.create()
+        self._add_segment(segment)
 
     def open(self, clean_end_offset: int | None = None) -> None:
         """Opens the segments; `clean_end_offset` is the end noted at a clean stop, None when there was none.
@@ -99,9 +101,15 @@ class PartitionLog:
             text = f"{self.directory} holds no segment of {self.topic_partition}"
             raise StorageError(f"{text}; restore it from a copy or delete the topic")
         for base in bases:
-            segment = self._add_segment(base)
+            segment = self._new_segment(base)
             segment.size = segment.path.stat().st_size
-        self.log_start_offset = max(self.log_start_offset, bases[0])
+            self._add_segment(segment)
+        if bases[0] > self.log_start_offset:
+            self._report(
+                f"{self.directory} begins at offset {bases[0]}, {self.topic_partition} should begin at "
+                f"{self.log_start_offset}: segments were removed by something else; restore them from a copy"
+            )
+            self.log_start_offset = bases[0]
         for segment, following in zip(self._segments, bases[1:]):
             segment.next_offset = following
             if not segment.load_indexes():
@@ -120,10 +128,10 @@ class PartitionLog:
             except UnreadableBytes:
                 self._rescan(active, tail=False)
         if clean_end_offset is not None and active.next_offset < clean_end_offset:
-            self._report(
-                f"{active.path} ends at offset {active.next_offset}, {clean_end_offset} were stored when the broker "
-                "stopped: the file was changed since; restore it from a copy"
-            )
+            end, active.next_offset, active.closed = active.next_offset, clean_end_offset, True
+            reason = "the file ends before what was stored when the broker stopped"
+            missing = UnreadableBytes(active.size, reason, False)
+            self._note_damage(active, missing, end, None)
 
     def _rescan(self, segment: Segment, tail: bool) -> None:
         """Walks a whole segment, makes its indexes anew, and finds out what is damaged and what is a torn tail."""
@@ -258,19 +266,21 @@ class PartitionLog:
         self._active.seal()
         self._active.flush()
         self.before_roll(self.log_end_offset)
-        self._add_segment(self.log_end_offset).create()
+        segment = self._new_segment(self.log_end_offset)
+        segment.create()
+        self._add_segment(segment)
         try:
             sync_directory(self.directory)
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}; mend the disk") from error
 
-    def _add_segment(self, base_offset: int) -> Segment:
-        segment = Segment(
-            self.directory, base_offset, self._files, self.config.index_interval_bytes, not self.config.compacted
-        )
+    def _new_segment(self, base_offset: int) -> Segment:
+        contiguous = not self.config.compacted
+        return Segment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
+
+    def _add_segment(self, segment: Segment) -> None:
         self._segments.append(segment)
-        self._bases.append(base_offset)
-        return segment
+        self._bases.append(segment.base_offset)
 
     # --- read ---
 

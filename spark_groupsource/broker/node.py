@@ -17,7 +17,7 @@ from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partitions, Refus
 from spark_groupsource.broker.runtime import CoordinatorRuntime
 from spark_groupsource.broker.storage import DataDirectory, TopicEntry
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.wire.messages import Message
 
@@ -89,7 +89,11 @@ class Broker:
         Raises: StorageError.
         """
         self.data.open(self.config.node_id)
-        self.partitions.open_all()
+        try:
+            self.partitions.open_all()
+        except BaseException:
+            self.data.close(None)
+            raise
         self.coordinator.start()
         self._set_retention_timer()
 
@@ -159,7 +163,7 @@ class Broker:
             limit = partition.log.expired_before(self.clock.timestamp_ms())
             if limit > partition.log.log_start_offset:
                 try:
-                    partition.log.delete_records(limit)
-                except (StorageError, OSError) as error:
+                    self.partitions.delete_records(partition.topic_partition, limit)
+                except Refusal as error:
                     self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
         self._set_retention_timer()

@@ -19,7 +19,8 @@ from spark_groupsource.errors import ConfigurationError
 def test_nothing_given_is_kafkas_defaults():
     assert broker_config({}) == BrokerConfig()
     config = BrokerConfig()
-    assert (config.offsets_topic_num_partitions, config.num_partitions, config.auto_create_topics_enable) == (50, 1, True)
+    assert (config.offsets_topic_num_partitions, config.num_partitions) == (50, 1)
+    assert config.auto_create_topics_enable is True
     assert (config.topic.segment_bytes, config.topic.max_message_bytes) == (1 << 30, 1_048_588)
     assert config.group.group_initial_rebalance_delay_ms == 3_000
 

@@ -101,7 +101,8 @@ def _offset_fetch(version, topic_id, name):
 
 
 def _join(version, topic_id, name):
-    protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
+    metadata = bytes.fromhex("0000 00000000 ffffffff")
+    protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)
     return messages.JoinGroupRequest(
         group_id=name, session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="", group_instance_id=None,
         protocol_type="consumer", protocols=[protocol], reason="test",
@@ -299,5 +300,3 @@ def test_delete_by_topic_id(broker):
         answer = connection.call(messages.DeleteTopicsRequest(topics=[state], timeout_ms=100), 6)
         assert (answer.responses[0].error_code, answer.responses[0].name) == (0, "to-be-deleted")
         assert metadata(connection, "to-be-deleted").topics[0].error_code == 3
-
-

@@ -171,7 +171,8 @@ def java_tool(main_class: str, *arguments: str) -> subprocess.CompletedProcess[s
 @pytest.mark.kafka
 def test_the_java_producer_and_consumer(broker, topic, group):
     address = ["--bootstrap-server", broker.bootstrap_servers]
-    produced = java_tool("org.apache.kafka.tools.VerifiableProducer", *address, "--topic", topic, "--max-messages", "200")
+    sending = [*address, "--topic", topic, "--max-messages", "200"]
+    produced = java_tool("org.apache.kafka.tools.VerifiableProducer", *sending)
     assert produced.returncode == 0 and '"acked":200' in produced.stdout
     consumed = java_tool(
         "org.apache.kafka.tools.VerifiableConsumer", *address, "--topic", topic, "--group-id", group,
