@@ -2,6 +2,7 @@
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
 # make test   lint, types, layers, every test on the embedded broker and on a real Apache Kafka
 # make lint   the first three of these
+# make conformance   writes docs/conformance.md: which test shows which behaviour of Kafka's own group tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+, Java 17+.
 
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 SOURCES := spark_groupsource jobs tests benchmarks pyspark_groupsource.py
 PYTEST_ARGS ?=
 
-.PHONY: run test lint python-there java-there clean
+.PHONY: run test lint conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -26,6 +27,9 @@ lint: $(VENV)/.ready-test
 	$(BIN)/isort --check-only --quiet $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+conformance: $(VENV)/.ready-test
+	$(BIN)/python tests/conformance/report.py
 
 # setup.cfg lists the dependencies: a newer one means install again
 $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
