@@ -60,6 +60,11 @@ class Connection(asyncio.Protocol):
         """True when it is the client's turn: to send a request, or to take an answer."""
         return self._token is None or self._write_full
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Callable
 
 from spark_groupsource.errors import StorageError
 
@@ -15,6 +17,7 @@ class FileCache:
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
         self._open: OrderedDict[Path, int] = OrderedDict()
+        self._flusher: ThreadPoolExecutor | None = None
 
     def descriptor(self, path: Path) -> int:
         """A read-write descriptor of `path`, which is created if missing; valid until the next call."""
@@ -35,10 +38,28 @@ class FileCache:
         if descriptor is not None:
             os.close(descriptor)
 
+    def flush_behind(self, path: Path, failed: Callable[[OSError], None]) -> None:
+        """Writes `path` to the disk in a thread of its own: a large file would hold up everything else."""
+        if self._flusher is None:
+            self._flusher = ThreadPoolExecutor(1, thread_name_prefix="groupsource-flush")
+        self._flusher.submit(_flush, os.dup(self.descriptor(path)), failed)
+
     def close(self) -> None:
-        """Closes every file."""
+        """Closes every file, after what `flush_behind` still has to do."""
+        if self._flusher is not None:
+            self._flusher.shutdown()
+            self._flusher = None
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+def _flush(descriptor: int, failed: Callable[[OSError], None]) -> None:
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        failed(error)
+    finally:
+        os.close(descriptor)
 
 
 def read_exactly(descriptor: int, size: int, position: int, path: Path) -> bytes:

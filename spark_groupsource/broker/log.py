@@ -112,19 +112,19 @@ class PartitionLog:
             self.log_start_offset = bases[0]
         for segment, following in zip(self._segments, bases[1:]):
             segment.next_offset = following
-            if not segment.load_indexes():
+            if not segment.index.load(segment.size, segment.contiguous):
                 self._rescan(segment, tail=False)
                 segment.next_offset = following
         self._open_active(clean_end_offset)
 
     def _open_active(self, clean_end_offset: int | None) -> None:
         active = self._active
-        if clean_end_offset is None or not active.load_indexes():
+        if clean_end_offset is None or not active.index.load(active.size, active.contiguous):
             self._rescan(active, tail=clean_end_offset is None)
         else:
             try:
-                for stored in active.scan(active.last_indexed_position(), active.size):
-                    active.note_tail(stored)
+                for stored in active.scan(active.index.floor_position(active.size), active.size):
+                    active.note_scanned(stored, has_entry=True)
             except UnreadableBytes:
                 self._rescan(active, tail=False)
         if clean_end_offset is not None and active.next_offset < clean_end_offset:
@@ -135,7 +135,7 @@ class PartitionLog:
 
     def _rescan(self, segment: Segment, tail: bool) -> None:
         """Walks a whole segment, makes its indexes anew, and finds out what is damaged and what is a torn tail."""
-        segment.reset_indexes()
+        segment.forget_contents()
         expected = segment.base_offset if segment.contiguous else None
         position = 0
         while position < segment.size:
@@ -155,7 +155,7 @@ class PartitionLog:
                     break
                 position = behind.position
                 expected = behind.header.base_offset if segment.contiguous else None
-        segment.write_indexes()
+        segment.index.write()
 
     def _cut_tail(self, segment: Segment, error: UnreadableBytes) -> None:
         self._report(
@@ -170,7 +170,7 @@ class PartitionLog:
     ) -> Damage:
         if behind is not None:
             next_offset = behind.header.base_offset
-            segment.add_landmark(behind)
+            segment.index.add_landmark(next_offset, behind.position)
         else:
             next_offset = max(segment.next_offset, segment.claimed_next_offset(error.position, offset))
         damage = Damage(offset, next_offset, segment, error.position)
@@ -188,9 +188,9 @@ class PartitionLog:
         Raises: StorageError.
         """
         for segment in self._segments:
-            segment.write_indexes()
+            segment.index.write()
         if self._segments and self._active.size:
-            self._active.seal()
+            self._active.index.seal()
             self._active.flush()
 
     def delete(self) -> None:
@@ -233,8 +233,8 @@ class PartitionLog:
     def append(self, batch: bytearray, header: BatchHeader, log_append_time_ms: int | None = None) -> int:
         """Gives a checked batch its offsets and writes it; returns its base offset.
 
-        When this returns the batch is in the file: a killed process does not lose it. `flush.messages` says when it is
-        on the disk as well.
+        When this returns the batch is in the file: a killed process does not lose it. Call `flush_if_due` before it is
+        acknowledged.
 
         Raises: StorageError when the log is damaged or cannot be written; nothing is then appended.
         """
@@ -249,22 +249,20 @@ class PartitionLog:
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1
-        if self._unflushed_batches >= self.config.flush_messages:
-            self.flush()
         return base_offset
 
-    def flush(self) -> None:
-        """Waits until everything appended is on the disk.
+    def flush_if_due(self) -> None:
+        """Waits until everything appended is on the disk, when `flush.messages` batches are not.
 
-        Raises: StorageError.
+        Raises: StorageError: nobody knows then what is on the disk, and the log must not be used any longer.
         """
-        self._active.flush()
-        self._unflushed_batches = 0
+        if self._unflushed_batches >= self.config.flush_messages:
+            self._active.flush()
+            self._unflushed_batches = 0
 
     def _roll(self) -> None:
-        # the old segment goes to disk before the new one begins, so that only the last one can have a torn tail
-        self._active.seal()
-        self._active.flush()
+        self._active.index.seal()
+        self._active.flush_behind(self._report)
         self.before_roll(self.log_end_offset)
         segment = self._new_segment(self.log_end_offset)
         segment.create()
@@ -342,7 +340,7 @@ class PartitionLog:
         Raises: CorruptRecordError at damage; StorageError.
         """
         for segment in self._segments:
-            if segment.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
+            if segment.index.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
                 continue
             found = self._record_at(segment, timestamp_ms)
             if found is not None:
@@ -354,7 +352,8 @@ class PartitionLog:
 
         Raises: CorruptRecordError at damage; StorageError.
         """
-        largest = max((s.max_timestamp for s in self._segments if s.next_offset > self.log_start_offset), default=-1)
+        live = [segment for segment in self._segments if segment.next_offset > self.log_start_offset]
+        largest = max((segment.index.max_timestamp for segment in live), default=-1)
         return self.offset_for_timestamp(largest) if largest >= 0 else None
 
     def _record_at(self, segment: Segment, timestamp_ms: int) -> TimestampAndOffset | None:
@@ -409,7 +408,7 @@ class PartitionLog:
         limit = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
         for segment in self._segments[:-1]:
-            old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp
+            old = 0 <= self.config.retention_ms < timestamp_ms - segment.index.max_timestamp
             if not old and excess < segment.size:
                 break
             excess -= segment.size

@@ -59,8 +59,11 @@ class Partition:
             self.log.open(clean_end_offset)
             self._load_producers()
         except (StorageError, OSError) as error:
-            self.offline = str(error)
-            self._report(f"{self.topic_partition} is offline: {error}")
+            self._take_offline(error)
+
+    def _take_offline(self, error: Exception) -> None:
+        self.offline = str(error)
+        self._report(f"{self.topic_partition} is offline: {error}")
 
     def close(self) -> None:
         """Writes what speeds up the next start.
@@ -98,6 +101,11 @@ class Partition:
             self._report(f"{self.topic_partition}: {error}")
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         self._producers.note(header, base_offset)
+        try:
+            self.log.flush_if_due()
+        except StorageError as error:
+            self._take_offline(error)
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         return Appended(base_offset, timestamp_ms if stamped else -1, header.size)
 
     def _check_batch(self, records: bytes | bytearray | memoryview, zstd: bool) -> BatchHeader:

@@ -1,34 +1,29 @@
 """One segment of a partition's log: a file of record batches with its offset and time index, in Kafka's formats.
 
-Knows bytes, files and the fixed head of a record batch; knows no topic and no protocol. An index is sparse: one entry
-after every `index.interval.bytes` of log. Entries are kept in memory and written behind, for a log that was not closed
-cleanly is scanned anyway and its indexes made anew.
+Knows bytes, files and the fixed head of a record batch; knows no topic and no protocol.
 
-Source: Kafka `LogSegment`, `OffsetIndex` (entries of relative offset int32, position int32) and `TimeIndex` (timestamp
-int64, relative offset int32).
+Source: Kafka `LogSegment`.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from array import array
 from bisect import bisect_left, bisect_right
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from spark_groupsource.broker.files import FileCache, read_exactly, write_exactly
+from spark_groupsource.broker.index import SegmentIndex
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
 
-_OFFSET_ENTRY = struct.Struct(">ii")
-_TIME_ENTRY = struct.Struct(">qi")
 # base offset, batch length, leader epoch, magic, crc, attributes, last offset delta
 _HEAD = struct.Struct(">qiiBIhi")
 _BATCH_PREFIX_BYTES = 12
 _SMALLEST_BATCH_BYTES = 61
 _SCAN_BYTES = 1 << 20
-_INDEX_WRITE_BYTES = 4096
+_HEADS_BYTES = 4096  # read at a time where only heads are looked at
 _LARGEST_RELATIVE_OFFSET = 2**31 - 1
 
 
@@ -59,22 +54,11 @@ class Segment:
         self.base_offset = base_offset
         self.contiguous = contiguous  # no offset is missing: nothing was compacted away
         self.path = directory / f"{base_offset:020d}.log"
-        self.index_path = self.path.with_suffix(".index")
-        self.time_index_path = self.path.with_suffix(".timeindex")
+        self.index = SegmentIndex(self.path, base_offset, index_interval_bytes)
         self.closed = False  # nothing more may be appended
         self.size = 0
         self.next_offset = base_offset
-        self.max_timestamp = -1
-        self.offset_of_max_timestamp = base_offset
         self._files = files
-        self._index_interval_bytes = index_interval_bytes
-        self._bytes_since_entry = 0
-        self._offsets = array("q")
-        self._positions = array("q")
-        self._timestamps = array("q")
-        self._timestamp_offsets = array("q")
-        self._unwritten = bytearray()
-        self._unwritten_times = bytearray()
         self._verified = _Ranges()
 
     @property
@@ -90,7 +74,7 @@ class Segment:
         Raises: StorageError.
         """
         try:
-            for path in (self.path, self.index_path, self.time_index_path):
+            for path in (self.path, *self.index.paths):
                 with open(path, "wb"):
                     pass
         except OSError as error:
@@ -116,8 +100,14 @@ class Segment:
             raise StorageError(text) from error
         position = self.size
         self.size += len(batch)
+        self.next_offset = last_offset + 1
         self._verified.add(position, self.size)
-        self._note(position, len(batch), last_offset, max_timestamp)
+        self.index.note(position, len(batch), last_offset, max_timestamp)
+        if self.index.has_much_unwritten:
+            try:
+                self.index.write()
+            except StorageError:
+                pass  # the batch is stored all the same; the entries are kept, and a roll or close says what is wrong
 
     def cut(self, size: int) -> None:
         """Drops what stands in the file from `size` on.
@@ -140,10 +130,14 @@ class Segment:
         except OSError as error:
             raise StorageError(f"{self.path} cannot be flushed: {error.strerror}; mend the disk") from error
 
+    def flush_behind(self, report: Callable[[str], None]) -> None:
+        """Has a segment that is done written to the disk, while others are appended to."""
+        self._files.flush_behind(self.path, lambda error: report(f"{self.path} cannot be flushed: {error.strerror}"))
+
     def remove(self) -> None:
         """Deletes the files."""
         self._files.forget(self.path)
-        for path in (self.path, self.index_path, self.time_index_path, self.path.with_suffix(".snapshot")):
+        for path in (self.path, *self.index.paths, self.path.with_suffix(".snapshot")):
             path.unlink(missing_ok=True)
 
     # --- reading ---
@@ -171,13 +165,12 @@ class Segment:
 
         Raises: UnreadableBytes, StorageError.
         """
-        entry = bisect_left(self._timestamps, timestamp_ms) - 1
-        return self.scan(self.position_at_or_before(self._timestamp_offsets[entry]) if entry >= 0 else 0, end)
+        return self.scan(self.position_at_or_before(self.index.offset_before_time(timestamp_ms)), end)
 
     def position_at_or_before(self, offset: int) -> int:
         """Where the index says to begin a search for `offset`."""
-        entry = bisect_right(self._offsets, offset) - 1
-        return self._positions[entry] if entry >= 0 else 0
+        entry = self.index.floor(offset)
+        return entry.position if entry else 0
 
     def locate(self, error: UnreadableBytes) -> tuple[UnreadableBytes, int]:
         """Where the damage that showed as `error` really begins, and the offset due there.
@@ -187,7 +180,7 @@ class Segment:
 
         Raises: StorageError.
         """
-        start = self._indexed_before(error.position)
+        start = self.index.floor_position(error.position - 1)
         while True:
             offset = self.base_offset
             expected = self.base_offset if self.contiguous and start == 0 else None
@@ -201,13 +194,9 @@ class Segment:
             except UnreadableBytes as found:
                 if found.position > start or start == 0:
                     return found, offset
-                start = self._indexed_before(start)
+                start = self.index.floor_position(start - 1)
             else:
                 return error, offset
-
-    def _indexed_before(self, position: int) -> int:
-        entry = bisect_left(self._positions, position) - 1
-        return self._positions[entry] if entry >= 0 else 0
 
     def scan(
         self, start: int, end: int, expected_offset: int | None = None, check: bool = True
@@ -277,12 +266,11 @@ class Segment:
     def _position_of(self, offset: int, end: int) -> int:
         # an entry names an offset of the batch at its position, the last one as a rule; base offsets have no checksum,
         # so they are held against the index and against one another
-        entry = bisect_right(self._offsets, offset) - 1
-        position = self._positions[entry] if entry >= 0 else 0
-        held = self._offsets[entry] if entry >= 0 else None
+        entry = self.index.floor(offset)
+        position, held = (entry.position, entry.offset) if entry else (0, None)
         base_due = self.base_offset if self.contiguous else None
         while position < end:
-            head = self._bytes(position, min(4096 + _HEAD.size, end - position))
+            head = self._bytes(position, min(_HEADS_BYTES + _HEAD.size, end - position))
             at = 0
             while at + _HEAD.size <= len(head):
                 base_offset, length, _, magic, _, _, delta = _HEAD.unpack_from(head, at)
@@ -305,10 +293,9 @@ class Segment:
         """The last end of a batch that is not past `limit`; `start` is the beginning of one."""
         if limit >= self.size:
             return self.size
-        entry = bisect_right(self._positions, limit) - 1
-        position = max(self._positions[entry], start) if entry >= 0 else start
+        position = max(self.index.floor_position(limit), start)
         while position < limit:
-            head = self._bytes(position, min(4096 + _BATCH_PREFIX_BYTES, self.size - position))
+            head = self._bytes(position, min(_HEADS_BYTES + _BATCH_PREFIX_BYTES, self.size - position))
             at = 0
             while at + _BATCH_PREFIX_BYTES <= len(head):
                 _, length = struct.unpack_from(">qi", head, at)
@@ -352,124 +339,25 @@ class Segment:
     def _bytes(self, position: int, size: int) -> bytes:
         return read_exactly(self._descriptor, size, position, self.path)
 
-    # --- indexes ---
+    # --- what a scan finds ---
 
-    def _note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        if max_timestamp > self.max_timestamp:
-            self.max_timestamp = max_timestamp
-            self.offset_of_max_timestamp = last_offset
-        if self._bytes_since_entry > self._index_interval_bytes:
-            self._add_entry(last_offset, position)
-            self._bytes_since_entry = 0
-        self._bytes_since_entry += size
-        self.next_offset = last_offset + 1
-
-    def _add_entry(self, last_offset: int, position: int) -> None:
-        self._offsets.append(last_offset)
-        self._positions.append(position)
-        self._unwritten += _OFFSET_ENTRY.pack(last_offset - self.base_offset, position)
-        self._add_time_entry()
-        if len(self._unwritten) >= _INDEX_WRITE_BYTES:
-            self.write_indexes()
-
-    def _add_time_entry(self) -> None:
-        if self.max_timestamp >= 0 and (not self._timestamps or self.max_timestamp > self._timestamps[-1]):
-            self._timestamps.append(self.max_timestamp)
-            self._timestamp_offsets.append(self.offset_of_max_timestamp)
-            relative = self.offset_of_max_timestamp - self.base_offset
-            self._unwritten_times += _TIME_ENTRY.pack(self.max_timestamp, relative)
-
-    def seal(self) -> None:
-        """Completes the time index, as Kafka does when it rolls or closes a segment, and writes both indexes.
+    def forget_contents(self) -> None:
+        """Begins a scan of the whole segment, which makes its indexes anew.
 
         Raises: StorageError.
         """
-        self._add_time_entry()
-        self.write_indexes()
-
-    def write_indexes(self) -> None:
-        """Appends to the index files what is not yet in them.
-
-        Raises: StorageError.
-        """
-        for path, entries in ((self.index_path, self._unwritten), (self.time_index_path, self._unwritten_times)):
-            if not entries:
-                continue
-            try:
-                with open(path, "ab") as file:
-                    file.write(entries)
-            except OSError as error:
-                text = f"{path} cannot be written: {error.strerror}; free space or mend the disk"
-                raise StorageError(text) from error
-            entries.clear()
-
-    def load_indexes(self) -> bool:
-        """Reads both index files of a closed segment; False when they do not fit the log and must be made anew."""
-        try:
-            offsets = self.index_path.read_bytes()
-            times = self.time_index_path.read_bytes()
-        except OSError:
-            return False
-        if len(offsets) % _OFFSET_ENTRY.size or len(times) % _TIME_ENTRY.size or (self.size and not times):
-            return False
-        last_offset, last_position, last_timestamp = self.base_offset - 1, -1, -1
-        for relative, position in _OFFSET_ENTRY.iter_unpack(offsets):
-            if self.base_offset + relative <= last_offset or not last_position < position < self.size:
-                return False
-            last_offset, last_position = self.base_offset + relative, position
-            self._offsets.append(last_offset)
-            self._positions.append(position)
-        for timestamp, relative in _TIME_ENTRY.iter_unpack(times):
-            # a record takes more than a byte, so a gapless log has fewer offsets than bytes
-            if timestamp <= last_timestamp or relative < 0 or (self.contiguous and relative >= self.size):
-                return False
-            last_timestamp = timestamp
-            self._timestamps.append(timestamp)
-            self._timestamp_offsets.append(self.base_offset + relative)
-        if self._timestamps:
-            self.max_timestamp, self.offset_of_max_timestamp = self._timestamps[-1], self._timestamp_offsets[-1]
-        return True
-
-    def last_indexed_position(self) -> int:
-        """Where a scan for the end of the log may begin."""
-        return self._positions[-1] if self._positions else 0
-
-    def reset_indexes(self) -> None:
-        """Forgets the indexes, in memory and on disk."""
-        for entries in (self._offsets, self._positions, self._timestamps, self._timestamp_offsets):
-            del entries[:]
-        self._unwritten.clear()
-        self._unwritten_times.clear()
-        self._bytes_since_entry = 0
-        self.max_timestamp, self.offset_of_max_timestamp = -1, self.base_offset
+        self.index.reset()
         self.next_offset = self.base_offset
-        for path in (self.index_path, self.time_index_path):
-            try:
-                with open(path, "wb"):
-                    pass
-            except OSError as error:
-                raise StorageError(f"{path} cannot be written: {error.strerror}; check permissions") from error
 
-    def note_scanned(self, stored: StoredBatch) -> None:
-        """Takes a batch met by a scan of the whole segment into the indexes."""
+    def note_scanned(self, stored: StoredBatch, has_entry: bool = False) -> None:
+        """Takes a batch met by a scan in; `has_entry` where the indexes were loaded and reach up to it."""
         header = stored.header
         self._verified.add(stored.position, stored.position + header.size)
-        self._note(stored.position, header.size, header.last_offset, header.max_timestamp)
-
-    def add_landmark(self, stored: StoredBatch) -> None:
-        """Lets a search for the offsets of the first batch behind damage begin there; in memory only."""
-        at = bisect_left(self._offsets, stored.header.base_offset)
-        self._offsets.insert(at, stored.header.base_offset)
-        self._positions.insert(at, stored.position)
-
-    def note_tail(self, stored: StoredBatch) -> None:
-        """Takes a batch behind the last index entry into account without an entry of its own."""
-        header = stored.header
-        self._verified.add(stored.position, stored.position + header.size)
-        if header.max_timestamp > self.max_timestamp:
-            self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
-        self._bytes_since_entry += header.size
         self.next_offset = header.next_offset
+        if has_entry:
+            self.index.note_tail(header.size, header.last_offset, header.max_timestamp)
+        else:
+            self.index.note(stored.position, header.size, header.last_offset, header.max_timestamp)
 
 
 class _Ranges:

@@ -84,6 +84,11 @@ class BrokerServer:
         await asyncio.sleep(0)  # lets the dropped transports close their sockets
         self.broker.stop()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that clients have not taken yet."""
+        return sum(connection.unsent_bytes for connection in self._connections)
+
     # --- what connections need ---
 
     def opened(self, connection: Connection) -> None:
@@ -259,6 +264,11 @@ class EmbeddedBroker:
 
         self._loop.call_soon_threadsafe(run)
         return result.result()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that clients have not taken yet; to be asked for within `call`."""
+        return self._server.unsent_bytes if self._server is not None else 0
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

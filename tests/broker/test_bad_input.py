@@ -131,6 +131,24 @@ def test_a_client_that_goes_while_its_fetch_waits_is_forgotten(broker, neighbour
     wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 0, "the fetch is forgotten")
 
 
+def test_a_client_that_reads_nothing_holds_up_nobody_and_gets_everything_in_the_end(broker, neighbour):
+    create_topic(neighbour, "bulk")
+    for _ in range(40):
+        assert produce(neighbour, "bulk", batch(b"x" * 40_000)).error_code == 0
+    with RawConnection(broker.bootstrap_servers) as connection:
+        asked = [connection.post(fetch_request("bulk", 0), 11) for _ in range(60)]  # about 60 MB of answers
+        for _ in range(20):
+            assert produce(neighbour, "neighbour", batch(b"meanwhile")).error_code == 0
+        unsent = broker.call(lambda b: broker.unsent_bytes)
+        assert 0 < unsent < 5_000_000
+        answered = []
+        for _ in asked:
+            frame = connection.read_frame()
+            assert len(frame) > 900_000
+            answered.append(struct.unpack_from(">i", frame)[0])
+        assert answered == asked
+
+
 def test_a_silent_connection_is_closed():
     with EmbeddedBroker(config={"connections.max.idle.ms": "200"}) as running:
         with RawConnection(running.bootstrap_servers) as connection:

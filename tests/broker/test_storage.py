@@ -130,6 +130,30 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypat
         assert fetched_values(fetch(connection, "t", 0)) == [b"a", b"c"]
 
 
+def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(segment_module.os, "fdatasync", flushed.append)
+    config = {"log.flush.interval.messages": "1"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        for number in range(3):
+            assert produce(connection, "t", batch(b"%d" % number)).base_offset == number
+            assert len(flushed) == number + 1
+
+        def fail(descriptor):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(segment_module.os, "fdatasync", fail)
+        assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        monkeypatch.undo()
+        # what is on the disk now is anyone's guess, so nothing more is taken until a restart has looked
+        assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert any("t-0 is offline" in line and "Input/output error" in line for line in broker.reports)
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert produce(connection, "t", batch(b"y")).error_code == 0
+        assert fetched_values(fetch(connection, "t", 0))[:3] == [b"0", b"1", b"2"]
+
+
 def test_segments_that_vanished_are_named(tmp_path):
     config = TopicConfig(segment_bytes=1024)
     log, _ = open_log(tmp_path / "t-0", config=config)

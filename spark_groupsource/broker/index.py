@@ -1,0 +1,184 @@
+"""The offset and time index of one segment, in Kafka's formats.
+
+Sparse: one entry after every `index.interval.bytes` of log. Entries are kept in memory and written behind, for a log
+that was not closed cleanly is scanned anyway and its indexes are made anew. Knows nothing of batches.
+
+Source: Kafka `OffsetIndex` (entries of relative offset int32, position int32) and `TimeIndex` (timestamp int64,
+relative offset int32).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_groupsource.errors import StorageError
+
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_WRITE_BYTES = 4096
+
+
+class IndexEntry(NamedTuple):
+    """An offset of the batch at `position` of the log, its last one as a rule."""
+
+    offset: int
+    position: int
+
+
+class SegmentIndex:
+    """Where offsets and times are in one log file; `max_timestamp` is -1 as long as there is none."""
+
+    def __init__(self, log_path: Path, base_offset: int, interval_bytes: int) -> None:
+        self.base_offset = base_offset
+        self.max_timestamp = -1
+        self.offset_of_max_timestamp = base_offset
+        self._path = log_path.with_suffix(".index")
+        self._time_path = log_path.with_suffix(".timeindex")
+        self._interval_bytes = interval_bytes
+        self._bytes_since_entry = 0
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._timestamps = array("q")
+        self._timestamp_offsets = array("q")
+        self._unwritten = bytearray()
+        self._unwritten_times = bytearray()
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        return self._path, self._time_path
+
+    # --- look-up ---
+
+    def floor(self, offset: int) -> IndexEntry | None:
+        """The last entry at or below `offset`."""
+        found = bisect_right(self._offsets, offset) - 1
+        return IndexEntry(self._offsets[found], self._positions[found]) if found >= 0 else None
+
+    def floor_position(self, limit: int) -> int:
+        """The last indexed position at or below `limit`, else 0."""
+        found = bisect_right(self._positions, limit) - 1
+        return self._positions[found] if found >= 0 else 0
+
+    def offset_before_time(self, timestamp_ms: int) -> int:
+        """An offset up to which every record is older than `timestamp_ms`."""
+        found = bisect_left(self._timestamps, timestamp_ms) - 1
+        return self._timestamp_offsets[found] if found >= 0 else self.base_offset
+
+    # --- entries ---
+
+    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
+        """Takes the batch at `position` in; it gets an entry when enough bytes lie behind the last one."""
+        self.note_time(last_offset, max_timestamp)
+        if self._bytes_since_entry > self._interval_bytes:
+            self._offsets.append(last_offset)
+            self._positions.append(position)
+            self._unwritten += _OFFSET_ENTRY.pack(last_offset - self.base_offset, position)
+            self._add_time_entry()
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += size
+
+    def note_time(self, last_offset: int, max_timestamp: int) -> None:
+        """Takes the largest stamp of a batch in."""
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp, self.offset_of_max_timestamp = max_timestamp, last_offset
+
+    def note_tail(self, size: int, last_offset: int, max_timestamp: int) -> None:
+        """Takes in a batch behind the last entry of indexes that were loaded; it gets none of its own."""
+        self.note_time(last_offset, max_timestamp)
+        self._bytes_since_entry += size
+
+    def add_landmark(self, offset: int, position: int) -> None:
+        """Lets a search for `offset` and what follows begin at `position`; in memory only."""
+        at = bisect_left(self._offsets, offset)
+        self._offsets.insert(at, offset)
+        self._positions.insert(at, position)
+
+    def _add_time_entry(self) -> None:
+        if self.max_timestamp >= 0 and (not self._timestamps or self.max_timestamp > self._timestamps[-1]):
+            self._timestamps.append(self.max_timestamp)
+            self._timestamp_offsets.append(self.offset_of_max_timestamp)
+            relative = self.offset_of_max_timestamp - self.base_offset
+            self._unwritten_times += _TIME_ENTRY.pack(self.max_timestamp, relative)
+
+    # --- files ---
+
+    @property
+    def has_much_unwritten(self) -> bool:
+        """True when it is time to `write`."""
+        return len(self._unwritten) >= _WRITE_BYTES
+
+    def seal(self) -> None:
+        """Completes the time index, as Kafka does when it rolls or closes a segment, and writes both.
+
+        Raises: StorageError.
+        """
+        self._add_time_entry()
+        self.write()
+
+    def write(self) -> None:
+        """Appends to the files what is not yet in them.
+
+        Raises: StorageError; what could not be written is kept for the next time.
+        """
+        for path, entries in ((self._path, self._unwritten), (self._time_path, self._unwritten_times)):
+            if not entries:
+                continue
+            try:
+                with open(path, "ab") as file:
+                    file.write(entries)
+            except OSError as error:
+                text = f"{path} cannot be written: {error.strerror}; free space or mend the disk"
+                raise StorageError(text) from error
+            entries.clear()
+
+    def load(self, log_bytes: int, contiguous: bool) -> bool:
+        """Reads both files; False when they do not fit a log of `log_bytes` and must be made anew.
+
+        `contiguous` says that no offset of the log is missing.
+        """
+        try:
+            offsets = self._path.read_bytes()
+            times = self._time_path.read_bytes()
+        except OSError:
+            return False
+        if len(offsets) % _OFFSET_ENTRY.size or len(times) % _TIME_ENTRY.size or (log_bytes and not times):
+            return False
+        last_offset, last_position, last_timestamp = self.base_offset - 1, -1, -1
+        for relative, position in _OFFSET_ENTRY.iter_unpack(offsets):
+            if self.base_offset + relative <= last_offset or not last_position < position < log_bytes:
+                return False
+            last_offset, last_position = self.base_offset + relative, position
+            self._offsets.append(last_offset)
+            self._positions.append(position)
+        for timestamp, relative in _TIME_ENTRY.iter_unpack(times):
+            # a record takes more than a byte, so a gapless log has fewer offsets than bytes
+            if timestamp <= last_timestamp or relative < 0 or (contiguous and relative >= log_bytes):
+                return False
+            last_timestamp = timestamp
+            self._timestamps.append(timestamp)
+            self._timestamp_offsets.append(self.base_offset + relative)
+        if self._timestamps:
+            self.note_time(self._timestamp_offsets[-1], self._timestamps[-1])
+        return True
+
+    def reset(self) -> None:
+        """Forgets everything and empties the files.
+
+        Raises: StorageError.
+        """
+        for entries in (self._offsets, self._positions, self._timestamps, self._timestamp_offsets):
+            del entries[:]
+        self._unwritten.clear()
+        self._unwritten_times.clear()
+        self._bytes_since_entry = 0
+        self.max_timestamp, self.offset_of_max_timestamp = -1, self.base_offset
+        for path in self.paths:
+            try:
+                with open(path, "wb"):
+                    pass
+            except OSError as error:
+                raise StorageError(f"{path} cannot be written: {error.strerror}; check permissions") from error
