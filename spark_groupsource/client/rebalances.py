@@ -84,7 +84,7 @@ class RebalanceRecorder:
             is_last = generation_id == ended[-1]
             self.events.append(
                 RebalanceEvent(
-                    _cause(round_, self._members),
+                    _cause(round_, self._members) if self.events else _FIRST,
                     round_.started_ms,
                     round_.ended_ms,
                     round_.join_ms,
@@ -128,9 +128,16 @@ def _cause(round_: _Round, before: frozenset[str] | None) -> str:
     telling = [reason for reason in round_.reasons if reason not in _UNTELLING]
     if telling:
         return "; ".join(telling)
-    if "group is already rebalancing" in round_.reasons:
-        return "group is rebalancing"
-    return "joined the group"
+    return "group is rebalancing"
 
 
-_UNTELLING = frozenset({"", "need to re-join with the given member-id", "group is already rebalancing"})
+_FIRST = "joined the group"
+_UNTELLING = frozenset(
+    {
+        "",
+        "need to re-join with the given member-id",
+        "group is already rebalancing",
+        "rebalance failed due to REBALANCE_IN_PROGRESS from JoinGroup response",
+        "rebalance failed due to REBALANCE_IN_PROGRESS from SyncGroup response",
+    }
+)
