@@ -6,9 +6,10 @@ Starts an Apache Kafka, fills two topics of four partitions with a foreign write
 ProducerPerformance, uncompressed; JSON by librdkafka, lz4), and reads each to the end with both sources, all columns
 and the value alone, on local[1] and on local[2]. Each local[n] has a JVM of its own, warmed by one short read of each
 source; then the two sources take turns, and the best round of each counts, because other work on the machine only slows
-down. The sink is `noop`, which takes every row of every column and drops it.
+down. On a busy machine look at the processor seconds (Linux): those of the JVM and all its Python processes together.
+The sink is `noop`, which takes every row of every column and drops it.
 
-Without the extra `fast` the NumPy walk is measured; with it, the compiled one.
+Without the extra `fast` the NumPy walk is measured; with it, the compiled one after the first few million records.
 """
 
 from __future__ import annotations
@@ -122,8 +123,23 @@ def session(cores: int) -> Any:
     return spark
 
 
-def read_seconds(spark: Any, source: str, bootstrap_servers: str, case: Case, limit: int | None = None) -> float:
-    """Seconds of one read of a topic to its end, or of `limit` records of each partition."""
+def processor_seconds() -> float:
+    """Processor time of this session's processes so far, those that ended included; 0 where there is no /proc."""
+    session_id, ticks = os.getsid(0), 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile; its parent counts it
+            continue
+        if int(fields[3]) == session_id:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def read_seconds(
+    spark: Any, source: str, bootstrap_servers: str, case: Case, limit: int | None = None
+) -> tuple[float, float]:
+    """Seconds and processor seconds of one read of a topic to its end, or of `limit` records of each partition."""
     reader = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap_servers)
     reader = reader.option("subscribe", case.topic)
     if limit is not None:
@@ -134,9 +150,9 @@ def read_seconds(spark: Any, source: str, bootstrap_servers: str, case: Case, li
     frame = reader.load()
     if case.value_only:
         frame = frame.select("value")
-    begin = time.perf_counter()
+    begin, spent = time.perf_counter(), processor_seconds()
     frame.write.format("noop").mode("overwrite").save()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, processor_seconds() - spent
 
 
 def measure(cores: int, bootstrap_servers: str, cases: list[Case], rounds: int) -> None:
@@ -149,27 +165,44 @@ def measure(cores: int, bootstrap_servers: str, cases: list[Case], rounds: int) 
             for _ in range(rounds):
                 for source in SOURCES:
                     seconds = read_seconds(spark, source, bootstrap_servers, case)
-                    print(json.dumps([number, source, seconds]), flush=True)
+                    print(json.dumps([number, source, *seconds]), flush=True)
     finally:
         spark.stop()
 
 
-def child(cores: int, bootstrap_servers: str, cases: list[Case], rounds: int) -> dict[tuple[int, str], list[float]]:
-    """The seconds a child process measured on local[`cores`], by number of the case and source."""
+Measured = dict[tuple[int, str], list[tuple[float, float]]]
+"""(number of the case, source) -> (seconds, processor seconds) of each round."""
+
+
+def child(cores: int, bootstrap_servers: str, cases: list[Case], rounds: int) -> Measured:
+    """What a process of its own measured on local[`cores`]."""
     script = Path(__file__).resolve()
     command = [sys.executable, str(script), "--cores", str(cores), "--bootstrap-servers", bootstrap_servers]
     command += ["--rounds", str(rounds), "--cases", json.dumps(cases)]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
-    found: dict[tuple[int, str], list[float]] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    found: Measured = {}
+    # a session of its own, so that its processes are told from all others
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            number, source, seconds = json.loads(line)
-            found.setdefault((number, source), []).append(seconds)
-            print(f"local[{cores}]  {cases[number].title:<40} {source:<12} {seconds:6.2f} s", flush=True)
+            number, source, seconds, spent = json.loads(line)
+            found.setdefault((number, source), []).append((seconds, spent))
+            title = cases[number].title
+            print(f"local[{cores}]  {title:<30} {source:<11} {seconds:6.2f} s {spent:6.2f} cpu", flush=True)
     if process.returncode:
         raise SystemExit(f"the measuring process ended with {process.returncode}")
     return found
+
+
+def cells(case: Case, found: Measured, number: int) -> list[str]:
+    """The numbers of one line: best seconds, their ratio, our rate; best processor seconds and their ratio."""
+    theirs, ours = (min(seconds for seconds, _ in found[number, source]) for source in SOURCES)
+    spent = [min(spent for _, spent in found[number, source]) for source in SOURCES]
+    rate = case.records / ours / 1e6
+    cells = [f"{theirs:.2f}", f"{ours:.2f}", f"{theirs / ours:.2f}", f"{rate:.2f}"]
+    return cells + [f"{spent[0]:.1f} : {spent[1]:.1f}", f"{spent[0] / max(spent[1], 0.01):.2f}"]
 
 
 def main() -> int:
@@ -192,7 +225,8 @@ def main() -> int:
         Case(f"{count / 2e6:g} M JSON, lz4, all columns", "json", count // 2, False),
     ]
     table = Table(title="batch read to noop, best round")
-    for column in ("cores", "data", "Spark's source", "groupsource", "ratio", "M records/s"):
+    columns = ("cores", "data", "Spark's source", "groupsource", "ratio", "M records/s", "processor s", "ratio")
+    for column in columns:
         table.add_column(column, justify="left" if column == "data" else "right")
     with RealKafka() as kafka:
         print(f"Kafka runs at {kafka.bootstrap_servers}; filling it", flush=True)
@@ -203,11 +237,7 @@ def main() -> int:
         for cores in (int(number) for number in arguments.local.split(",")):
             found = child(cores, kafka.bootstrap_servers, cases, arguments.rounds)
             for number, case in enumerate(cases):
-                theirs, ours = (min(found[number, source]) for source in SOURCES)
-                rate = case.records / ours / 1e6
-                table.add_row(
-                    str(cores), case.title, f"{theirs:.2f} s", f"{ours:.2f} s", f"{theirs / ours:.2f}", f"{rate:.2f}"
-                )
+                table.add_row(str(cores), case.title, *cells(case, found, number))
     Console(width=120).print(table)
     return 0
 
