@@ -1,0 +1,115 @@
+"""Topics and groups changed and listed on both brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from client_support import open_cluster
+from support.waiting import wait_until
+from test_group_client import POLL_MS, group_client
+
+from spark_groupsource.client import admin
+from spark_groupsource.client.cluster import EARLIEST, Cluster
+from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.records.batch import Record
+
+
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Cluster]:
+    with open_cluster(cluster.bootstrap_servers) as opened:
+        yield opened
+
+
+def code_of(raised: Any) -> ErrorCode:
+    return ErrorCode(raised.value.code)
+
+
+def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
+    admin.create_topics(client, [admin.NewTopic(topic, 2, config={"retention.ms": "3600000"})])
+    wait_until(lambda: topic in admin.list_topics(client), "the topic is listed")
+    assert len(admin.list_topics(client)[topic].partitions) == 2
+    assert "__consumer_offsets" not in admin.list_topics(client)
+    settings = admin.describe_config(client, admin.TOPIC_RESOURCE, topic)
+    assert settings["retention.ms"].value == "3600000" and not settings["retention.ms"].is_default
+
+    with pytest.raises(BrokerError, match=f"create topic {topic}") as raised:
+        admin.create_topics(client, [admin.NewTopic(topic, 2)])
+    assert code_of(raised) is ErrorCode.TOPIC_ALREADY_EXISTS
+
+    admin.create_partitions(client, {topic: 3})
+    wait_until(lambda: len(admin.list_topics(client)[topic].partitions) == 3, "the third partition")
+    with pytest.raises(BrokerError) as raised:
+        admin.create_partitions(client, {topic: 1})
+    assert code_of(raised) is ErrorCode.INVALID_PARTITIONS
+
+    admin.delete_topics(client, [topic])
+    wait_until(lambda: topic not in admin.list_topics(client), "the topic is gone")
+    with pytest.raises(BrokerError, match=f"delete topic {topic}") as raised:
+        admin.delete_topics(client, [topic])
+    assert code_of(raised) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize(
+    ("new", "code"),
+    [
+        (admin.NewTopic("a/b", 1), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (admin.NewTopic("zero", 0), ErrorCode.INVALID_PARTITIONS),
+        (admin.NewTopic("nine", 1, 9), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (admin.NewTopic("odd", 1, config={"no.such.setting": "1"}), ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_topics_that_cannot_be(client: Cluster, new: admin.NewTopic, code: ErrorCode) -> None:
+    with pytest.raises(BrokerError, match=f"create topic {new.name}") as raised:
+        admin.create_topics(client, [new])
+    assert code_of(raised) is code
+
+
+def test_asking_whether_a_topic_could_be_created_creates_none(client: Cluster, topic: str) -> None:
+    admin.create_topics(client, [admin.NewTopic(topic, 1)], validate_only=True)
+    assert topic not in admin.list_topics(client)
+
+
+def test_records_are_deleted_from_the_start(client: Cluster, topic: str) -> None:
+    admin.create_topics(client, [admin.NewTopic(topic, 1)])
+    tp = TopicPartition(topic, 0)
+    BatchProducer(client).send_batches(topic, 0, [Record(None, b"x", 1)] * 10)
+    assert admin.delete_records(client, {tp: 4}) == {tp: 4}
+    assert client.list_offsets({tp: EARLIEST})[tp].offset == 4
+    assert admin.delete_records(client, {tp: -1}) == {tp: 10}
+
+
+def test_a_group_from_birth_to_death(client: Cluster, topic: str, group: str) -> None:
+    admin.create_topics(client, [admin.NewTopic(topic, 2)])
+    tp = TopicPartition(topic, 0)
+    assert admin.describe_groups(client, [group])[group].state == "Dead"
+    with pytest.raises(BrokerError) as raised:
+        admin.delete_groups(client, [group])
+    assert code_of(raised) is ErrorCode.GROUP_ID_NOT_FOUND
+
+    with group_client(client, group, topic) as ours:
+        ours.poll(POLL_MS)
+        ours.commit({tp: OffsetAndMetadata(1)})
+        (listed,) = [g for g in admin.list_groups(client) if g.group_id == group]
+        assert (listed.protocol_type, listed.state) == ("consumer", "Stable")
+        assert group in [g.group_id for g in admin.list_groups(client, ["Stable"])]
+        assert group not in [g.group_id for g in admin.list_groups(client, ["Empty"])]
+        with pytest.raises(BrokerError, match=f"delete group {group}") as raised:
+            admin.delete_groups(client, [group])
+        assert code_of(raised) is ErrorCode.NON_EMPTY_GROUP
+        with pytest.raises(BrokerError) as raised:
+            admin.delete_offsets(client, group, [tp])
+        assert code_of(raised) is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        with pytest.raises(BrokerError, match="remove nobody") as raised:
+            admin.remove_members(client, group, ["nobody"])
+        assert code_of(raised) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert admin.describe_groups(client, [group])[group].state == "Empty"
+    admin.delete_offsets(client, group, [tp])
+    assert client.fetch_committed(group) == {}
+    client.commit(group, {tp: OffsetAndMetadata(2)})
+    admin.delete_groups(client, [group])
+    assert admin.describe_groups(client, [group])[group].state == "Dead"
+    assert client.fetch_committed(group) == {}
