@@ -17,7 +17,7 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.fencing import find_generation, mismatch
 from spark_groupsource.client.leader import snapshot
 from spark_groupsource.client.member_thread import GroupState, MemberThread
-from spark_groupsource.client.membership import NO_GENERATION, Completed, MemberConfig, Membership, Prepared
+from spark_groupsource.client.membership import NO_GENERATION, MemberConfig, Membership, Prepared
 from spark_groupsource.client.rebalances import RebalanceEvent
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
@@ -50,7 +50,11 @@ class RebalanceListener(Protocol):
 
 @dataclass(frozen=True)
 class MemberView:
-    """One member; `generation_id` is -1 and `member_id` empty while it is in no group."""
+    """One member; `generation_id` is -1 and `member_id` empty while it is in no group.
+
+    A member that was thrown out still shows the generation and the id under which it was given its partitions, until
+    `poll` takes them away: whatever is done in their name is refused for the right reason.
+    """
 
     index: int
     member_id: str
@@ -151,20 +155,7 @@ class GroupClient:
     def view(self) -> GroupView:
         """Our members as they are; partitions change in `poll` only."""
         with self._state.changed:
-            return GroupView(
-                tuple(
-                    MemberView(
-                        member.index,
-                        member.membership.generation.member_id,
-                        member.client_id,
-                        member.membership.config.group_instance_id,
-                        member.membership.generation.generation_id,
-                        member.membership.owned,
-                    )
-                    for member in self._state.members
-                ),
-                self._settled(),
-            )
+            return GroupView(tuple(map(_view, self._state.members)), self._settled())
 
     @property
     def rejoin_needed(self) -> bool:
@@ -322,9 +313,9 @@ class GroupClient:
 
     def _turn(self) -> bool:
         """Does what waits for the owner; True once all members are settled."""
+        self._take_completed()
         with self._state.changed:
             self._raise_failure()
-            self._take_completed()
             preparing = [member for member in self._state.members if member.membership.wants_prepare]
             giving_up = [member.membership.giving_up(self._state.topics) for member in preparing]
         self._tell(giving_up)
@@ -346,26 +337,29 @@ class GroupClient:
                 raise failure
 
     def _take_completed(self) -> None:
-        """Hands over the assignments that have come; the listener hears of all of them together."""
-        done: list[Completed] = []
-        for member in self._state.members:
-            if not member.membership.wants_complete:
-                continue
-            assignment, generation = member.membership.assignment, member.membership.generation
-            completed = member.membership.complete(self._is_subscribed)
-            if completed is None or assignment is None:
-                continue
-            done.append(completed)
-            member.last_assigned = tuple(sorted(assignment.partitions))
-            member.last_generation_id = generation.generation_id
-            assignor = member.assignors.get(generation.protocol_name or "")
-            if assignor is not None:
-                assignor.on_assignment(assignment, generation.generation_id)
+        """Hands over the assignments that have come; the listener hears of those of all members together.
+
+        It hears of what goes before it goes, so that it may commit it.
+        """
+        with self._state.changed:
+            waiting = [m for m in self._state.members if m.membership.wants_complete]
+            outcomes = [m.membership.outcome(self._is_subscribed) for m in waiting]
+        if not waiting:
+            return
+        self._tell([Prepared(revoked=outcome.revoked) for outcome in outcomes if outcome is not None])
+        gained: list[TopicPartition] = []
+        with self._state.changed:
+            done = False
+            for member in waiting:
+                assignment, generation = member.membership.assignment, member.membership.generation
+                completed = member.membership.complete(self._is_subscribed)
+                if completed is None or assignment is None:
+                    continue
+                done = True
+                gained += completed.gained
+                member.remember(assignment, generation)
         if done and self._listener is not None:
-            revoked = sorted(tp for completed in done for tp in completed.revoked)
-            if revoked:
-                self._listener.revoked(revoked)
-            self._listener.assigned(sorted(tp for completed in done for tp in completed.gained))
+            self._listener.assigned(sorted(gained))
 
     def _tell(self, giving_up: Iterable[Prepared]) -> None:
         if self._listener is None:
@@ -439,3 +433,16 @@ class GroupClient:
                 self._state.topics = found
                 for member in self._state.members:
                     member.membership.request_rejoin("subscription has changed")
+
+
+def _view(member: MemberThread) -> MemberView:
+    membership = member.membership
+    known = membership.owned_since if membership.fenced else membership.generation
+    return MemberView(
+        member.index,
+        known.member_id,
+        member.client_id,
+        membership.config.group_instance_id,
+        known.generation_id,
+        membership.owned,
+    )

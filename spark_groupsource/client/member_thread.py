@@ -30,7 +30,7 @@ from spark_groupsource.client.rebalances import RebalanceRecorder
 from spark_groupsource.client.retry import backoff_ms
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError, GroupSourceError
-from spark_groupsource.model import Node, Subscription, TopicPartition
+from spark_groupsource.model import Assignment, Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_subscription
 from spark_groupsource.wire.messages import Message
 
@@ -103,6 +103,14 @@ class MemberThread:
             connection.abort()
         if self._thread.ident is not None:
             self._thread.join(max(timeout_ms, 1) / 1000)
+
+    def remember(self, assignment: Assignment, generation: Generation) -> None:
+        """Keeps what was assigned for the next subscription, and tells the assignor that was voted for."""
+        self.last_assigned = tuple(sorted(assignment.partitions))
+        self.last_generation_id = generation.generation_id
+        assignor = self.assignors.get(generation.protocol_name or "")
+        if assignor is not None:
+            assignor.on_assignment(assignment, generation.generation_id)
 
     def _run(self) -> None:
         try:

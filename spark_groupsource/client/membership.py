@@ -191,26 +191,34 @@ class Membership:
         self.owned = tuple(tp for tp in self.owned if tp not in gone)
         return given_up
 
+    def outcome(self, subscribed: Callable[[str], bool]) -> Completed | None:
+        """What `complete` is going to change; None where the assignment does not fit the subscription any more."""
+        assignment = self._assignment
+        if assignment is None or not all(subscribed(tp.topic) for tp in assignment.partitions):
+            return None
+        assigned, owned = set(assignment.partitions), set(self.owned)
+        # an eager member owns nothing at this point
+        return Completed(tuple(sorted(assigned - owned)), tuple(sorted(owned - assigned)))
+
     def complete(self, subscribed: Callable[[str], bool]) -> Completed | None:
-        """Takes over the assignment of the round that ended; None where it does not fit the subscription any more.
+        """Takes over the assignment of the round that ended, unless it does not fit the subscription any more.
 
         Source: ConsumerCoordinator.onJoinComplete.
         """
+        completed = self.outcome(subscribed)
         assignment, self._assignment = self._assignment, None
-        assert assignment is not None, "complete() belongs to wants_complete"
-        if not all(subscribed(tp.topic) for tp in assignment.partitions):
+        if assignment is None:
+            return None
+        if completed is None:
             self.request_rejoin("received assignment does not match the current subscription")
             return None
-        assigned = tuple(sorted(assignment.partitions))
-        gained = tuple(sorted(set(assigned) - set(self.owned)))
-        revoked = tuple(sorted(set(self.owned) - set(assigned))) if self.config.cooperative else ()
-        if revoked:
+        if completed.revoked:
             # KIP-429: the owner gives up first, the next generation hands the partition to its new owner
             self.request_rejoin("need to revoke partitions and re-join")
-        self.owned = assigned
+        self.owned = tuple(sorted(assignment.partitions))
         self.owned_since = self.generation
         self.loss_cause = ""
-        return Completed(gained, revoked)
+        return completed
 
     @property
     def assignment(self) -> Assignment | None:

@@ -144,6 +144,7 @@ def test_cooperative_members_keep_what_does_not_move(client: Cluster, topic: str
     class Listener:
         def revoked(self, partitions: Any) -> None:
             told.append(("revoked", list(partitions)))
+            ours.commit({tp: OffsetAndMetadata(9) for tp in partitions})
 
         def assigned(self, partitions: Any) -> None:
             told.append(("assigned", list(partitions)))
@@ -165,6 +166,7 @@ def test_cooperative_members_keep_what_does_not_move(client: Cluster, topic: str
         revoked = [tp for kind, partitions in told if kind == "revoked" for tp in partitions]
         assert sorted(revoked) == sorted(set(before.partitions) - set(after.partitions))
         assert not any(kind == "lost" for kind, _ in told)
+        assert {c.offset for c in ours.committed(revoked).values() if c is not None} == {9}
         other.close()
 
 
@@ -368,3 +370,26 @@ def test_closing_while_joining_ends_soon(client: Cluster, topic: str, group: str
     first.close()
     with pytest.raises(RuntimeError, match="closed"):
         first.poll(1)
+
+
+def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, tmp_path: Any) -> None:
+    from spark_groupsource.broker.server import EmbeddedBroker
+
+    broker = EmbeddedBroker(data_dir=tmp_path, config={"group.initial.rebalance.delay.ms": "0"})
+    broker.start()
+    create_topic(broker.bootstrap_servers, topic, 4)
+    with open_cluster(broker.bootstrap_servers) as client, group_client(client, group, topic, members=2) as ours:
+        before = ours.poll(POLL_MS)
+        ours.commit({tp: OffsetAndMetadata(1) for tp in before.partitions})
+        host, _, port = broker.bootstrap_servers.rpartition(":")
+        broker.stop()
+        wait_until(lambda: any(m._connection is None for m in ours._state.members), "the members notice")
+        again = EmbeddedBroker(data_dir=tmp_path, host=host, port=int(port))
+        again.start()
+        try:
+            ours.commit({tp: OffsetAndMetadata(2) for tp in before.partitions})
+            assert ours.poll(POLL_MS) == before, "same members, same generation, same partitions"
+            assert not ours.rejoin_needed
+        finally:
+            ours.close()
+            again.stop()
