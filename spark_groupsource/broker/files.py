@@ -55,7 +55,7 @@ class FileCache:
 
 def _flush(descriptor: int, failed: Callable[[OSError], None]) -> None:
     try:
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     except OSError as error:
         failed(error)
     finally:
@@ -106,6 +106,14 @@ def replace_file(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}; check space and permissions") from error
+
+
+def sync_data(descriptor: int) -> None:
+    """Waits until what was written to a file is on the disk."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)  # macOS has no other
 
 
 def sync_directory(path: Path) -> None:

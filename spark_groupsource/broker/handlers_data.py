@@ -174,10 +174,7 @@ def delete_records(broker: Broker, call: Call, request: Message) -> Message:
             topic_partition = TopicPartition(topic.name, wanted.partition_index)
             code, low_watermark = ErrorCode.NONE, -1
             try:
-                if topic.name == OFFSETS_TOPIC:
-                    raise Refusal(ErrorCode.POLICY_VIOLATION)
-                low_watermark = broker.partitions.delete_records(topic_partition, wanted.offset)
-                broker.fetches.wake([topic_partition])
+                low_watermark = broker.delete_records(topic_partition, wanted.offset)
             except Refusal as error:
                 code = error.code
             entry = _DeletedPartition(

@@ -146,6 +146,23 @@ class Broker:
         self.fetches.wake(gone)
         self.coordinator.partitions_deleted(gone)
 
+    def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
+        """Moves a log start and answers the fetches that wait there; returns the log start.
+
+        Records of the group log are given up only where they are damaged: its groups can then be loaded again.
+
+        Raises: Refusal.
+        """
+        of_groups = topic_partition.topic == OFFSETS_TOPIC
+        if of_groups and self.partitions.partition(*topic_partition).log.damage is None:
+            text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups or offsets instead"
+            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+        log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
+        self.fetches.wake([topic_partition])
+        if of_groups:
+            self.coordinator.forget_failure(topic_partition.partition)
+        return log_start_offset
+
     def appended(self, topic_partition: TopicPartition, size: int) -> None:
         """Records were appended: fetches that waited for them are answered."""
         self.fetches.appended(topic_partition, size)

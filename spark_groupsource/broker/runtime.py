@@ -87,6 +87,10 @@ class CoordinatorRuntime:
             self._broker.create_topic(OFFSETS_TOPIC, config.offsets_topic_num_partitions, settings)
         return self.partition_count
 
+    def forget_failure(self, partition: int) -> None:
+        """Lets a partition whose groups could not be loaded be tried again when it is next asked for."""
+        self._failed.pop(partition, None)
+
     def check_coordinates(self, group_id: str) -> None:
         """Raises: Refusal when the group's shard cannot be served."""
         partition = group_partition(group_id, self.ensure_topic())

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
-from spark_groupsource.broker.files import FileCache, read_exactly, write_exactly
+from spark_groupsource.broker.files import FileCache, read_exactly, sync_data, write_exactly
 from spark_groupsource.broker.index import SegmentIndex
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
@@ -126,7 +126,7 @@ class Segment:
         Raises: StorageError.
         """
         try:
-            os.fdatasync(self._descriptor)
+            sync_data(self._descriptor)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be flushed: {error.strerror}; mend the disk") from error
 

@@ -20,11 +20,14 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.group import group_partition
+from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
     DescribeGroupsRequest,
+    FindCoordinatorRequest,
     HeartbeatRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
@@ -274,6 +277,35 @@ def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
         joined.generation_id = stale + 5
         assert (heartbeat(connection, joined), commit(connection, joined, 99)) == (22, 22)
         assert committed(connection) == {("t", 0): (43, "m")}
+
+
+def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_path):
+    groups = {number: next(f"g{i}" for i in range(99) if group_partition(f"g{i}", 2) == number) for number in (0, 1)}
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        for group in groups.values():
+            joined = join(connection, group=group)
+            sync(connection, joined, group)
+            assert [commit(connection, joined, offset, group=group) for offset in (5, 6)] == [0, 0]
+    path = tmp_path / "__consumer_offsets-0" / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    second = list(iter_batches(data))[1]
+    data[second.position + 70] ^= 1
+    path.write_bytes(data)
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert committed(connection, groups[1]) == {("t", 0): (6, "m")}
+        (found,) = connection.call(
+            FindCoordinatorRequest(key_type=0, coordinator_keys=[groups[0]]), 4
+        ).coordinators
+        assert found.error_code == 15 and "is damaged at byte" in found.error_message
+        assert any("groups of __consumer_offsets-0 cannot be loaded" in line for line in broker.reports)
+        # given up as the message says, the groups are there again with what was stored behind
+        topic = DeleteRecordsRequest.DeleteRecordsTopic
+        partition = topic.DeleteRecordsPartition(partition_index=0, offset=second.next_offset)
+        request = DeleteRecordsRequest(topics=[topic(name="__consumer_offsets", partitions=[partition])], timeout_ms=1)
+        assert connection.call(request, 2).topics[0].partitions[0].error_code == 0
+        assert committed(connection, groups[0]) == {("t", 0): (6, "m")}
+        assert connection.call(request, 2).topics[0].partitions[0].error_code == 44  # nothing damaged is left
 
 
 def test_offsets_of_a_deleted_topic_are_gone(tmp_path):

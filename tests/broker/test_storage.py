@@ -132,7 +132,7 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypat
 
 def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr(segment_module.os, "fdatasync", flushed.append)
+    monkeypatch.setattr(segment_module, "sync_data", flushed.append)
     config = {"log.flush.interval.messages": "1"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
@@ -143,7 +143,7 @@ def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch)
         def fail(descriptor):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(segment_module.os, "fdatasync", fail)
+        monkeypatch.setattr(segment_module, "sync_data", fail)
         assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         monkeypatch.undo()
         # what is on the disk now is anyone's guess, so nothing more is taken until a restart has looked
