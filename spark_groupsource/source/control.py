@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
 from spark_groupsource.net import LocalChannel, LocalListener
-from spark_groupsource.source.local import private_directory
+from spark_groupsource.source.local import private_directory, sweep
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class ControlServer:
     """Listens until closed; `request_drain` is called with each proof and tells whether the reader has drained."""
 
     def __init__(self, driver: int, reader: str, request_drain: Callable[[dict[str, Any] | None], bool]) -> None:
+        sweep("control")
         self._directory = control_directory(driver)
         self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
         self._request_drain = request_drain

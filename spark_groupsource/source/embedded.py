@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ from spark_groupsource.source.options import is_embedded
 _START_TIMEOUT_MS = 30_000
 _START_POLL_MS = 20
 _WATCH_S = 1.0
+
+# brokers this process has started: they outlive it, and Python would warn of each that it forgets
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
@@ -79,6 +83,7 @@ def _start(run_dir: Path, data_dir: str) -> str:
         broker = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_environment()
         )
+    _started.append(broker)
     clock = SystemClock()
     deadline_ms = clock.now_ms() + _START_TIMEOUT_MS
     while clock.now_ms() < deadline_ms:
@@ -121,13 +126,11 @@ def main(run_dir: Path, data_dir: str | None) -> None:
                 if not any(is_alive(int(user.name)) for user in (run_dir / "users").iterdir()):
                     (run_dir / "address").unlink()
                     break
-    _clean_up(run_dir)
-
-
-def _clean_up(run_dir: Path) -> None:
+    if not data_dir:
+        # named by an application that is gone, so nobody comes back to it
+        shutil.rmtree(run_dir)
+        return
     with _locked(run_dir):
-        if (run_dir / "address").exists():
-            return
         for user in (run_dir / "users").iterdir():
             if not is_alive(int(user.name)):
                 user.unlink()

@@ -7,6 +7,7 @@ their common relative, so its process id names the application.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -54,9 +55,21 @@ def private_directory(name: str) -> Path:
 
     Raises: ConfigurationError when somebody else owns it or may write there.
     """
-    path = Path(tempfile.gettempdir()) / f"groupsource-{os.getuid()}-{name}"
+    path = _place(name)
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
         raise ConfigurationError(f"{path} is open to other users; remove it and start again")
     return path
+
+
+def sweep(kind: str) -> None:
+    """Removes the directories ``<kind>-<process id>`` of applications that are gone without having cleaned up."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_place(kind).name}-*"):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _place(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"groupsource-{os.getuid()}-{name}"

@@ -1,0 +1,129 @@
+"""The control socket, and the driver's side of a drain against a query that is a table."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from support.waiting import wait_until
+
+from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.net import dial_local
+from spark_groupsource.source import drain
+from spark_groupsource.source.control import ControlServer, control_directory, sockets_of
+from spark_groupsource.source.drain import stop_gracefully
+
+READER = "0123456789abcdef0123456789abcdef"
+
+
+class Reader:
+    """What the control socket asks; drains when it gets the right proof, or when told."""
+
+    def __init__(self, proof=None):
+        self.expected, self.proofs, self.drained = proof, [], False
+
+    def request_drain(self, proof):
+        self.proofs.append(proof)
+        self.drained = self.drained or (proof is not None and proof == self.expected)
+        return self.drained
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    pid = os.getpid()
+    monkeypatch.setattr(drain, "_driver_jvm_pid", lambda: pid)
+    return pid
+
+
+def query(end, active_trigger=True):
+    progress = {"sources": [{"endOffset": end}]}
+    stopped = []
+    return SimpleNamespace(
+        isActive=True,
+        recentProgress=[progress],
+        status={"isTriggerActive": active_trigger},
+        name="q",
+        id="1",
+        stop=lambda: stopped.append(True),
+        stopped=stopped,
+    )
+
+
+END = '{"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": "%s"}}' % READER
+
+
+def test_socket_is_found_by_reader_and_goes_when_closed(driver):
+    server = ControlServer(driver, READER, Reader().request_drain)
+    assert len(sockets_of(driver, READER)) == 1
+    assert sockets_of(driver, "f" * 32) == []
+    server.close()
+    assert sockets_of(driver, READER) == []
+    control_directory(driver).rmdir()
+
+
+def test_drain_waits_for_the_trigger_and_stops_the_query(driver):
+    reader = Reader()
+    server = ControlServer(driver, READER, reader.request_drain)
+    running = query(END)
+    # the next trigger comes while the driver waits
+    running.status = type("Status", (), {"__getitem__": lambda self, key: setattr(reader, "drained", True) or True})()
+    stop_gracefully(running, 20)
+    assert running.stopped and reader.proofs[0] is None
+    server.close()
+
+
+def test_idle_query_is_drained_by_its_last_progress(driver):
+    reader = Reader(proof={"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": READER}})
+    server = ControlServer(driver, READER, reader.request_drain)
+    running = query(END, active_trigger=False)
+    stop_gracefully(running, 20)
+    assert running.stopped and reader.drained
+    server.close()
+
+
+def test_query_that_does_not_drain_is_stopped_all_the_same(driver):
+    server = ControlServer(driver, READER, Reader().request_drain)
+    running = query(END)
+    with pytest.raises(TimeoutError, match="query q did not drain within 0.3 s and was stopped"):
+        stop_gracefully(running, 0.3)
+    assert running.stopped
+    server.close()
+
+
+def test_query_without_our_source_is_only_stopped(driver):
+    running = query('{"logOffset": 5}')
+    stop_gracefully(running, 20)
+    assert running.stopped
+
+
+def test_reader_that_was_killed_holds_nobody_up(driver):
+    server = ControlServer(driver, READER, Reader().request_drain)
+    path = sockets_of(driver, READER)[0]
+    server.close()
+    control_directory(driver)
+    path.touch()  # what a killed reader leaves behind
+    with pytest.raises(ConnectionFailed):
+        dial_local(str(path), 100)
+    running = query(END)
+    stop_gracefully(running, 20)
+    assert running.stopped
+    path.unlink()
+    control_directory(driver).rmdir()
+
+
+def test_directories_of_dead_applications_are_swept(driver):
+    gone = control_directory(10_000_000 + os.getpid())  # no process has that id
+    server = ControlServer(driver, READER, Reader().request_drain)
+    assert not gone.exists()
+    server.close()
+
+
+def test_server_survives_a_garbled_request(driver):
+    reader = Reader()
+    server = ControlServer(driver, READER, reader.request_drain)
+    channel = dial_local(server._listener.path, 1000)
+    channel.send("not json")
+    assert wait_until(lambda: channel.receive(2000) is None, "the connection is closed")
+    channel.close()
+    reader.drained = True
+    stop_gracefully(query(END), 20)
+    server.close()

@@ -1,0 +1,108 @@
+"""The addresses embedded and embedded:DIR: found, shared, and gone with the last application."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source import embedded
+from spark_groupsource.source.embedded import resolve_bootstrap
+from spark_groupsource.source.local import driver_pid, is_alive, private_directory
+
+
+@pytest.fixture
+def application():
+    """Stands in for a driver JVM: a process whose life the broker shares."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def broker_pid(run_dir):
+    return int((run_dir / "address").read_text().split()[0])
+
+
+def end(process, *run_dirs):
+    """Ends an application and waits for its brokers to follow."""
+    pids = [broker_pid(run_dir) for run_dir in run_dirs]
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the brokers end with their application")
+
+
+def is_running(pid):
+    started = {broker.pid: broker for broker in embedded._started}
+    # a child of this process stays a zombie until it is waited for
+    return started[pid].poll() is None if pid in started else is_alive(pid)
+
+
+def test_other_addresses_stay_as_they_are():
+    assert resolve_bootstrap("localhost:9092,other:9092", 1) == "localhost:9092,other:9092"
+
+
+def test_one_broker_per_application(application, topic):
+    address = resolve_bootstrap("embedded", application.pid)
+    assert resolve_bootstrap("Embedded", application.pid) == address
+    create_topic(address, topic)
+    assert produce(address, topic, [(0, None, b"v")]) == 1
+    end(application, private_directory(f"broker-{application.pid}"))
+
+
+def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
+    place = f"embedded:{tmp_path / 'data'}"
+    address = resolve_bootstrap(place, application.pid)
+    assert resolve_bootstrap(place, os.getpid()) == address  # another application, the same directory
+    create_topic(address, topic)
+    run_dir = embedded._run_dir(str(tmp_path / "data"), 0)
+    pid = broker_pid(run_dir)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not is_running(pid), "the broker ends")
+    again = resolve_bootstrap(place, application.pid)
+    assert produce(again, topic, [(0, None, b"v")]) == 1
+    pid = broker_pid(run_dir)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not is_running(pid), "the broker ends")
+
+
+def test_broker_that_cannot_start_says_why(application, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    with pytest.raises(ConfigurationError, match="kafka.bootstrap.servers: the embedded broker did not start: .*file"):
+        resolve_bootstrap(f"embedded:{blocked}", application.pid)
+
+
+def test_private_directory_is_refused_when_open_to_others():
+    path = private_directory(f"test-{os.getpid()}")
+    try:
+        assert private_directory(f"test-{os.getpid()}") == path
+        path.chmod(0o777)
+        with pytest.raises(ConfigurationError, match="open to other users"):
+            private_directory(f"test-{os.getpid()}")
+    finally:
+        path.rmdir()
+
+
+def test_driver_is_the_parent_where_no_jvm_is_above():
+    assert is_alive(driver_pid())
+
+
+@pytest.mark.spark
+def test_embedded_address_works_through_spark(spark, group, topic, tmp_path):
+    options = {"kafka.bootstrap.servers": "embedded", "subscribe": topic, "startingOffsets": "earliest"}
+    with pytest.raises(Exception, match=f"topic {topic} does not exist at embedded"):
+        spark.read.format("groupsource").options(**options).load().count()
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+    address = (private_directory(f"broker-{jvm}") / "address").read_text().split()[1]
+    create_topic(address, topic, 2)
+    produce(address, topic, [(n % 2, None, b"v") for n in range(10)])
+    assert spark.read.format("groupsource").options(**options).load().count() == 10
+    stream = spark.readStream.format("groupsource").options(**options, **{"kafka.group.id": group}).load()
+    writer = stream.writeStream.format("memory").queryName("embedded").trigger(availableNow=True)
+    assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
+    assert spark.table("embedded").count() == 10
