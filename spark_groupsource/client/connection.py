@@ -35,6 +35,8 @@ from spark_groupsource.wire.versions import VersionRanges, broker_ranges_of, fal
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _SOFTWARE = "spark-groupsource"
+# how a TLS server greets who does not begin a handshake: record type alert, version 3.x
+_TLS_ALERT = b"\x15\x03"
 _SOFTWARE_VERSION = "0.1.0"
 
 VERSION_CAPS: Mapping[int, int] = {
@@ -82,6 +84,7 @@ class BrokerConnection:
         self._max_response_bytes = max_response_bytes
         self._socket: net.Socket | None = None
         self._closed = False
+        self._served = False
         self._correlation_id = 0
         self._waiting: deque[int] = deque()
         self._versions: VersionRanges = {}
@@ -193,6 +196,8 @@ class BrokerConnection:
         try:
             deadline_ms = self._clock.now_ms() + sent.timeout_ms
             net.receive_into(connection, self._prefix, sent.timeout_ms)
+            if bytes(self._prefix[:2]) == _TLS_ALERT:
+                raise RemoteProtocolError("the listener speaks TLS; set security.protocol to SSL or SASL_SSL")
             length = frame_length(self._prefix, self._max_response_bytes)
             if length > len(self._buffer):
                 self._buffer = bytearray(max(length, min(2 * len(self._buffer), self._max_response_bytes)))
@@ -200,12 +205,15 @@ class BrokerConnection:
             net.receive_into(connection, frame, deadline_ms - self._clock.now_ms())
         except (ConnectionFailed, RemoteProtocolError) as error:
             self.close()
-            raise type(error)(f"{self.address}, {api_of(sent.request).name}: {error}") from error
+            # brokers say nothing before credentials: a listener that wants some hangs up at the first real request
+            hint = "" if self._served else f"; is security.protocol ({self._security.protocol}) the listener's?"
+            raise type(error)(f"{self.address}, {api_of(sent.request).name}: {error}{hint}") from error
         except BaseException:
             # an interrupted read leaves the stream in the middle of an answer
             self.close()
             raise
         self._waiting.popleft()
+        self._served = self._served or api_of(sent.request).key != ApiVersionsRequest.API_KEY
         self.last_used_ms = self._clock.now_ms()
         return frame
 
@@ -221,13 +229,7 @@ class BrokerConnection:
             request = ApiVersionsRequest(
                 client_software_name=_SOFTWARE, client_software_version=_SOFTWARE_VERSION
             )
-            try:
-                answer = self.receive(self._send(request, version, self._request_timeout_ms))
-            except ConnectionFailed as error:
-                raise ConnectionFailed(
-                    f"{error}; if the port is right, check that security.protocol ({self._security.protocol}) is the "
-                    "listener's"
-                ) from error
+            answer = self.receive(self._send(request, version, self._request_timeout_ms))
             fallback = fallback_version(api, answer)
             version = None if fallback is None or fallback >= version else fallback
         self._versions = broker_ranges_of(answer)

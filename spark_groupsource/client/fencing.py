@@ -59,13 +59,17 @@ def find_generation(
     settings = replace(
         cluster.settings, isolation_level="read_uncommitted", default_api_timeout_ms=timeout_ms, fetch_max_wait_ms=100
     )
+
+    def left_ms() -> int:
+        return max(deadline_ms - clock.now_ms(), 1)
+
     try:
-        partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=timeout_ms).partitions_of(OFFSETS_TOPIC)
+        partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=left_ms()).partitions_of(OFFSETS_TOPIC)
         if not partitions:
             return _UNKNOWN
         tp = TopicPartition(OFFSETS_TOPIC, group_partition(group_id, len(partitions)))
-        start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=timeout_ms)[tp].offset
-        end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=timeout_ms)[tp].offset
+        start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=left_ms())[tp].offset
+        end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
         found, look = None, _FIRST_LOOK
         while found is None and clock.now_ms() < deadline_ms:
             found = _last_generation(cluster, settings, OffsetRange(tp, max(start, end - look), end), group_id)
@@ -75,7 +79,7 @@ def find_generation(
         generation = _UNKNOWN if found is None else found
         while generation <= newer_than and clock.now_ms() + settings.retry_backoff_ms < deadline_ms:
             clock.sleep_ms(settings.retry_backoff_ms)
-            latest = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=timeout_ms)[tp].offset
+            latest = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
             later = _last_generation(cluster, settings, OffsetRange(tp, end, latest), group_id)
             generation, end = generation if later is None else later, latest
         return generation

@@ -25,6 +25,7 @@ from spark_groupsource.client.membership import (
     LeaveUnpolled,
     LoseCoordinator,
     Membership,
+    MemberState,
 )
 from spark_groupsource.client.rebalances import RebalanceRecorder
 from spark_groupsource.client.retry import backoff_ms
@@ -149,8 +150,10 @@ class MemberThread:
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        if not self.membership.rejoin_needed:
-            self.membership.request_rejoin(f"rebalance failed due to {type(error).__name__}")
+        reason = f"rebalance failed due to {type(error).__name__}"
+        if self.membership.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE):
+            self.membership.round_lost(reason)
+        self.membership.request_rejoin(reason)
         self.membership.prepare_needed = True
         self._state.changed.notify_all()
 

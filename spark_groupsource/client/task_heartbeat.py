@@ -7,10 +7,11 @@ import threading
 
 from spark_groupsource.client.answers import FENCING
 from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.fencing import mismatch
+from spark_groupsource.client.fencing import FIND_TIMEOUT_MS, mismatch
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.wire.messages import HeartbeatRequest
 
+_TOLD_WITHIN_MS = 2 * FIND_TIMEOUT_MS
 _log = logging.getLogger(__name__)
 
 # a rebalance that has begun does not end the batch in flight: it has until the rebalance time-out
@@ -42,6 +43,9 @@ class TaskHeartbeat:
         self._interval_ms = heartbeat_interval_ms
         self._stopping = threading.Event()
         self._failure: GroupSourceError | None = None
+        # set as soon as the coordinator has said no; finding out the group's generation comes after
+        self._fenced = False
+        self._told = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {member_id}", daemon=True)
 
     def __enter__(self) -> TaskHeartbeat:
@@ -61,9 +65,16 @@ class TaskHeartbeat:
         self._thread.join(self._interval_ms / 1000)
 
     def check(self) -> None:
-        """Raises GenerationMismatchError if a heartbeat has learnt that the member is fenced; does not ask."""
+        """Raises GenerationMismatchError if a heartbeat has learnt that the member is fenced; does not ask.
+
+        From that moment no check passes; the error may take about `FIND_TIMEOUT_MS` to find out the new generation.
+        """
+        if self._fenced:
+            self._told.wait(_TOLD_WITHIN_MS / 1000)
         if self._failure is not None:
             raise self._failure
+        if self._fenced:
+            raise self._unexplained()
 
     def check_now(self) -> None:
         """Asks the coordinator.
@@ -79,7 +90,6 @@ class TaskHeartbeat:
                 return
             error = self._error(code)
             if not isinstance(error, BrokerError) or not error.retriable:
-                self._failure = error
                 raise error
             retry.again(error)
 
@@ -89,8 +99,7 @@ class TaskHeartbeat:
                 code = self._beat(self._interval_ms)
                 if code not in _HARMLESS:
                     error = self._error(code)
-                    if isinstance(error, GenerationMismatchError):
-                        self._failure = error
+                    if self._fenced:
                         return
                     _log.warning("heartbeat of member %s failed and is repeated: %s", self._member_id, error)
             except (ConnectionFailed, BrokerError) as error:
@@ -115,10 +124,23 @@ class TaskHeartbeat:
     def _error(self, code: int) -> GroupSourceError:
         if code not in FENCING:
             return BrokerError(code, f"heartbeat of member {self._member_id} of group {self._group_id}")
-        return mismatch(
-            self._cluster,
+        self._fenced = True
+        try:
+            self._failure = mismatch(
+                self._cluster,
+                group_id=self._group_id,
+                member_id=self._member_id,
+                generation_id=self._generation_id,
+                code=code,
+            )
+        finally:
+            self._told.set()
+        return self._failure
+
+    def _unexplained(self) -> GenerationMismatchError:
+        return GenerationMismatchError(
             group_id=self._group_id,
             member_id=self._member_id,
             generation_id=self._generation_id,
-            code=code,
+            cause="the coordinator no longer takes it for a member",
         )

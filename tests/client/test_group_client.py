@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import advertise, fake_broker, open_cluster
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -16,8 +16,15 @@ from spark_groupsource.client import admin
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.group_client import GroupClient, GroupView
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    ErrorCode,
+    GenerationMismatchError,
+    UnsupportedVersion,
+)
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.wire.messages import FindCoordinatorResponse
 
 POLL_MS = 20_000
 
@@ -393,3 +400,21 @@ def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, t
         finally:
             ours.close()
             again.stop()
+
+
+def test_static_members_need_a_broker_that_knows_them(group: str) -> None:
+    with fake_broker() as broker:
+        row = FindCoordinatorResponse.Coordinator(
+            key=group, node_id=1, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None
+        )
+        broker._answers["ApiVersions"] = lambda r, v: advertise(
+            ApiVersions=(0, 3), FindCoordinator=(0, 4), JoinGroup=(0, 4)
+        )
+        found = FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
+        broker._answers["FindCoordinator"] = lambda r, v: found
+        with open_cluster(str(broker.address)) as client, group_client(
+            client, group, "t", group_instance_id="i"
+        ) as ours:
+            for _ in range(2):
+                with pytest.raises(UnsupportedVersion, match="JoinGroup: the broker serves versions 0 to 4"):
+                    ours.poll(POLL_MS)
