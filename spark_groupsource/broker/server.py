@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import resource
 import shutil
 import signal
 import tempfile
@@ -32,6 +33,7 @@ from spark_groupsource.wire.messages import Message
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_IDLE_CHECK_S = 5.0
+_BACKLOG = 1024
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
@@ -67,7 +69,10 @@ class BrokerServer:
             listener.close()
             raise
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self, self._clock.now_ms), sock=listener)
+        # asyncio listens again, by itself with room for 100 waiting clients: others would lose a second each
+        self._server = await loop.create_server(
+            lambda: Connection(self, self._clock.now_ms), sock=listener, backlog=_BACKLOG
+        )
         self._check_idle()
         self._set_alarm()
         return advertised
@@ -175,6 +180,9 @@ def serve_forever(
     Raises: ConfigurationError, StorageError: the broker cannot start, the message says why and what mends it.
     """
     server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report or _LOGGER.info)
+    # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def run() -> None:
         stopped = asyncio.Event()
