@@ -44,11 +44,12 @@ class Reset(Enum):
 
 
 class Rule(NamedTuple):
-    """Meaning of one error code in the answer to one request."""
+    """Meaning of one error code in the answer to one request; `code` is set where we find fault with an answer."""
 
     then: Then
     reset: Reset = Reset.NOTHING
     lose_coordinator: bool = False
+    code: int = ErrorCode.NONE
 
 
 _MOVED_JOIN = Rule(Then.REJOIN_LATER, lose_coordinator=True)
@@ -90,6 +91,9 @@ HEARTBEAT_RULES: Mapping[int, Rule] = {
     ErrorCode.REBALANCE_IN_PROGRESS: Rule(Then.REBALANCE),
 }
 """Heartbeat: every other code is `Then.BEAT_LATER`."""
+
+OTHER_PROTOCOL = Rule(Then.FAIL, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+"""An answer for another protocol type or assignor than was asked for."""
 
 HINTS: Mapping[int, str] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (

@@ -294,14 +294,21 @@ class GroupClient:
         together = LeaveGroupRequest(
             group_id=self._settings.group_id, members=[row for request in requests for row in request.members]
         )
+        group_id = self._settings.group_id
         try:
             try:
-                self._cluster.call_coordinator(self._settings.group_id, together, _LEAVE_TIMEOUT_MS, floor=3)
+                answers = [self._cluster.call_coordinator(group_id, together, _LEAVE_TIMEOUT_MS, floor=3)]
             except UnsupportedVersion:
-                for request in requests:
-                    self._cluster.call_coordinator(self._settings.group_id, request, _LEAVE_TIMEOUT_MS, cap=2)
+                answers = [
+                    self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS, cap=2) for request in requests
+                ]
         except GroupSourceError as error:
-            _log.warning("leaving group %s failed, its session time-out will do it: %s", self._settings.group_id, error)
+            _log.warning("leaving group %s failed, its session time-out will do it: %s", group_id, error)
+            return
+        refused = [(f"member {row.member_id}", row.error_code) for answer in answers for row in answer.members or ()]
+        for who, code in [*(("all members", answer.error_code) for answer in answers), *refused]:
+            if code:
+                _log.warning("leaving group %s was refused: %s", group_id, BrokerError(code, who))
 
     # -- the owner's side of a rebalance -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future, wait
 from typing import Any, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor
@@ -17,6 +18,7 @@ from spark_groupsource.client.connection import BrokerConnection
 from spark_groupsource.client.leader import Decision, Snapshot, decide
 from spark_groupsource.client.membership import (
     NO_GENERATION,
+    Action,
     Beat,
     Generation,
     Idle,
@@ -132,14 +134,7 @@ class MemberThread:
                 state.changed.wait(min(max(action.until_ms - now_ms, 1), _LONGEST_WAIT_MS) / 1000)
                 return True
         try:
-            if isinstance(action, Join):
-                self._join()
-            elif isinstance(action, Beat):
-                self._beat()
-            elif isinstance(action, LoseCoordinator):
-                self._lose_coordinator("session timed out without receiving a heartbeat response")
-            elif isinstance(action, LeaveUnpolled):
-                self._leave_unpolled()
+            self._carry_out(action)
         except Exception as error:
             # whatever it is, it must not die with the thread: the owner raises it from poll()
             with state.changed:
@@ -147,6 +142,16 @@ class MemberThread:
                     return False
                 self._fail(error)
         return True
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Join):
+            self._join()
+        elif isinstance(action, Beat):
+            self._beat()
+        elif isinstance(action, LoseCoordinator):
+            self._lose_coordinator("session timed out without receiving a heartbeat response")
+        elif isinstance(action, LeaveUnpolled):
+            self._leave_unpolled()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -187,7 +192,7 @@ class MemberThread:
         elif answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._gather()
         else:
-            self._after_failure(outcome, answer.error_code, "JoinGroup")
+            self._after_failure(outcome, outcome.code or answer.error_code, "JoinGroup")
 
     def _gather(self) -> None:
         """Waits for siblings that still have no member id.
@@ -210,6 +215,9 @@ class MemberThread:
         decision = self._decide(joined) if joined.is_leader else None
         started_ms = self._clock.now_ms()
         with state.changed:
+            if membership.generation != joined.generation or state.closing:
+                # thrown out, or left, while it was deciding
+                return
             request = membership.sync_request(decision.assignments if decision else {})
         answer = self._call_for_round(request, 3 if membership.config.group_instance_id is not None else 0)
         if answer is None:
@@ -223,22 +231,45 @@ class MemberThread:
                     state.group_topics, state.snapshot = decision.topics, decision.snapshot
                 state.changed.notify_all()
                 return
-        self._after_failure(rule, answer.error_code, "SyncGroup")
+        self._after_failure(rule, rule.code or answer.error_code, "SyncGroup")
 
-    def _decide(self, joined: Joined) -> Decision:
-        assignor = self.assignors.get(joined.generation.protocol_name or "")
+    def _decide(self, joined: Joined) -> Decision | None:
+        """What a leader decides; None where it is out of the group by then.
+
+        It is decided beside this thread, which goes on beating: an assignor may take longer than a session lasts.
+        """
+        membership, deciding = self.membership, Future[Decision]()
+
+        def run() -> None:
+            try:
+                deciding.set_result(self._assign(joined))
+            except BaseException as error:
+                deciding.set_exception(error)
+
+        threading.Thread(target=run, name=f"assignment by {self.client_id}", daemon=True).start()
+        wait_ms = min(membership.config.heartbeat_interval_ms, _LONGEST_WAIT_MS)
+        while not wait([deciding], wait_ms / 1000).done:
+            with self._state.changed:
+                if membership.generation != joined.generation or self._state.closing:
+                    return None
+                action = membership.next_action(self._clock.now_ms())
+            self._carry_out(action)
         try:
-            if assignor is None:
-                raise BrokerError(
-                    ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-                    f"group {self.membership.config.group_id} chose assignor {joined.generation.protocol_name}, "
-                    f"member {self.client_id} knows {', '.join(self.assignors)}",
-                )
-            return decide(self._cluster, assignor, joined, bool(self._state.settings.client_rack))
+            return deciding.result()
         except Exception as error:
             with self._state.changed:
-                self.membership.round_lost(f"rebalance failed due to {type(error).__name__} in the leader")
+                membership.round_lost(f"rebalance failed due to {type(error).__name__} in the leader")
             raise
+
+    def _assign(self, joined: Joined) -> Decision:
+        assignor = self.assignors.get(joined.generation.protocol_name or "")
+        if assignor is None:
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"group {self.membership.config.group_id} chose assignor {joined.generation.protocol_name}, "
+                f"member {self.client_id} knows {', '.join(self.assignors)}",
+            )
+        return decide(self._cluster, assignor, joined, bool(self._state.settings.client_rack))
 
     def _after_failure(self, rule: Rule, code: int, request: str) -> None:
         """Carries out the rule of a failed JoinGroup or SyncGroup; the membership has applied its part."""

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from spark_groupsource.client.answers import FENCING, HEARTBEAT_RULES, JOIN_RULES, SYNC_RULES, Reset, Rule, Then
+from spark_groupsource.client.answers import (
+    FENCING,
+    HEARTBEAT_RULES,
+    JOIN_RULES,
+    OTHER_PROTOCOL,
+    SYNC_RULES,
+    Reset,
+    Rule,
+    Then,
+)
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, error_name
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment
@@ -283,13 +292,15 @@ class Membership:
         if rule.then is not Then.GO_ON:
             return self._round_failed(rule, answer.error_code, sent, "JoinGroup")
         if (answer.protocol_type or PROTOCOL_TYPE) != PROTOCOL_TYPE:
-            return self._round_failed(Rule(Then.FAIL), ErrorCode.INCONSISTENT_GROUP_PROTOCOL, sent, "JoinGroup")
+            return self._round_failed(OTHER_PROTOCOL, OTHER_PROTOCOL.code, sent, "JoinGroup")
         if self.state is not MemberState.PREPARING_REBALANCE:
             return self._round_failed(Rule(Then.REJOIN_NOW), ErrorCode.REBALANCE_IN_PROGRESS, sent, "JoinGroup")
         self.state = MemberState.COMPLETING_REBALANCE
         self.generation = Generation(answer.generation_id, answer.member_id, answer.protocol_name)
         self.is_leader = answer.leader == answer.member_id
         self._restart_timers(now_ms)
+        # the round may have taken as long as the owner may be silent
+        self.polled(now_ms)
         members = tuple((m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members)
         return Joined(self.generation, self.is_leader, bool(answer.skip_assignment), members)
 
@@ -319,7 +330,7 @@ class Membership:
             return self._round_failed(rule, answer.error_code, sent, "SyncGroup")
         name, kind = answer.protocol_name or sent.protocol_name, answer.protocol_type or PROTOCOL_TYPE
         if name != sent.protocol_name or kind != PROTOCOL_TYPE:
-            return self._round_failed(Rule(Then.FAIL), ErrorCode.INCONSISTENT_GROUP_PROTOCOL, sent, "SyncGroup")
+            return self._round_failed(OTHER_PROTOCOL, OTHER_PROTOCOL.code, sent, "SyncGroup")
         if self.generation != sent or self.state is not MemberState.COMPLETING_REBALANCE:
             return self._round_failed(SYNC_RULES[ErrorCode.ILLEGAL_GENERATION], answer.error_code, sent, "SyncGroup")
         try:

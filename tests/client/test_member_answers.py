@@ -10,6 +10,7 @@ from spark_groupsource.client.answers import (
     FENCING,
     HEARTBEAT_RULES,
     JOIN_RULES,
+    OTHER_PROTOCOL,
     SYNC_RULES,
     Reset,
     Rule,
@@ -171,7 +172,7 @@ def test_commit_while_the_group_rebalances_asks_for_a_rejoin_only() -> None:
 
 def test_join_answer_of_another_protocol_type_fails() -> None:
     membership, sent = joining()
-    assert membership.join_answered(join_answer(protocol_type="connect"), sent, 0) == Rule(Then.FAIL)
+    assert membership.join_answered(join_answer(protocol_type="connect"), sent, 0) == OTHER_PROTOCOL
 
 
 def test_join_answer_after_a_reset_is_dropped() -> None:
@@ -194,7 +195,7 @@ def test_sync_answer_after_a_reset_is_taken_for_an_illegal_generation() -> None:
 
 def test_sync_answer_of_another_assignor_fails() -> None:
     membership, sent = syncing()
-    assert membership.sync_answered(sync_answer(protocol_name="sticky"), sent, 0) == Rule(Then.FAIL)
+    assert membership.sync_answered(sync_answer(protocol_name="sticky"), sent, 0) == OTHER_PROTOCOL
 
 
 def test_assignment_that_cannot_be_read_fails_the_round() -> None:

@@ -1,0 +1,340 @@
+"""One member of ours against a coordinator that is a script: no socket, no thread, no time but a manual clock's.
+
+Everything between the owner's `poll` and the requests is the package's own. The member's thread is not started; `pump`
+takes its turns. Without a script the coordinator is a kind one: it accepts everyone and gives what `assigned` says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from random import Random
+from typing import Any, Callable, Iterator, Sequence
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.group_client import GroupClient, GroupView
+from spark_groupsource.client.membership import Idle, Membership
+from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import ConnectionFailed, ErrorCode, RequestTimedOut
+from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
+from spark_groupsource.net import Address
+from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
+from spark_groupsource.wire.messages import (
+    FindCoordinatorResponse,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    MetadataResponse,
+    OffsetCommitResponse,
+    OffsetFetchResponse,
+    SyncGroupResponse,
+    api_of,
+)
+
+GROUP = "g"
+T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
+U0 = TopicPartition("u", 0)
+
+Step = ErrorCode | Exception | Callable[[Any], Any]
+"""What a request meets: an error code, an exception, or a function of it that returns an answer (None: the usual)."""
+
+
+class Script:
+    """The cluster and the coordinator; `sent` holds every request as (API, request, time-out in ms)."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.sent: list[tuple[str, Any, int | None]] = []
+        # topic -> the brokers that hold each partition; broker -> rack
+        self.topics: dict[str, list[list[int]]] = {"t": [[0], [0]]}
+        self.topic_errors: dict[str, ErrorCode] = {}
+        self.nodes: dict[int, str | None] = {0: None}
+        self.generation_id = 0
+        self.leads = True
+        self.others: dict[str, Subscription] = {}
+        # what a leader elsewhere gives our member
+        self.assigned: Sequence[TopicPartition] = (T0, T1)
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
+        self._steps: dict[str, deque[Step]] = defaultdict(deque)
+
+    def once(self, api: str, *steps: Step) -> None:
+        """The next requests of an API meet these, one each; `Connect` stands for opening a connection."""
+        self._steps[api].extend(steps)
+
+    def of(self, api: str) -> list[Any]:
+        """The requests of one API so far."""
+        return [request for name, request, _ in self.sent if name == api]
+
+    def asked(self) -> list[str]:
+        """The APIs of all requests so far, in order."""
+        return [name for name, _, _ in self.sent]
+
+    def connect(self) -> None:
+        if self._steps["Connect"]:
+            step = self._steps["Connect"].popleft()
+            assert isinstance(step, Exception)
+            raise step
+
+    def answer(self, request: Any, timeout_ms: int | None) -> Any:
+        name = api_of(request).name
+        self.sent.append((name, request, timeout_ms))
+        usual = getattr(self, f"_{name}")
+        if not self._steps[name]:
+            return usual(request, 0)
+        step = self._steps[name].popleft()
+        if isinstance(step, Exception):
+            if isinstance(step, RequestTimedOut):
+                self.clock.advance_ms(timeout_ms or 0)
+            raise step
+        if isinstance(step, ErrorCode):
+            return usual(request, step)
+        answer = step(request)
+        return usual(request, 0) if answer is None else answer
+
+    def _Metadata(self, request: Any, code: int) -> Any:
+        row, part = MetadataResponse.MetadataResponseTopic, MetadataResponse.MetadataResponseTopic
+        names = sorted(self.topics) if request.topics is None else [topic.name for topic in request.topics]
+        topics = []
+        for name in names:
+            replicas = self.topics.get(name, [])
+            missing = 0 if name in self.topics else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            error_code = self.topic_errors.get(name, missing)
+            partitions = [
+                part.MetadataResponsePartition(
+                    error_code=0, partition_index=index, leader_id=nodes[0], leader_epoch=0, replica_nodes=nodes,
+                    isr_nodes=nodes, offline_replicas=[],
+                )
+                for index, nodes in enumerate(replicas)
+            ]  # fmt: skip
+            topics.append(row(error_code=error_code, name=name, is_internal=name[:2] == "__", partitions=partitions))
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(node_id=number, host=f"host{number}", port=9092, rack=rack)
+            for number, rack in self.nodes.items()
+        ]
+        return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
+
+    def _FindCoordinator(self, request: Any, code: int) -> Any:
+        row = FindCoordinatorResponse.Coordinator
+        found = row(key=GROUP, node_id=0, host="host0", port=9092, error_code=code, error_message=None)
+        return FindCoordinatorResponse(coordinators=[found])
+
+    def _JoinGroup(self, request: Any, code: int) -> Any:
+        if code or (not request.member_id and request.group_instance_id is None):
+            member_id = request.member_id or ("" if code else next(self._ids))
+            return JoinGroupResponse(error_code=code or ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, members=[])
+        self.generation_id += 1
+        return self.join_answer(request, request.member_id or next(self._ids))
+
+    def join_answer(self, request: Any, member_id: str, **fields: Any) -> Any:
+        """The answer of a round that succeeded."""
+        chosen = request.protocols[0]
+        rows = [(member_id, chosen.metadata), *((k, encode_subscription(v)) for k, v in self.others.items())]
+        row = JoinGroupResponse.JoinGroupResponseMember
+        values: dict[str, Any] = {
+            "error_code": 0,
+            "generation_id": self.generation_id,
+            "protocol_type": "consumer",
+            "protocol_name": chosen.name,
+            "leader": member_id if self.leads else "other",
+            "skip_assignment": False,
+            "member_id": member_id,
+            "members": [row(member_id=k, metadata=data) for k, data in rows] if self.leads else [],
+        }
+        return JoinGroupResponse(**{**values, **fields})
+
+    def _SyncGroup(self, request: Any, code: int) -> Any:
+        data = {entry.member_id: entry.assignment for entry in request.assignments}.get(request.member_id)
+        return self.sync_answer(request, data or encode_assignment(Assignment(tuple(self.assigned))), code)
+
+    def sync_answer(self, request: Any, assignment: bytes, code: int = 0) -> Any:
+        return SyncGroupResponse(
+            error_code=code,
+            protocol_type=request.protocol_type,
+            protocol_name=request.protocol_name,
+            assignment=b"" if code else assignment,
+        )
+
+    def _Heartbeat(self, request: Any, code: int) -> Any:
+        return HeartbeatResponse(error_code=code)
+
+    def _LeaveGroup(self, request: Any, code: int) -> Any:
+        return LeaveGroupResponse(error_code=code, members=[])
+
+    def _OffsetCommit(self, request: Any, code: int) -> Any:
+        row = OffsetCommitResponse.OffsetCommitResponseTopic
+        topics = [
+            row(
+                name=topic.name,
+                partitions=[
+                    row.OffsetCommitResponsePartition(partition_index=p.partition_index, error_code=code)
+                    for p in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+        return OffsetCommitResponse(topics=topics)
+
+    def _OffsetFetch(self, request: Any, code: int) -> Any:
+        return self.fetch_answer(request, {}, code)
+
+    def fetch_answer(self, request: Any, codes: dict[TopicPartition, ErrorCode], code: int = 0) -> Any:
+        """The answer of OffsetFetch, with errors for some partitions, or one for the group."""
+        group = OffsetFetchResponse.OffsetFetchResponseGroup
+        row = group.OffsetFetchResponseTopics
+        topics = []
+        for topic in request.groups[0].topics or ():
+            partitions = []
+            for number in topic.partition_indexes:
+                tp = TopicPartition(topic.name, number)
+                known = self.committed.get(tp, OffsetAndMetadata(-1))
+                partitions.append(
+                    row.OffsetFetchResponsePartitions(
+                        partition_index=number, committed_offset=known.offset, metadata=known.metadata,
+                        committed_leader_epoch=known.leader_epoch, error_code=codes.get(tp, 0),
+                    )
+                )  # fmt: skip
+            topics.append(row(name=topic.name, partitions=partitions))
+        return OffsetFetchResponse(groups=[group(group_id=GROUP, topics=topics, error_code=code)])
+
+
+class ScriptedConnection:
+    """Stands for a `BrokerConnection`."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.closed = False
+
+    def open(self) -> None:
+        try:
+            self._script.connect()
+        except Exception:
+            self.closed = True
+            raise
+
+    def call(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
+        try:
+            return self._script.answer(request, timeout_ms)
+        except ConnectionFailed:
+            self.closed = True
+            raise
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedCluster(Cluster):
+    """The package's own routing, caches and repetitions over a script."""
+
+    def __init__(self, script: Script, clock: ManualClock, **settings: Any) -> None:
+        super().__init__("host0:9092", ClientSettings((Address("host0", 9092),), **settings), clock, Random(1))
+        self.script = script
+
+    def exchange(self, address: Address, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
+        return self.script.answer(request, timeout_ms)
+
+    def connect(self, address: Address, *, client_id: str | None = None) -> Any:
+        return ScriptedConnection(self.script)
+
+
+class Recorder:
+    """A rebalance listener that writes down what it is told; `raising` names calls that fail."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[TopicPartition, ...]]] = []
+        self.raising: dict[str, Exception] = {}
+        self.on: Callable[[str], None] = lambda call: None
+
+    def _tell(self, call: str, partitions: Sequence[TopicPartition]) -> None:
+        self.told.append((call, tuple(partitions)))
+        self.on(call)
+        if call in self.raising:
+            raise self.raising[call]
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._tell("revoked", partitions)
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._tell("assigned", partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._tell("lost", partitions)
+
+
+class Bench:
+    """A `GroupClient` of one member over a script; settings as in `GroupSettings`, `client` as in `ClientSettings`."""
+
+    def __init__(self, client: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.clock = ManualClock(now_ms=1_000)
+        self.script = Script(self.clock)
+        self.cluster = ScriptedCluster(self.script, self.clock, **(client or {}))
+        self.listener = Recorder()
+        values = settings if "pattern" in settings else {"topics": ("t",), **settings}
+        self.client = GroupClient(self.cluster, GroupSettings(GROUP, **values), listener=self.listener)
+        self.thread = self.client._state.members[0]
+        self.thread.start = lambda: None  # type: ignore[method-assign]
+
+    @property
+    def member(self) -> Membership:
+        return self.thread.membership
+
+    @property
+    def told(self) -> list[tuple[str, tuple[TopicPartition, ...]]]:
+        """What the listener was told since the last time this was asked."""
+        told, self.listener.told = self.listener.told, []
+        return told
+
+    def pump(self) -> None:
+        """Lets the member's thread do everything it has to do now."""
+        while not isinstance(self.member.next_action(self.clock.now_ms()), Idle):
+            self.thread._step()
+
+    def poll(self) -> GroupView:
+        """One poll that waits for nothing."""
+        return self.client.poll(0)
+
+    def settle(self, turns: int = 10) -> GroupView:
+        """Polls until the member is settled; back-offs pass at once."""
+        for _ in range(turns):
+            if self.poll().stable:
+                break
+            self.pump()
+            action = self.member.next_action(self.clock.now_ms())
+            if isinstance(action, Idle) and self.member.rejoin_needed and not self.member.prepare_needed:
+                self.clock.advance_ms(max(min(action.until_ms - self.clock.now_ms(), 1_000), 0))
+        return self.client.view
+
+    def beat(self) -> None:
+        """Lets time pass until the next heartbeat, and the member send it."""
+        self.clock.advance_ms(self.member.config.heartbeat_interval_ms)
+        self.pump()
+
+    def until_metadata_age(self) -> None:
+        """Lets time pass until metadata are asked for again, with heartbeats."""
+        for _ in range(self.cluster.settings.metadata_max_age_ms // self.member.config.heartbeat_interval_ms + 1):
+            self.beat()
+            self.poll()
+
+
+def joined(**settings: Any) -> Bench:
+    """A member that owns what it was assigned; what it sent and told so far is forgotten."""
+    bench = Bench(**settings)
+    assert bench.settle().stable, bench.script.asked()
+    bench.script.sent.clear()
+    bench.listener.told.clear()
+    return bench
+
+
+def follower(*assigned: TopicPartition, **settings: Any) -> Bench:
+    """As `joined`, in a group led by someone else."""
+    bench = Bench(**settings)
+    bench.script.leads = False
+    if assigned:
+        bench.script.assigned = assigned
+    assert bench.settle().stable, bench.script.asked()
+    bench.script.sent.clear()
+    bench.listener.told.clear()
+    return bench
