@@ -60,11 +60,11 @@ def read_schema(path: Path) -> dict[str, Any]:
         fastavro.parse_schema(schema)
     except OSError as error:
         raise SchemaFileError(f"schema file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise SchemaFileError(f"schema file {path} is not JSON: {error}") from error
     except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
         raise SchemaFileError(f"schema file {path} is not an Avro schema: {error}") from error
-    if not isinstance(schema, dict) or schema.get("type") != "record":
+    if not isinstance(schema, dict) or schema.get("type") != "record" or not schema.get("fields"):
         raise SchemaFileError(f"schema file {path} must hold an Avro record, as conf/flights.avsc does")
     column_types(schema, path)
     return schema

@@ -15,6 +15,7 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.lookup import Lookup, Offsets, check_listed, data_loss, join_names
 from spark_groupsource.source.options import EARLIEST, SourceOptions, parse_options
+from spark_groupsource.source.plain import told_plainly
 from spark_groupsource.source.planning import pack_tasks, split_tasks
 from spark_groupsource.source.positions import PositionSpec
 from spark_groupsource.source.task import GroupInputPartition, read_task
@@ -36,6 +37,7 @@ class GroupBatchReader(DataSourceReader):
         self._driver = driver
         self._parallelism = parallelism
 
+    @told_plainly
     def partitions(self) -> Sequence[InputPartition]:
         from spark_groupsource.source.embedded import resolve_bootstrap
 

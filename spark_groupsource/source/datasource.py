@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from spark_groupsource.source.plain import told_plainly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -41,6 +43,7 @@ class GroupDataSource(DataSource):
     parallelism: ClassVar[int | None] = None
     """Tasks Spark runs at a time, known where `register` was called."""
 
+    @told_plainly
     def __init__(self, options: dict[str, str]) -> None:
         from spark_groupsource.source.local import driver_pid
         from spark_groupsource.source.options import parse_options
@@ -58,6 +61,7 @@ class GroupDataSource(DataSource):
     def schema(self) -> str:
         return f"{_SCHEMA}, {_HEADERS}" if self._include_headers else _SCHEMA
 
+    @told_plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_groupsource.source.batch import GroupBatchReader
         from spark_groupsource.source.columns import check_schema

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.options import SourceOptions, parse_options
+from spark_groupsource.source.plain import told_plainly
 from spark_groupsource.source.task import GroupInputPartition, read_task
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
+    @told_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._opened().options
         if options["maxOffsetsPerTrigger"]:
@@ -84,6 +86,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options["minOffsetsPerTrigger"])
         return ReadAllAvailable()
 
+    @told_plainly
     def prepareForTriggerAvailableNow(self) -> None:
         self._opened().is_available_now = True
 
@@ -91,6 +94,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # owning nothing: each first position is an acquisition, which the end offset holds, so batch 0 can be replayed
         return {}
 
+    @told_plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_groupsource.source.session import Limits
 
@@ -104,12 +108,15 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             limits = Limits()
         return live.latest_offset(start, limits)
 
+    @told_plainly
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._opened().session().report_latest()
 
+    @told_plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._opened().session().input_partitions(start, end)
 
+    @told_plainly
     def commit(self, end: dict[str, Any]) -> None:
         self._opened().session().commit()
 

@@ -18,11 +18,12 @@ from pyspark.sql.datasource import InputPartition
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import DataLossError, ErrorCode
+from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns import columns_schema, decode_fetched
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.lookup import data_loss
+from spark_groupsource.source.plain import plain
 
 _log = logging.getLogger(__name__)
 
@@ -92,12 +93,10 @@ def read_task(partition: GroupInputPartition, columns: Columns) -> Iterator[pa.R
         with _heartbeat(cluster, partition.membership) as heartbeat:
             yield from _read(cluster, partition, columns, heartbeat)
             heartbeat.check_now()
-    except Exception:
+    except GroupSourceError as error:
         # what went wrong may be the connection's fault; the next attempt starts with fresh ones
-        if _clusters.get(partition.settings) is cluster:
-            del _clusters[partition.settings]
-        cluster.close()
-        raise
+        _discard(cluster)
+        raise plain(error) from None
 
 
 def _freeze_once() -> None:
@@ -114,6 +113,12 @@ def _cluster(settings: ClientSettings) -> Cluster:
     if cluster is None:
         cluster = _clusters[settings] = Cluster(settings.bootstrap, settings)
     return cluster
+
+
+def _discard(cluster: Cluster) -> None:
+    if _clusters.get(cluster.settings) is cluster:
+        del _clusters[cluster.settings]
+    cluster.close()
 
 
 def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:

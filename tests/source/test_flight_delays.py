@@ -1,0 +1,151 @@
+"""The job flight_delays: its schema file, its decoding, and its end by a signal while records flow."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+
+import fastavro
+import flight_delays
+import pyarrow
+import pyarrow.dataset
+import pytest
+from click.testing import CliRunner
+from processes import popen_leashed, stop_process
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+
+SCHEMA = Path(__file__).resolve().parents[2] / "conf" / "flights.avsc"
+FIELDS = [{"name": "a", "type": "int"}, {"name": "b", "type": ["null", "string"]}]
+RECORD = {"type": "record", "name": "R", "fields": FIELDS}
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "is not JSON"),
+        ('{"type": "record", "name": "R"}', "must hold an Avro record"),
+        ('{"type": "nonsense"}', "is not an Avro schema"),
+        ('"int"', "must hold an Avro record, as conf/flights.avsc does"),
+        ('[{"type": "record", "name": "R", "fields": []}]', "must hold an Avro record"),
+        (
+            '{"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "array", "items": "int"}}]}',
+            "field x is .*array.*; this job takes boolean, int",
+        ),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}', "field x is"),
+    ],
+)
+def test_bad_schema_file_is_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "schema.avsc"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(flight_delays.SchemaFileError, match=message) as caught:
+        flight_delays.read_schema(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_bad_schema_file_ends_the_job_before_spark_starts(tmp_path):
+    arguments = ["--bootstrap-servers", "h:1", "--output", "o", "--checkpoint", "c", "--schema", str(tmp_path / "x")]
+    result = CliRunner().invoke(flight_delays.main, arguments)
+    assert result.exit_code == 1
+    assert result.output == f"Error: schema file {tmp_path / 'x'} cannot be read: No such file or directory\n"
+
+
+def test_values_become_columns_beside_their_position():
+    parsed = fastavro.parse_schema(RECORD)
+    values = []
+    for row in ({"a": 1, "b": "x"}, {"a": 2, "b": None}):
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, parsed, row)
+        values.append(buffer.getvalue())
+    batch = pyarrow.record_batch(
+        {"value": values, "topic": ["t", "t"], "partition": pyarrow.array([0, 0], "int32"), "offset": [7, 8]}
+    )
+    decode = flight_delays.decoder(RECORD, flight_delays.column_types(RECORD, SCHEMA))
+    assert [b.to_pylist() for b in decode(iter([batch]))] == [
+        [
+            {"a": 1, "b": "x", "topic": "t", "partition": 0, "offset": 7},
+            {"a": 2, "b": None, "topic": "t", "partition": 0, "offset": 8},
+        ]
+    ]
+
+
+def test_spark_error_is_cut_down_to_what_to_mend():
+    wall = "[STREAM_FAILED] x\nTraceback\nspark_groupsource.errors.ConfigurationError: topic t is not there\n z"
+    assert flight_delays.cause_of(Exception(wall)) == "topic t is not there"
+    assert flight_delays.cause_of(Exception("\nother\nmore")) == "other"
+
+
+class Job:
+    """A running job of 2 members that reads a topic fed all the while."""
+
+    def __init__(self, bootstrap_servers, topic, group, directory):
+        self.output, self.log, self.rebalances = directory / "out", directory / "log", directory / "rebalances"
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        job = Path(flight_delays.__file__)
+        command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--name", "the job"]
+        command += ["--conf", "spark.ui.enabled=false", str(job), "--bootstrap-servers", bootstrap_servers]
+        command += ["--topic", topic, "--group", group, "--members", "2", "--schema", str(SCHEMA)]
+        command += ["--output", str(self.output), "--checkpoint", str(directory / "checkpoint")]
+        command += ["--rebalance-log", str(self.rebalances), "--trigger", "200 milliseconds"]
+        with open(self.log, "w") as log:
+            self.process = popen_leashed(command, log, subprocess.STDOUT, environment)
+
+    def python_pid(self):
+        told = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        rows = [line.split(None, 2) for line in told.stdout.splitlines()]
+        return next(int(pid) for pid, above, args in rows if int(above) == self.process.pid and "flight_delays" in args)
+
+    def positions(self):
+        table = pyarrow.dataset.dataset(self.output, format="parquet").to_table(columns=["partition", "offset"])
+        return sorted(zip(table["partition"].to_pylist(), table["offset"].to_pylist()))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("target", ["jvm", "python"])
+def test_sigterm_drains_while_records_flow(embedded, topic, group, tmp_path, target):
+    flights = pytest.importorskip("flights")
+    values = [f.value for f in islice(flights.encode_flights(flights.load_flights().head(500)), 500)]
+    create_topic(embedded.bootstrap_servers, topic, 4)
+    settings = ClientSettings.parse({"bootstrap.servers": embedded.bootstrap_servers})
+    client = Cluster(settings.bootstrap, settings)
+    ended = threading.Event()
+
+    def feed():
+        while not ended.wait(0.05):
+            produce(embedded.bootstrap_servers, topic, [(n % 4, None, value) for n, value in enumerate(values)])
+
+    def committed():
+        found = client.fetch_committed(group)
+        return {p.partition: c.offset for p, c in found.items() if c is not None}
+
+    job = Job(embedded.bootstrap_servers, topic, group, tmp_path)
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        wait_until(lambda: sum(committed().values()) > 3000, "the job commits", 120)
+        os.kill(job.process.pid if target == "jvm" else job.python_pid(), signal.SIGTERM)
+        wait_until(lambda: job.process.poll() is not None, "the job ends", 60)
+    finally:
+        ended.set()
+        feeder.join()
+        stop_process(job.process, 5)
+        positions = committed()
+        client.close()
+    said = job.log.read_text()
+    assert job.process.returncode in ((143, -15) if target == "jvm" else (0,)), said
+    # Spark's own daemon of workers complains of broken pipes when they end; nothing else may complain
+    assert "Py4J" not in said and "StreamingQueryException" not in said and "shutdown-hook" not in said
+    # what was written is what was committed: nothing in flight was left over, nothing is going to be read again
+    assert job.positions() == [(p, n) for p, end in sorted(positions.items()) for n in range(end)]
+    events = [json.loads(line) for line in job.rebalances.read_text().splitlines()]
+    assert events[0]["generation"] >= 1 and len(events[0]["gained"]) == 4 and "text" in events[0]

@@ -1,0 +1,142 @@
+"""A task against a fetcher that is a list: every record or an error, and the heartbeat's place in it."""
+
+import pickle
+from contextlib import nullcontext
+
+import pytest
+
+from spark_groupsource.client.fetcher import FetchedBlock
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import DataLossError, ErrorCode, GenerationMismatchError
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.net import Address
+from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.source import task
+from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.task import GroupInputPartition, TaskMembership, read_task
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SETTINGS = ClientSettings((Address("h", 1),))
+
+
+def block(p, first, count, next_offset=None):
+    records = [Record(None, b"%d" % (first + n), 0) for n in range(count)]
+    data = memoryview(encode_batch(records, base_offset=first))
+    return FetchedBlock(p, data, first + count if next_offset is None else next_offset)
+
+
+class Fetcher:
+    """Yields one list of blocks per round; `rounds` notes what was asked."""
+
+    script: list = []
+    rounds: list = []
+
+    def __init__(self, cluster, settings):
+        pass
+
+    def fetch_blocks(self, ranges):
+        self.rounds.append(sorted(ranges))
+        yield from self.script.pop(0)
+
+
+@pytest.fixture
+def fetch(monkeypatch):
+    def script(*rounds):
+        Fetcher.script, Fetcher.rounds = list(rounds), []
+
+    monkeypatch.setattr(task, "PartitionFetcher", Fetcher)
+    monkeypatch.setattr(task, "_freeze_once", lambda: None)
+    return script
+
+
+def read(*ranges, fail=True, columns=Columns(("offset", "value")), membership=None):
+    partition = GroupInputPartition(ranges=ranges, settings=SETTINGS, fail_on_data_loss=fail, membership=membership)
+    partition = pickle.loads(pickle.dumps(partition))  # as Spark sends it
+    return [(row["offset"], row["value"]) for batch in read_task(partition, columns) for row in batch.to_pylist()]
+
+
+def test_blocks_are_cut_to_the_ranges(fetch):
+    fetch([block(P0, 0, 5), block(P1, 8, 4), block(P0, 5, 5)])
+    assert read(OffsetRange(P0, 2, 7), OffsetRange(P1, 9, 10), OffsetRange(P0._replace(partition=5), 3, 3)) == [
+        *((n, b"%d" % n) for n in (2, 3, 4)),
+        (9, b"9"),
+        *((n, b"%d" % n) for n in (5, 6)),
+    ]
+    assert Fetcher.rounds == [[OffsetRange(P0, 2, 7), OffsetRange(P1, 9, 10)]]
+
+
+def test_not_null_columns_are_declared(fetch):
+    fetch([block(P0, 0, 1)])
+    partition = GroupInputPartition(ranges=[OffsetRange(P0, 0, 1)], settings=SETTINGS, fail_on_data_loss=True)
+    (batch,) = read_task(partition, Columns(("offset", "value"), frozenset({"offset"})))
+    assert [field.nullable for field in batch.schema] == [False, True]
+
+
+def test_short_read_is_never_silent(fetch):
+    fetch([block(P0, 0, 3)], [])
+    with pytest.raises(DataLossError, match=r"no record of t-0 came, \[3, 9\)"):
+        read(OffsetRange(P0, 0, 9))
+
+
+def gone(code, **known):
+    return FetchedBlock(P0, memoryview(b""), 0, error=int(code), **known)
+
+
+def out_of_range(log_start, end):
+    return gone(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log_start, high_watermark=end)
+
+
+@pytest.mark.parametrize(
+    "lost, error_class, rest",
+    [
+        (out_of_range(4, 20), "START_OFFSET_RESET", [(4, 9)]),
+        (out_of_range(12, 20), "START_OFFSET_RESET", []),
+        (out_of_range(0, 1), "COULD_NOT_READ_OFFSET_RANGE", []),
+        (gone(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "PARTITIONS_DELETED", []),
+    ],
+)
+def test_lost_records_fail_or_are_left_out(fetch, lost, error_class, rest):
+    fetch([lost])
+    with pytest.raises(DataLossError, match=f"KAFKA_DATA_LOSS.{error_class}.*t-0"):
+        read(OffsetRange(P0, 2, 9))
+    fetch([lost], *[[block(P0, start, end - start)] for start, end in rest])
+    expected = [(n, b"%d" % n) for start, end in rest for n in range(start, end)]
+    assert read(OffsetRange(P0, 2, 9), fail=False) == expected
+
+
+class Heart:
+    def __init__(self, fail_at):
+        self.fail_at, self.calls = fail_at, []
+
+    def check(self):
+        self._beat("check")
+
+    def check_now(self):
+        self._beat("check_now")
+
+    def _beat(self, name):
+        self.calls.append(name)
+        if name == self.fail_at:
+            raise GenerationMismatchError(
+                group_id="g", member_id="m", generation_id=4, current_generation=5, cause="removed"
+            )
+
+
+MEMBERSHIP = TaskMembership("g", "m", 4, None, 3000)
+
+
+def test_task_asks_between_blocks_and_after_the_last_record(fetch, monkeypatch):
+    heart = Heart(None)
+    monkeypatch.setattr(task, "_heartbeat", lambda cluster, membership: nullcontext(heart))
+    fetch([block(P0, 0, 5), block(P0, 5, 5)])
+    assert len(read(OffsetRange(P0, 0, 10), membership=MEMBERSHIP)) == 10
+    assert heart.calls == ["check", "check", "check_now"]
+
+
+@pytest.mark.parametrize("when", ["check", "check_now"])
+def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
+    monkeypatch.setattr(task, "_heartbeat", lambda cluster, membership: nullcontext(Heart(when)))
+    fetch([block(P0, 0, 5)])
+    with pytest.raises(GenerationMismatchError, match="in generation 4, the group's generation is now 5: removed"):
+        read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)
+    assert SETTINGS not in task._clusters  # the next attempt starts with fresh connections
