@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
 from spark_groupsource.net import LocalChannel, LocalListener
-from spark_groupsource.source.local import private_directory, sweep
+from spark_groupsource.source.local import is_alive, private_directory, sweep
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +33,21 @@ def sockets_of(driver: int, reader: str) -> list[Path]:
     return sorted(control_directory(driver).glob(f"{reader[:_NAME_LENGTH]}-*"))
 
 
+def _sweep_sockets(directory: Path) -> None:
+    """Removes what killed readers have left, one of this process's id among them."""
+    for path in directory.iterdir():
+        pid = int(path.name.rpartition("-")[2])
+        if pid == os.getpid() or not is_alive(pid):
+            path.unlink(missing_ok=True)
+
+
 class ControlServer:
     """Listens until closed; `request_drain` is called with each proof and tells whether the reader has drained."""
 
     def __init__(self, driver: int, reader: str, request_drain: Callable[[dict[str, Any] | None], bool]) -> None:
         sweep("control")
         self._directory = control_directory(driver)
+        _sweep_sockets(self._directory)
         self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
         self._request_drain = request_drain
         self._closed = threading.Event()

@@ -13,6 +13,7 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.control import control_directory
+from spark_groupsource.source.local import is_alive
 
 pytestmark = pytest.mark.spark
 
@@ -200,7 +201,8 @@ def test_restart_after_the_reader_was_killed(bench):
 
 def reader_pids(spark):
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-    return [int(path.name.rpartition("-")[2]) for path in control_directory(jvm).iterdir()]
+    pids = [int(path.name.rpartition("-")[2]) for path in control_directory(jvm).iterdir()]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def test_assign_needs_no_group(bench):
