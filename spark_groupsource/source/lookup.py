@@ -65,6 +65,14 @@ class Lookup:
             )
         raise BrokerError(code, f"topic {topic} cannot be described")
 
+    def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those of the partitions that do not exist any more, sorted."""
+        asked = sorted(partitions)
+        if not asked:
+            return []
+        view = self._cluster.metadata({p.topic for p in asked}, refresh=True)
+        return [p for p in asked if p not in view.partitions_of(p.topic)]
+
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Log start of each partition."""
         return self._offsets({p: EARLIEST for p in partitions})
@@ -95,7 +103,8 @@ class Lookup:
             try:
                 return ask()
             except BrokerError as error:
-                if not error.retriable:
+                # the client has been patient with topics that nobody knows
+                if not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
             self._clock.sleep_ms(self._options["fetchOffset.retryIntervalMs"])
         return ask()

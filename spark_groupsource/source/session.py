@@ -111,6 +111,7 @@ class StreamSession:
         self._committed: Offsets = {}
         self._uncommitted: Offsets = {}
         self._ends = _Ends()
+        self._gone: set[TopicPartition] = set()
         self._target: Offsets | None = None
         self._is_available_now = False
         self._planned_ms: int | None = None
@@ -282,12 +283,12 @@ class StreamSession:
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         """Decides where each owned partition goes on after the group has changed."""
+        self._check_deleted(self._lookup.missing(self._owned - owned), start)
         committed = self._ownership.committed(sorted(owned))
-        self._acquired = {p: offset for p, offset in self._acquired.items() if p in owned}
+        self._acquired = {}
+        self._gone = set()
         fresh = []
         for p in sorted(owned):
-            if p in self._acquired:
-                continue
             acquisition = self._decide(p, start, committed)
             if acquisition.offset is None:
                 fresh.append(p)
@@ -307,7 +308,8 @@ class StreamSession:
             written_by_us=commit is not None and commit.metadata.startswith(_METADATA_PREFIX),
         )
         if acquisition.winner is Winner.GROUP_AHEAD:
-            _log.warning("%s: following the group to offset %s, checkpoint %s", p, commit, start.positions[p])
+            ahead, behind = acquisition.offset, start.positions[p]
+            _log.info("%s: the group is at %s, ahead of the checkpoint at %s; going on from there", p, ahead, behind)
         if acquisition.winner is not Winner.GROUP_RESET:
             return acquisition
         reaction = self._options["onGroupReset"]
@@ -378,8 +380,27 @@ class StreamSession:
             if left_ms > 0 and Backlog(begins, known).total:
                 return known
             self._clock.sleep_ms(left_ms)
-        self._ends = _Ends(self._lookup.latest(begins), self._clock.now_ms())
+        self._ends = _Ends(self._existing_ends(begins), self._clock.now_ms())
         return self._ends.offsets
+
+    def _existing_ends(self, begins: Offsets) -> Offsets:
+        """Log ends; a partition that was deleted ends where it was read to, if failOnDataLoss lets it."""
+        asked = [p for p in begins if p not in self._gone]
+        try:
+            return {**begins, **self._lookup.latest(asked)}
+        except BrokerError as error:
+            gone = self._lookup.missing(asked) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
+            if not gone:
+                raise
+        self._check_deleted(gone, SourceOffset(begins))
+        self._gone.update(gone)
+        return self._existing_ends(begins)
+
+    def _check_deleted(self, gone: Iterable[TopicPartition], start: SourceOffset) -> None:
+        lost = [p for p in gone if p in start.positions]
+        if lost:
+            message = f"{join_names(lost)} was deleted; {lost[0]} was read to offset {start.positions[lost[0]]}."
+            data_loss(self._options["failOnDataLoss"], "PARTITIONS_DELETED", message, _log.warning)
 
     def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
         unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]

@@ -36,10 +36,15 @@ class FakeCluster:
 
     def metadata(self, topics=None, *, refresh=False):
         partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
+        if topics and not partitions:
+            return ClusterView({}, {}, errors={t: 3 for t in topics})
         return ClusterView({1: Node(1, "h", 1)}, {"t": TopicInfo("t", None, partitions)})
 
     def list_offsets(self, partitions, read_committed=None):
         self.asked += 1
+        for p in partitions:
+            if p not in self.logs:
+                raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"offset of {p}")
         return {p: FoundOffset(self.logs[p][{EARLIEST: 0, LATEST: 1}[at]], -1, -1) for p, at in partitions.items()}
 
     def close(self):
@@ -363,6 +368,31 @@ def test_shrunken_log_is_data_loss():
     lenient = Query(RESTART, FakeCluster({P0: (0, 3)}), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
     assert lenient.trigger() is None
     assert lenient.start == RESTART
+
+
+def test_deleted_partition_is_data_loss(caplog):
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    del query.cluster.logs[P1]
+    query.clock.advance_ms(500)
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED\] t-1 was deleted; t-1 was read to offset 10"):
+        query.trigger()
+    lenient = Query(startingOffsets="earliest", failOnDataLoss="false")
+    lenient.trigger()
+    lenient.cluster.logs = {P0: (0, 20), P2: (0, 10)}
+    lenient.clock.advance_ms(500)
+    assert lenient.trigger() == {P0: (10, 20)}
+    assert lenient.trigger() is None
+    assert "PARTITIONS_DELETED" in caplog.text
+
+
+def test_partition_that_a_rebalance_took_because_it_was_deleted_is_data_loss_too():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    del query.cluster.logs[P1]
+    query.group.rebalance({P0: 0, P2: 1})
+    with pytest.raises(DataLossError, match="t-1 was deleted"):
+        query.trigger()
 
 
 def test_drain_commits_and_leaves_at_the_next_trigger():
