@@ -9,7 +9,14 @@ from spark_groupsource.client.answers import FENCING
 from spark_groupsource.client.retry import Retry
 from spark_groupsource.client.routing import Router
 from spark_groupsource.client.views import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterView, FoundOffset, TopicInfo
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError, GroupSourceError
+from spark_groupsource.errors import (
+    RETRIABLE,
+    BrokerError,
+    ConnectionFailed,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+)
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import ListOffsetsRequest, Message, OffsetCommitRequest, OffsetFetchRequest
 
@@ -38,6 +45,17 @@ class Cluster(Router):
             if name in view.errors:
                 raise BrokerError(view.errors[name], _topic_problem(name, view.errors[name]))
         return {name: view.topics[name] for name in names}
+
+    def check_topics(self, topics: Iterable[str]) -> None:
+        """Passes topics that can be read, or could be once they exist or have a leader.
+
+        Raises: BrokerError for those that are forbidden or no legal names, with the mend.
+        """
+        errors = self.metadata(topics).errors
+        hopeless = sorted(name for name, code in errors.items() if code not in RETRIABLE)
+        if hopeless:
+            problems = (_topic_problem(name, errors[name]) for name in hopeless)
+            raise BrokerError(errors[hopeless[0]], "; ".join(problems))
 
     def list_offsets(
         self,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from functools import partial
+from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.answers import FENCING
@@ -139,6 +140,7 @@ class GroupClient:
             now_ms = self._clock.now_ms()
             for member in self._state.members:
                 member.membership.polled(now_ms)
+        self._take_completed()
         self._watch_metadata()
         self._start()
         while not self._turn():
@@ -325,17 +327,20 @@ class GroupClient:
             self._raise_failure()
             preparing = [member for member in self._state.members if member.membership.wants_prepare]
             giving_up = [member.membership.giving_up(self._state.topics) for member in preparing]
-        self._tell(giving_up)
+        _run_all(lambda: self._tell(giving_up), lambda: self._prepare(preparing))
         with self._state.changed:
-            for member in preparing:
-                if member.membership.wants_prepare:
-                    member.membership.prepare(self._state.topics)
-            if preparing:
-                self._state.changed.notify_all()
             settled = self._settled()
             if settled:
                 self._record()
             return settled
+
+    def _prepare(self, members: Sequence[MemberThread]) -> None:
+        with self._state.changed:
+            for member in members:
+                if member.membership.wants_prepare:
+                    member.membership.prepare(self._state.topics)
+            if members:
+                self._state.changed.notify_all()
 
     def _raise_failure(self) -> None:
         for member in self._state.members:
@@ -346,38 +351,46 @@ class GroupClient:
     def _take_completed(self) -> None:
         """Hands over the assignments that have come; the listener hears of those of all members together.
 
-        It hears of what goes before it goes, so that it may commit it.
+        It hears of what goes before it goes, so that it may commit it. Where code of the user's fails, the rest is done
+        all the same.
+
+        Raises: what was raised first.
         """
         with self._state.changed:
             waiting = [m for m in self._state.members if m.membership.wants_complete]
             outcomes = [m.membership.outcome(self._is_subscribed) for m in waiting]
         if not waiting:
             return
-        self._tell([Prepared(revoked=outcome.revoked) for outcome in outcomes if outcome is not None])
+        revoked = [Prepared(revoked=outcome.revoked) for outcome in outcomes if outcome is not None]
+        _run_all(lambda: self._tell(revoked), lambda: self._take(waiting))
+
+    def _take(self, waiting: Sequence[MemberThread]) -> None:
+        steps: list[Callable[[], object]] = []
         gained: list[TopicPartition] = []
         with self._state.changed:
-            done = False
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
                 completed = member.membership.complete(self._is_subscribed)
                 if completed is None or assignment is None:
                     continue
-                done = True
                 gained += completed.gained
-                member.remember(assignment, generation)
-        if done and self._listener is not None:
-            self._listener.assigned(sorted(gained))
+                steps.append(partial(member.remember, assignment, generation))
+                if self._matches is not None:
+                    # a leader may have found topics before we did; they are no reason to join again
+                    found = {*self._state.topics, *(tp.topic for tp in assignment.partitions)}
+                    self._state.topics = tuple(sorted(found))
+        listener = self._listener
+        if steps and listener is not None:
+            steps.append(lambda: listener.assigned(sorted(gained)))
+        _run_all(*steps)
 
-    def _tell(self, giving_up: Iterable[Prepared]) -> None:
-        if self._listener is None:
+    def _tell(self, giving_up: Sequence[Prepared]) -> None:
+        listener = self._listener
+        if listener is None:
             return
-        giving_up = list(giving_up)
         lost = sorted(tp for prepared in giving_up for tp in prepared.lost)
         revoked = sorted(tp for prepared in giving_up for tp in prepared.revoked)
-        if lost:
-            self._listener.lost(lost)
-        if revoked:
-            self._listener.revoked(revoked)
+        _run_all(*(partial(tell, tps) for tell, tps in ((listener.lost, lost), (listener.revoked, revoked)) if tps))
 
     def _settled(self) -> bool:
         generations = {member.membership.generation.generation_id for member in self._state.members}
@@ -413,9 +426,16 @@ class GroupClient:
         return topic in self._state.topics or (self._matches is not None and self._matches(topic) is not None)
 
     def _watch_metadata(self) -> None:
-        """Finds topics that match the pattern; where one of ours leads, also compares what it assigned upon."""
+        """Finds topics that match the pattern; where one of ours leads, also compares what it assigned upon.
+
+        Raises: BrokerError for a subscribed topic that no waiting makes readable.
+        """
+        with self._state.changed:
+            joining = any(member.membership.wants_prepare for member in self._state.members)
         if self._matches is not None:
-            self._match_topics(self._matches)
+            self._match_topics(self._matches, refresh=joining)
+        elif joining:
+            self._cluster.check_topics(self._state.topics)
         with self._state.changed:
             leader = next((m for m in self._state.members if m.membership.is_leader and m.membership.settled), None)
             topics, taken = self._state.group_topics, self._state.snapshot
@@ -426,8 +446,8 @@ class GroupClient:
             with self._state.changed:
                 leader.membership.request_rejoin("cached metadata has changed")
 
-    def _match_topics(self, matches: Callable[[str], object]) -> None:
-        view = self._cluster.metadata(None)
+    def _match_topics(self, matches: Callable[[str], object], refresh: bool) -> None:
+        view = self._cluster.metadata(None, refresh=refresh)
         found = tuple(
             sorted(
                 name
@@ -440,6 +460,18 @@ class GroupClient:
                 self._state.topics = found
                 for member in self._state.members:
                     member.membership.request_rejoin("subscription has changed")
+
+
+def _run_all(*steps: Callable[[], object]) -> None:
+    """Takes every step, whichever fails, and raises what was raised first."""
+    failure: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _view(member: MemberThread) -> MemberView:

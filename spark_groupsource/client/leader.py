@@ -1,17 +1,17 @@
 """What a group's leader does between JoinGroup and SyncGroup: it reads everyone's subscription and assigns.
 
-Source: Kafka's ConsumerCoordinator.onLeaderElected; KIP-881 (racks).
+Source: Kafka's ConsumerCoordinator.onLeaderElected; KIP-429 (cooperative hand-over), KIP-881 (racks).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 
-from spark_groupsource.assign import Assignor
+from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
 from spark_groupsource.client.cluster import Cluster, ClusterView
 from spark_groupsource.client.membership import Joined
-from spark_groupsource.model import Assignment, GroupMember
+from spark_groupsource.model import Assignment, GroupMember, TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_subscription, encode_assignment
 
 Snapshot = Mapping[str, Any]
@@ -30,7 +30,8 @@ class Decision:
 def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: bool) -> Decision:
     """Runs `assignor` over all members, on metadata fetched now.
 
-    Raises: whatever the assignor raises; RemoteProtocolError on a subscription that cannot be read; ConnectionFailed.
+    Raises: whatever the assignor raises; RuntimeError where a cooperative assignor of the user's moves a partition that
+        its owner has not given up; RemoteProtocolError on a subscription that cannot be read; ConnectionFailed.
     """
     members = [
         GroupMember(member_id, decode_subscription(data), instance_id)
@@ -44,6 +45,13 @@ def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: boo
         return Decision({}, topics, taken)
     counts = {topic: len(view.topics[topic].partitions) for topic in sorted(topics) if topic in view.topics}
     assigned = assignor.assign(counts, members, _racks(view, topics))
+    if assignor.cooperative and not isinstance(assignor, CooperativeStickyAssignor):
+        _check_hand_over(assignor.name, members, assigned)
+    unasked = {tp.topic for partitions in assigned.values() for tp in partitions} - topics
+    if unasked:
+        # an assignor may give what nobody subscribes to; it has to be watched like the rest
+        topics |= unasked
+        taken = snapshot(cluster.metadata(topics, refresh=True), topics, with_racks)
     return Decision(
         {
             member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
@@ -52,6 +60,27 @@ def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: boo
         topics,
         taken,
     )
+
+
+def _check_hand_over(
+    name: str, members: Sequence[GroupMember], assigned: Mapping[str, Sequence[TopicPartition]]
+) -> None:
+    """A partition goes to a new owner only in the round after the old one gave it up.
+
+    Raises: RuntimeError naming what would be read by two at once.
+    """
+    gained: set[TopicPartition] = set()
+    given_up: set[TopicPartition] = set()
+    for member in members:
+        before, after = set(member.subscription.owned_partitions), set(assigned.get(member.member_id, ()))
+        gained |= after - before
+        given_up |= before - after
+    if gained & given_up:
+        moved = ", ".join(map(str, sorted(gained & given_up)))
+        raise RuntimeError(
+            f"assignor {name} is cooperative, but gives {moved} to a new owner while the old one still reads it; it "
+            "must leave such partitions out of one assignment"
+        )
 
 
 def snapshot(view: ClusterView, topics: Iterable[str], with_racks: bool) -> Snapshot:

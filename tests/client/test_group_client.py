@@ -24,7 +24,7 @@ from spark_groupsource.errors import (
     UnsupportedVersion,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.wire.messages import FindCoordinatorResponse
+from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
 POLL_MS = 20_000
 
@@ -408,8 +408,10 @@ def test_static_members_need_a_broker_that_knows_them(group: str) -> None:
             key=group, node_id=1, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None
         )
         broker._answers["ApiVersions"] = lambda r, v: advertise(
-            ApiVersions=(0, 3), FindCoordinator=(0, 4), JoinGroup=(0, 4)
+            ApiVersions=(0, 3), Metadata=(0, 12), FindCoordinator=(0, 4), JoinGroup=(0, 4)
         )
+        nothing = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=-1, topics=[])
+        broker._answers["Metadata"] = lambda r, v: nothing
         found = FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
         broker._answers["FindCoordinator"] = lambda r, v: found
         with open_cluster(str(broker.address)) as client, group_client(
