@@ -118,10 +118,10 @@ class Cluster(Router):
             answer = self.call_coordinator(
                 group_id, request, retry.remaining_ms, errors=lambda a: [_fetched_group(a).error_code]
             )
-            error = _first_error(group_id, answer)
+            error = _fetch_error(group_id, answer)
             if error is None:
                 break
-            if not error.retriable:
+            if not error.retriable or error.code in _UNKNOWN_TOPIC:
                 raise error
             retry.again(error)
         asked: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
@@ -298,15 +298,18 @@ def _fetched_group(answer: Message) -> Message:
     return answer.groups[0] if answer.groups else answer
 
 
-def _first_error(group_id: str, answer: Message) -> BrokerError | None:
+def _fetch_error(group_id: str, answer: Message) -> BrokerError | None:
+    """The error of the group, of all topics that may not be read, or of the first partition that has one."""
     group = _fetched_group(answer)
     if group.error_code:
         return BrokerError(group.error_code, f"committed offsets of group {group_id}")
-    for topic in group.topics:
-        for p in topic.partitions:
-            if p.error_code:
-                name = f"{topic.name}-{p.partition_index}"
-                return BrokerError(p.error_code, f"committed offset of {name}, group {group_id}")
+    failed = [(topic.name, p) for topic in group.topics for p in topic.partitions if p.error_code]
+    forbidden = sorted({name for name, p in failed if p.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED})
+    if forbidden:
+        context = f"committed offsets of topics {', '.join(forbidden)} of group {group_id} (grant DESCRIBE)"
+        return BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, context)
+    for name, p in failed:
+        return BrokerError(p.error_code, f"committed offset of {name}-{p.partition_index}, group {group_id}")
     return None
 
 

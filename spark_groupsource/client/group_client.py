@@ -235,8 +235,10 @@ class GroupClient:
                 return
             with self._state.changed:
                 membership.commit_answered(code, sent)
+                # a round that was on its way has ended meanwhile: still ours, in the generation it brought
+                overtaken = membership.generation != sent and not membership.fenced
                 self._state.changed.notify_all()
-            if code in FENCING:
+            if code in FENCING and not overtaken:
                 raise mismatch(
                     self._cluster,
                     group_id=group_id,
@@ -244,7 +246,7 @@ class GroupClient:
                     generation_id=sent.generation_id,
                     code=code,
                 )
-            # the group waits for its leader's assignment, for which it has already counted us in
+            # else the group waits for its leader's assignment, for which it has already counted us in
             retry.again(BrokerError(code, f"commit by member {member.client_id} of group {group_id}"))
 
     # -- leaving -----------------------------------------------------------------------------------------------------
