@@ -7,6 +7,7 @@ two differ, the embedded broker is wrong.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
@@ -70,6 +71,8 @@ def spark() -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # without it Spark's workers are whatever python3 the PATH names, which has none of the packages
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("groupsource tests")
