@@ -27,6 +27,7 @@ class Host(Protocol):
     """What a connection needs of its server."""
 
     broker: Broker
+    node_id: int
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -169,7 +170,7 @@ class Connection(asyncio.Protocol):
         request = decode_request(frame, header, position)
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._host.new_token(self)
-        call = Call(token, header.api_key, header.api_version, header.client_id or "", self.peer)
+        call = Call(token, header.api_key, header.api_version, header.client_id or "", self.peer, self._host.node_id)
         self._host.broker.handle(call, request)
 
     def _limit_reading(self) -> None:

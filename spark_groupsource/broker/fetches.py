@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable, NamedTuple
 
 from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
-from spark_groupsource.broker.partitions import LEADER_EPOCH, Partition, Partitions, Refusal
+from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.partitions import Partition, Partitions, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import FetchResponse, Message
@@ -34,6 +35,7 @@ class _Answer(NamedTuple):
 
 
 class _Parked(NamedTuple):
+    node_id: int
     request: Message
     api_version: int
 
@@ -44,11 +46,13 @@ class Fetches:
     def __init__(
         self,
         partitions: Partitions,
+        leaders: Leaders,
         timers: DeadlineHeap[tuple[object, ...]],
         max_bytes: int,
         send: Send,
     ) -> None:
         self._partitions = partitions
+        self._leaders = leaders
         self._timers = timers
         self._max_bytes = max_bytes
         self._send = send
@@ -58,14 +62,14 @@ class Fetches:
     def __len__(self) -> int:
         return len(self._parked)
 
-    def fetch(self, token: int, request: Message, api_version: int, now_ms: int) -> Message | None:
-        """The answer, or None when the request is parked."""
+    def fetch(self, token: int, node_id: int, request: Message, api_version: int, now_ms: int) -> Message | None:
+        """The answer of one node, or None when the request is parked."""
         if request.session_id != 0:
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND, session_id=0, responses=[])
-        answer = self._read(request, api_version)
+        answer = self._read(node_id, request, api_version)
         if answer.size >= request.min_bytes or answer.has_error or request.max_wait_ms <= 0 or not answer.partitions:
             return answer.response
-        self._parked[token] = _Parked(request, api_version)
+        self._parked[token] = _Parked(node_id, request, api_version)
         self._waiting.park(token, answer.partitions, request.min_bytes - answer.size)
         self._timers.set(("fetch", token), now_ms + request.max_wait_ms)
         return None
@@ -76,7 +80,7 @@ class Fetches:
             self._answer(token)
 
     def wake(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Answers every request that waits for one of these: they are gone or begin elsewhere."""
+        """Answers every request that waits for one of these: they are gone, begin elsewhere or are led elsewhere."""
         for topic_partition in topic_partitions:
             for token in self._waiting.wake(topic_partition):
                 self._answer(token)
@@ -95,9 +99,9 @@ class Fetches:
     def _answer(self, token: int) -> None:
         parked = self._parked.pop(token)
         self._timers.cancel(("fetch", token))
-        self._send(token, self._read(parked.request, parked.api_version).response)
+        self._send(token, self._read(*parked).response)
 
-    def _read(self, request: Message, api_version: int) -> _Answer:
+    def _read(self, node_id: int, request: Message, api_version: int) -> _Answer:
         left = min(request.max_bytes, self._max_bytes)
         size, has_error = 0, False
         found: list[TopicPartition] = []
@@ -114,6 +118,7 @@ class Fetches:
                     if refusal is not None:
                         raise refusal
                     partition = self._partitions.partition(name, wanted.partition)
+                    self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
                     entry = self._read_partition(partition, wanted, left - size, size == 0)
                     size += len(entry.records)
                     found.append(partition.topic_partition)
@@ -127,7 +132,6 @@ class Fetches:
 
     def _read_partition(self, partition: Partition, wanted: Message, left: int, first: bool) -> Message:
         log = partition.log
-        check_leader_epoch(wanted.current_leader_epoch)
         if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = min(wanted.partition_max_bytes, left)
@@ -150,14 +154,6 @@ class Fetches:
             preferred_read_replica=-1,
             records=records,
         )
-
-
-def check_leader_epoch(epoch: int) -> None:
-    """Raises: Refusal when the client knows another leader epoch than ours; -1 is no epoch."""
-    if epoch > LEADER_EPOCH:
-        raise Refusal(ErrorCode.UNKNOWN_LEADER_EPOCH)
-    if 0 <= epoch < LEADER_EPOCH:
-        raise Refusal(ErrorCode.FENCED_LEADER_EPOCH)
 
 
 def _error_entry(partition: int, code: ErrorCode) -> Message:

@@ -5,10 +5,9 @@ Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special times
 
 from __future__ import annotations
 
-from spark_groupsource.broker.fetches import check_leader_epoch
 from spark_groupsource.broker.log import TimestampAndOffset
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
-from spark_groupsource.broker.partitions import LEADER_EPOCH, OFFSETS_TOPIC, Partition, Refusal
+from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
@@ -92,7 +91,9 @@ def _produce_target(broker: Broker, call: Call, request: Message, topic: Message
     name = broker.partitions.topic_name(topic.topic_id) if by_id else topic.name
     if name == OFFSETS_TOPIC:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{OFFSETS_TOPIC} is written by the coordinator alone")
-    return broker.partitions.partition(name, number)
+    partition = broker.partitions.partition(name, number)
+    broker.leaders.check(call.node_id, partition.topic_partition)
+    return partition
 
 
 def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
@@ -116,7 +117,7 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
 
 def fetch(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Record batches as they stand in the log, now or when there are enough."""
-    response = broker.fetches.fetch(call.token, request, call.api_version, broker.clock.now_ms())
+    response = broker.fetches.fetch(call.token, call.node_id, request, call.api_version, broker.clock.now_ms())
     return LATER if response is None else response
 
 
@@ -126,10 +127,12 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
-            code, found = ErrorCode.NONE, _NOTHING
+            code, found, leader_epoch = ErrorCode.NONE, _NOTHING, -1
             try:
                 partition = broker.partitions.partition(topic.name, wanted.partition_index)
+                leader = broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
                 found = _look_up(partition, wanted, call.api_version)
+                leader_epoch = leader.epoch if found.offset >= 0 else -1
             except Refusal as error:
                 code = error.code
             entry = _ListedPartition(
@@ -137,7 +140,7 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
                 error_code=code,
                 timestamp=found.timestamp_ms,
                 offset=found.offset,
-                leader_epoch=LEADER_EPOCH if found.offset >= 0 else -1,
+                leader_epoch=leader_epoch,
             )
             results.append(entry)
         topics.append(_ListedTopic(name=topic.name, partitions=results))
@@ -145,7 +148,6 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
 
 
 def _look_up(partition: Partition, wanted: Message, api_version: int) -> TimestampAndOffset:
-    check_leader_epoch(wanted.current_leader_epoch)
     log, timestamp = partition.log, wanted.timestamp
     if timestamp == _LATEST:
         return TimestampAndOffset(-1, log.high_watermark)
@@ -174,6 +176,8 @@ def delete_records(broker: Broker, call: Call, request: Message) -> Message:
             topic_partition = TopicPartition(topic.name, wanted.partition_index)
             code, low_watermark = ErrorCode.NONE, -1
             try:
+                broker.partitions.partition(*topic_partition)  # what is not there has no leader
+                broker.leaders.check(call.node_id, topic_partition)
                 low_watermark = broker.delete_records(topic_partition, wanted.offset)
             except Refusal as error:
                 code = error.code

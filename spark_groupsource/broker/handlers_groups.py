@@ -23,7 +23,7 @@ _BATCHED_SINCE = 4
 
 
 def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
-    """This broker coordinates every group; there are no coordinators of transactions and share groups."""
+    """Whoever leads the group's partition of the group log; transactions and share groups have no coordinator here."""
     batched = call.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if batched else [request.key]
     answers = [_coordinator(broker, request.key_type, key) for key in keys]
@@ -41,12 +41,11 @@ def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
 
 
 def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
-    node = broker.address
     try:
         if key_type != _GROUP_KEY:
             text = "this broker coordinates consumer groups, not transactions or shares"
             raise Refusal(ErrorCode.INVALID_REQUEST, text)
-        broker.coordinator.check_coordinates(key)
+        node = broker.coordinator.node_of(key)
     except Refusal as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message

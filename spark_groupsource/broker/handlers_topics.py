@@ -10,7 +10,7 @@ from collections import Counter
 
 from spark_groupsource.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.broker.partitions import LEADER_EPOCH, OFFSETS_TOPIC, Refusal
+from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
@@ -44,20 +44,20 @@ _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsReso
 
 
 def metadata(broker: Broker, call: Call, request: Message) -> Message:
-    """Topics with their leaders, this broker for all of them; a topic asked for by name may be created by that."""
+    """Topics with their leaders, and the nodes that run; a topic asked for by name may be created by that."""
     wanted = request.topics
     if wanted is None or (call.api_version == 0 and not wanted):
         topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
     else:
         topics = [_wanted_topic(broker, call, request, topic) for topic in wanted]
-    node = broker.address
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=None)
+            for node in broker.nodes
         ],
         cluster_id=broker.cluster_id,
-        controller_id=node.node_id,
+        controller_id=broker.controller_id,
         topics=topics,
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
         error_code=0,
@@ -98,18 +98,19 @@ def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> Non
 
 
 def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Message:
-    node_id = broker.address.node_id
     partitions = []
     for topic_partition in entry.partitions:
         offline = broker.partitions.offline_reason(topic_partition)
+        leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
+        in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
         described = _MetadataTopic.MetadataResponsePartition(
             error_code=ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
             partition_index=topic_partition.partition,
-            leader_id=-1 if offline else node_id,
-            leader_epoch=LEADER_EPOCH,
-            replica_nodes=[node_id],
-            isr_nodes=[] if offline else [node_id],
-            offline_replicas=[node_id] if offline else [],
+            leader_id=-1 if offline else leader.node_id,
+            leader_epoch=leader.epoch,
+            replica_nodes=replicas,
+            isr_nodes=in_sync,
+            offline_replicas=[node_id for node_id in replicas if node_id not in in_sync],
         )
         partitions.append(described)
     return _MetadataTopic(
@@ -123,8 +124,7 @@ def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Mess
 
 
 def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
-    """This broker alone."""
-    node = broker.address
+    """The nodes that run."""
     asked_for_brokers = request.endpoint_type in (None, 0, 1)
     return DescribeClusterResponse(
         throttle_time_ms=0,
@@ -132,11 +132,12 @@ def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
         error_message=None if asked_for_brokers else "this listener serves brokers, not controllers",
         endpoint_type=1,
         cluster_id=broker.cluster_id,
-        controller_id=node.node_id,
+        controller_id=broker.controller_id,
         brokers=[
             DescribeClusterResponse.DescribeClusterBroker(
                 broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
             )
+            for node in broker.nodes
         ],
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
     )
@@ -184,7 +185,7 @@ def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Messag
         error_code=0,
         error_message=None,
         num_partitions=count,
-        replication_factor=1,
+        replication_factor=len(broker.leaders.node_ids),
         configs=[
             CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
                 name=info.name,
@@ -206,11 +207,11 @@ def _partition_count(broker: Broker, topic: Message) -> int:
         numbers = sorted(assignment.partition_index for assignment in topic.assignments)
         if numbers != list(range(len(numbers))):
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
-        if any(list(each.broker_ids) != [broker.address.node_id] for each in topic.assignments):
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the one broker is {broker.address.node_id}")
+        _check_replicas(broker, topic.assignments)
         return len(numbers)
-    if topic.replication_factor not in (-1, 1):
-        text = f"replication factor {topic.replication_factor} needs more brokers than the one there is"
+    brokers = len(broker.leaders.node_ids)
+    if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= brokers:
+        text = f"replication factor {topic.replication_factor} is not possible with {brokers} broker(s)"
         raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, text)
     return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
 
@@ -247,7 +248,7 @@ def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
         try:
             _check_new_count(broker, topic)
             if not request.validate_only:
-                broker.partitions.add_partitions(topic.name, topic.count)
+                broker.add_partitions(topic.name, topic.count)
         except Refusal as error:
             code, message = error.code, error.message
         result = CreatePartitionsResponse.CreatePartitionsTopicResult(
@@ -267,9 +268,18 @@ def _check_new_count(broker: Broker, topic: Message) -> None:
     if topic.count > 100_000:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
     if topic.assignments is not None:
-        node_id, added = broker.address.node_id, topic.count - entry.partition_count
-        if len(topic.assignments) != added or any(list(each.broker_ids) != [node_id] for each in topic.assignments):
-            text = f"{added} assignments to broker {node_id} are due, or none at all"
+        added = topic.count - entry.partition_count
+        if len(topic.assignments) != added:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} assignments are due, or none at all")
+        _check_replicas(broker, topic.assignments)
+
+
+def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
+    known = broker.leaders.node_ids
+    for each in assignments:
+        wanted = list(each.broker_ids)
+        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(known):
+            text = f"replicas {wanted} are not different brokers of {list(known)}"
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
 
 
@@ -282,7 +292,7 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
     for resource in request.resources:
         code, message, entries = ErrorCode.NONE, None, []
         try:
-            entries = _settings(broker, resource, request)
+            entries = _settings(broker, call, resource, request)
         except Refusal as error:
             code, message = error.code, error.message
         result = DescribeConfigsResponse.DescribeConfigsResult(
@@ -296,7 +306,7 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _settings(broker: Broker, resource: Message, request: Message) -> list[Message]:
+def _settings(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
     keys = resource.configuration_keys
     if resource.resource_type == _TOPIC_RESOURCE:
         entry = broker.partitions.topic(resource.resource_name)
@@ -306,8 +316,8 @@ def _settings(broker: Broker, resource: Message, request: Message) -> list[Messa
             for info in TOPIC_SETTINGS.values()
         ]
     elif resource.resource_type == _BROKER_RESOURCE:
-        if resource.resource_name not in ("", str(broker.address.node_id)):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"the one broker is {broker.address.node_id}")
+        if resource.resource_name not in ("", str(call.node_id)):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
         found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
     else:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")

@@ -7,11 +7,12 @@ is handed in; what is due is done in `expire`.
 from __future__ import annotations
 
 import uuid
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Collection, Mapping, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap
 from spark_groupsource.broker.fetches import Fetches
+from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.log import Report
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partitions, Refusal
 from spark_groupsource.broker.runtime import CoordinatorRuntime
@@ -23,13 +24,14 @@ from spark_groupsource.wire.messages import Message
 
 
 class Call(NamedTuple):
-    """Who asked and how: `token` names the answer, `client_host` is the peer's address."""
+    """Who asked which node and how: `token` names the answer, `client_host` is the peer's address."""
 
     token: int
     api_key: int
     api_version: int
     client_id: str
     client_host: str
+    node_id: int
 
 
 class Unanswered:
@@ -56,7 +58,10 @@ class Served(NamedTuple):
 
 
 class Broker:
-    """One node that leads every partition and coordinates every group."""
+    """One or several nodes over one data directory; `leaders` says which of them leads what.
+
+    Attributes: `nodes`, those that run, by id, as clients are told.
+    """
 
     def __init__(
         self,
@@ -66,22 +71,29 @@ class Broker:
         served: Mapping[int, Served],
         send: Send,
         report: Report,
+        node_count: int = 1,
     ) -> None:
         self.config = config
         self.clock = clock
         self.served = served
-        self.address = Node(config.node_id, "", 0)
+        self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
+        self.nodes: tuple[Node, ...] = ()
         self.report = report
         self.data = data
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
-        self.fetches = Fetches(self.partitions, self.timers, config.fetch_max_bytes, send)
+        self.fetches = Fetches(self.partitions, self.leaders, self.timers, config.fetch_max_bytes, send)
         self.coordinator = CoordinatorRuntime(self, send)
         self._send = send
 
     @property
     def cluster_id(self) -> str:
         return self.data.cluster_id
+
+    @property
+    def controller_id(self) -> int:
+        """The node clients are told to change topics at; each of them can."""
+        return min(self.leaders.running, default=-1)
 
     def start(self) -> None:
         """Opens the data directory and every log.
@@ -90,6 +102,7 @@ class Broker:
         """
         self.data.open(self.config.node_id)
         try:
+            self.leaders.open(self.data.path)
             self.partitions.open_all()
         except BaseException:
             self.data.close(None)
@@ -135,7 +148,14 @@ class Broker:
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
         """Makes a topic. Raises: Refusal."""
-        return self.partitions.create_topic(name, partition_count, settings)
+        entry = self.partitions.create_topic(name, partition_count, settings)
+        self.leaders.elect(entry.partitions)
+        return entry
+
+    def add_partitions(self, name: str, partition_count: int) -> None:
+        """Raises the number of partitions of a topic. Raises: Refusal."""
+        self.partitions.add_partitions(name, partition_count)
+        self.leaders.elect(self.partitions.topic(name).partitions)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic, answers the fetches that wait for it, and removes its committed offsets. Raises: Refusal."""
@@ -143,6 +163,7 @@ class Broker:
             text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups instead"
             raise Refusal(ErrorCode.POLICY_VIOLATION, text)
         gone = self.partitions.delete_topic(name)
+        self.leaders.forget(gone)
         self.fetches.wake(gone)
         self.coordinator.partitions_deleted(gone)
 
@@ -162,6 +183,40 @@ class Broker:
         if of_groups:
             self.coordinator.forget_failure(topic_partition.partition)
         return log_start_offset
+
+    # --- nodes ---
+
+    def move_leader(self, topic_partition: TopicPartition, node_id: int) -> None:
+        """Lets another running node lead a partition, from the next epoch on.
+
+        Raises: Refusal for a partition that is not there; ValueError for a node that does not run.
+        """
+        self.partitions.partition(*topic_partition)
+        if self.leaders.move(topic_partition, node_id):
+            self._moved((topic_partition,))
+
+    def node_started(self, node: Node) -> None:
+        """Clients can reach a node: it is told to others, and leads what nobody led."""
+        self.leaders.running.add(node.node_id)
+        self.nodes = tuple(sorted({*self.nodes, node}))
+        self._elect()
+
+    def node_stopped(self, node_id: int) -> None:
+        """Clients cannot reach a node any longer: others lead what it has led."""
+        self.leaders.running.discard(node_id)
+        self.nodes = tuple(node for node in self.nodes if node.node_id != node_id)
+        self._elect()
+
+    def _elect(self) -> None:
+        self._moved(self.leaders.elect(partition.topic_partition for partition in self.partitions))
+
+    def _moved(self, topic_partitions: Collection[TopicPartition]) -> None:
+        for topic, number in topic_partitions:
+            if topic == OFFSETS_TOPIC:
+                self.coordinator.resign(number)
+        self.fetches.wake(topic_partitions)
+
+    # --- records ---
 
     def appended(self, topic_partition: TopicPartition, size: int) -> None:
         """Records were appended: fetches that waited for them are answered."""

@@ -19,7 +19,6 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
 
 OFFSETS_TOPIC = "__consumer_offsets"
-LEADER_EPOCH = 0
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ZSTD = 4
 

@@ -4,12 +4,15 @@ A shard decides and never writes; this is where its records go to the log, where
 leave, not before the records they speak of are stored. Appending is local and synchronous, so the steps of one decision
 follow one another without anything in between.
 
-A shard is loaded by replaying its partition, when it is first asked for or soon after start, whichever is first.
+A shard is served by the node that leads its partition. It is loaded by replaying that partition, when it is first asked
+for or soon after the node has become its leader, whichever is first; a long log is replayed in slices, and whoever asks
+meanwhile is answered COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
@@ -17,6 +20,7 @@ from spark_groupsource.group import (
     GroupShard,
     LogRecord,
     Outcome,
+    Ownership,
     RequestContext,
     SetTimer,
     error_response,
@@ -24,15 +28,30 @@ from spark_groupsource.group import (
     merge,
     split,
 )
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, encode_batch
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import ListGroupsRequest, Message
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker, Call, Send
 
-# between two shards loaded after start, so that requests are served meanwhile
+# between two slices, so that requests are served meanwhile
 _LOAD_PAUSE_MS = 1
+_SLICE_RECORDS = 2_000
+
+
+class _Seat:
+    """A shard where it is served; `number` tells its timers from those of the shards that had the partition before."""
+
+    def __init__(self, number: int, shard: GroupShard) -> None:
+        self.number = number
+        self.shard = shard
+        self.next_offset = -1  # where to go on with replaying, -1 at the beginning
+        self.deleted: list[TopicPartition] = []  # while it was loading
+
+    @property
+    def loaded(self) -> bool:
+        return self.shard.ownership is Ownership.OWNED
 
 
 class _Part(NamedTuple):
@@ -58,7 +77,10 @@ class CoordinatorRuntime:
     def __init__(self, broker: Broker, send: Send) -> None:
         self._broker = broker
         self._send = send
-        self._shards: dict[int, GroupShard] = {}
+        self._seats: dict[int, _Seat] = {}
+        self._seated = 0
+        self._to_load: deque[int] = deque()
+        self._held = False
         self._failed: dict[int, str] = {}
         self._extra_topics: dict[int, list[Message]] = {}
 
@@ -66,8 +88,7 @@ class CoordinatorRuntime:
 
     def start(self) -> None:
         """Begins to load the shards, and to look for expired offsets from time to time."""
-        if self.partition_count:
-            self._broker.timers.set(("load", 0), self._broker.clock.now_ms())
+        self._load_soon(*range(self.partition_count))
         self._set_expiry_timer()
 
     @property
@@ -91,11 +112,33 @@ class CoordinatorRuntime:
         """Lets a partition whose groups could not be loaded be tried again when it is next asked for."""
         self._failed.pop(partition, None)
 
-    def check_coordinates(self, group_id: str) -> None:
-        """Raises: Refusal when the group's shard cannot be served."""
-        partition = group_partition(group_id, self.ensure_topic())
-        if self._shard(partition) is None:
-            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[partition])
+    def partition_of(self, group_id: str) -> TopicPartition:
+        """The partition whose leader coordinates a group. Raises: Refusal."""
+        return TopicPartition(OFFSETS_TOPIC, group_partition(group_id, self.ensure_topic()))
+
+    def node_of(self, group_id: str) -> Node:
+        """The node that coordinates a group. Raises: Refusal when its shard cannot be served."""
+        topic_partition = self.partition_of(group_id)
+        if self._seat(topic_partition.partition) is None:
+            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[topic_partition.partition])
+        node_id = self._broker.leaders.leader(topic_partition).node_id
+        for node in self._broker.nodes:
+            if node.node_id == node_id:
+                return node
+        raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
+
+    def resign(self, partition: int) -> None:
+        """Another node leads the partition now: who waits for an answer is sent there, where the shard is loaded."""
+        self._failed.pop(partition, None)
+        seat = self._seats.pop(partition, None)
+        if seat is not None:
+            self._apply(seat, seat.shard.unload(self._now_ms, self._timestamp_ms))
+        self._load_soon(partition)
+
+    def hold_loading(self, held: bool) -> None:
+        """Stops the replaying of shards that are not loaded yet, or lets it go on."""
+        self._held = held
+        self._load_soon()
 
     # --- requests and timers ---
 
@@ -112,6 +155,8 @@ class CoordinatorRuntime:
             self._reply(call.token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, call.api_version))
             return
         parts = split(request, call.api_version, count)
+        if request.API_KEY == ListGroupsRequest.API_KEY:
+            parts = {partition: part for partition, part in parts.items() if self._leads(call.node_id, partition)}
         if len(parts) == 1:
             for partition, part in parts.items():
                 self._handle_part(call, partition, part, call.token)
@@ -126,17 +171,15 @@ class CoordinatorRuntime:
     def expire(self, key: tuple[object, ...]) -> None:
         """Does what one of this room's timers stands for."""
         match key:
-            case ("group", int(partition), tuple(timer)):
-                shard = self._shards.get(partition)
-                if shard is not None:
-                    self._apply(partition, shard, shard.expire(timer, self._now_ms, self._timestamp_ms))
-            case ("load", int(partition)):
-                self._shard(partition)
-                if partition + 1 < self.partition_count:
-                    self._broker.timers.set(("load", partition + 1), self._now_ms + _LOAD_PAUSE_MS)
+            case ("group", int(partition), int(number), tuple(timer)):
+                seat = self._seats.get(partition)
+                if seat is not None and seat.number == number:
+                    self._apply(seat, seat.shard.expire(timer, self._now_ms, self._timestamp_ms))
+            case ("load",):
+                self._load_next()
             case ("expire-offsets",):
-                for partition, shard in list(self._shards.items()):
-                    self._apply(partition, shard, shard.expire_offsets(self._timestamp_ms, self._now_ms))
+                for seat in [seat for seat in self._seats.values() if seat.loaded]:
+                    self._apply(seat, seat.shard.expire_offsets(self._timestamp_ms, self._now_ms))
                 self._set_expiry_timer()
             case _:
                 raise ValueError(f"no timer is known by {key}")
@@ -144,27 +187,35 @@ class CoordinatorRuntime:
     def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
         """Removes the committed offsets of deleted partitions from every group."""
         for partition in range(self.partition_count):
-            shard = self._shard(partition)
-            if shard is not None:
-                outcome = shard.partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms)
-                self._apply(partition, shard, outcome)
+            seat = self._seat(partition)
+            if seat is not None and seat.loaded:
+                self._remove_offsets(seat, topic_partitions)
+            elif seat is not None:
+                seat.deleted += topic_partitions
+
+    def _remove_offsets(self, seat: _Seat, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._apply(seat, seat.shard.partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
+
+    def _leads(self, node_id: int, partition: int) -> bool:
+        return self._broker.leaders.leader(TopicPartition(OFFSETS_TOPIC, partition)).node_id == node_id
 
     def _handle_part(self, call: Call, partition: int, request: Message, token: object) -> None:
-        shard = self._shard(partition)
-        if shard is None:
+        seat = self._seat(partition) if self._leads(call.node_id, partition) else None
+        if seat is None:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, call.api_version))
             return
         fresh_id = str(self._broker.new_id())
         context = RequestContext(
             token, call.api_version, call.client_id, f"/{call.client_host}", fresh_id, self._timestamp_ms
         )
-        self._apply(partition, shard, shard.handle(request, context, self._now_ms))
+        self._apply(seat, seat.shard.handle(request, context, self._now_ms))
 
     # --- decide, append, replay, reply ---
 
-    def _apply(self, partition: int, shard: GroupShard, outcome: Outcome | None) -> None:
+    def _apply(self, seat: _Seat, outcome: Outcome | None) -> None:
+        shard = seat.shard
         while outcome is not None:
-            self._apply_timers(partition, outcome)
+            self._apply_timers(seat, outcome)
             for event in outcome.events:
                 # a partition without groups is loaded without a word: there are fifty of them
                 if event.kind != "loaded" or shard.ledger.groups or shard.ledger.offsets:
@@ -172,7 +223,7 @@ class CoordinatorRuntime:
             following = None
             if outcome.records:
                 try:
-                    self._append(partition, outcome.records)
+                    self._append(shard.partition, outcome.records)
                 except Refusal as error:
                     outcome = shard.append_failed(outcome, error.code, self._now_ms, self._timestamp_ms)
                     continue
@@ -183,9 +234,9 @@ class CoordinatorRuntime:
                 self._reply(reply.token, reply.response)
             outcome = following
 
-    def _apply_timers(self, partition: int, outcome: Outcome) -> None:
+    def _apply_timers(self, seat: _Seat, outcome: Outcome) -> None:
         for timer in outcome.timers:
-            key = ("group", partition, timer.key)
+            key = ("group", seat.shard.partition, seat.number, timer.key)
             if isinstance(timer, SetTimer):
                 self._broker.timers.set(key, timer.deadline_ms)
             else:
@@ -214,29 +265,70 @@ class CoordinatorRuntime:
 
     # --- loading ---
 
-    def _shard(self, partition: int) -> GroupShard | None:
-        """The loaded shard, None when its log cannot be replayed."""
-        shard = self._shards.get(partition)
-        if shard is None and partition not in self._failed:
-            shard = GroupShard(partition, self._broker.config.group)
-            try:
-                self._load(partition, shard)
-            except (Refusal, CorruptRecordError, StorageError) as error:
-                self._failed[partition] = f"the groups of {OFFSETS_TOPIC}-{partition} cannot be loaded: {error}"
-                self._broker.report(self._failed[partition])
-                return None
-            self._shards[partition] = shard
-            self._apply(partition, shard, shard.loaded(self._now_ms, self._timestamp_ms))
-        return shard
+    def _seat(self, partition: int) -> _Seat | None:
+        """The shard, loaded unless that takes long or is held up; None when its log cannot be replayed."""
+        seat = self._seats.get(partition)
+        if seat is not None or partition in self._failed:
+            return seat
+        self._seated += 1
+        self._seats[partition] = seat = _Seat(self._seated, GroupShard(partition, self._broker.config.group))
+        if not self._held:
+            self._load_slice(seat)
+        if partition in self._failed:
+            return None
+        if not seat.loaded:
+            self._to_load.appendleft(partition)
+            self._load_soon()
+        return seat
 
-    def _load(self, partition: int, shard: GroupShard) -> None:
-        log = self._partition(partition).log
-        for stored in log.batches(log.log_start_offset):
-            if stored.header.is_control:
-                continue
-            for record in decode_records(stored.buffer, stored.header):
-                if record.key is not None:
-                    shard.replay(record.key, record.value, timestamp_ms=record.timestamp_ms)
+    def _load_soon(self, *partitions: int) -> None:
+        self._to_load.extend(partitions)
+        if self._to_load and not self._held:
+            self._broker.timers.set(("load",), self._now_ms + _LOAD_PAUSE_MS)
+
+    def _load_next(self) -> None:
+        """Replays one slice of one shard."""
+        if self._held or not self._to_load:
+            return
+        partition = self._to_load.popleft()
+        known = self._seats.get(partition)
+        if known is None:
+            self._seat(partition)
+        elif not known.loaded:
+            self._load_slice(known)
+            if partition not in self._failed and not known.loaded:
+                self._to_load.appendleft(partition)
+        self._load_soon()
+
+    def _load_slice(self, seat: _Seat) -> None:
+        shard = seat.shard
+        try:
+            at_end = self._replay_slice(seat)
+        except (Refusal, CorruptRecordError, StorageError) as error:
+            del self._seats[shard.partition]
+            text = f"the groups of {OFFSETS_TOPIC}-{shard.partition} cannot be loaded: {error}"
+            self._failed[shard.partition] = text
+            self._broker.report(text)
+            return
+        if at_end:
+            self._apply(seat, shard.loaded(self._now_ms, self._timestamp_ms))
+            if seat.deleted:
+                self._remove_offsets(seat, seat.deleted)
+
+    def _replay_slice(self, seat: _Seat) -> bool:
+        """True when the end of the log is reached."""
+        log = self._partition(seat.shard.partition).log
+        replayed = 0
+        for stored in log.batches(max(seat.next_offset, log.log_start_offset)):
+            if replayed >= _SLICE_RECORDS:
+                return False
+            if not stored.header.is_control:
+                for record in decode_records(stored.buffer, stored.header):
+                    if record.key is not None:
+                        seat.shard.replay(record.key, record.value, timestamp_ms=record.timestamp_ms)
+                        replayed += 1
+            seat.next_offset = stored.header.next_offset
+        return True
 
     def _partition(self, partition: int) -> Partition:
         return self._broker.partitions.partition(OFFSETS_TOPIC, partition)

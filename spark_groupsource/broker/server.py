@@ -1,4 +1,4 @@
-"""The embedded broker as a program: one listener, one asyncio loop in one thread, start and stop.
+"""The embedded broker as a program: its listeners, one asyncio loop in one thread, start and stop.
 
 That thread is the single writer of everything the broker keeps. Knows sockets through `net` and asyncio only.
 """
@@ -17,109 +17,116 @@ import traceback
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, Mapping, TypeVar
+from typing import Callable, Coroutine, Mapping, TypeVar
 
 from spark_groupsource.broker.config import BrokerConfig, broker_config
-from spark_groupsource.broker.connection import Connection
 from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.leaders import Leader
+from spark_groupsource.broker.listener import Answers, Listener
 from spark_groupsource.broker.log import Report
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.storage import DataDirectory
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import Node
-from spark_groupsource.net import Address, listen, parse_addresses
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.net import Address, parse_addresses
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_IDLE_CHECK_S = 5.0
-_BACKLOG = 1024
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
 
 class BrokerServer:
-    """Serves one broker on one listener. Everything runs in the loop that calls `start`."""
+    """Serves a broker of one or several nodes, each on a listener. Everything runs in the loop that calls `start`."""
 
-    def __init__(self, data_dir: Path, address: Address, config: BrokerConfig, clock: Clock, report: Report) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        address: Address,
+        config: BrokerConfig,
+        clock: Clock,
+        report: Report,
+        node_count: int = 1,
+    ) -> None:
         self.config = config
-        self.broker = Broker(config, DataDirectory(data_dir), clock, SERVED, self._send, report)
-        self._address = address
+        answers = Answers()
+        data = DataDirectory(data_dir)
+        self.broker = Broker(config, data, clock, SERVED, answers.send, report, node_count)
         self._clock = clock
         self._report = report
-        self._connections: set[Connection] = set()
-        self._tokens: dict[int, Connection] = {}
-        self._last_token = 0
-        self._server: asyncio.Server | None = None
+        self._listeners: dict[int, Listener] = {}
+        for at, node_id in enumerate(self.broker.leaders.node_ids):
+            own = Address(address.host, address.port + at if address.port else 0)
+            self._listeners[node_id] = Listener(self.broker, node_id, own, answers, clock, self._set_alarm)
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: int | None = None
         self._idle_check: asyncio.TimerHandle | None = None
 
-    async def start(self) -> Address:
-        """Opens the data directory and the listener; returns the address that clients are told.
+    async def start(self) -> tuple[Address, ...]:
+        """Opens the data directory and the listeners; returns the addresses that clients are told.
 
-        Raises: ConfigurationError when the port is in use; StorageError when the directory cannot be used.
+        Raises: ConfigurationError when a port is in use; StorageError when the directory cannot be used.
         """
-        listener = listen(self._address, "--listen")
+        self._advertise()
+        listeners = tuple(self._listeners.values())
         try:
-            advertised = self._advertised(Address(self._address.host, listener.getsockname()[1]))
-            self.broker.address = Node(self.config.node_id, advertised.host, advertised.port)
+            for listener in listeners:
+                listener.bind()
             self.broker.start()
         except BaseException:
-            listener.close()
+            await self._close_listeners()
             raise
-        loop = asyncio.get_running_loop()
-        # asyncio listens again, by itself with room for 100 waiting clients: others would lose a second each
-        self._server = await loop.create_server(
-            lambda: Connection(self, self._clock.now_ms), sock=listener, backlog=_BACKLOG
-        )
+        for listener in listeners:
+            self.broker.node_started(listener.node)
+        for listener in listeners:
+            await listener.serve()
         self._check_idle()
         self._set_alarm()
-        return advertised
+        return tuple(Address(node.host, node.port) for node in self.broker.nodes)
 
     async def stop(self) -> None:
         """Drops all connections and closes the logs; what was acknowledged is on disk when this returns."""
         for handle in (self._alarm, self._idle_check):
             if handle is not None:
                 handle.cancel()
-        if self._server is not None:
-            self._server.close()
-        for connection in tuple(self._connections):
-            connection.close()
-        await asyncio.sleep(0)  # lets the dropped transports close their sockets
+        await self._close_listeners()
         self.broker.stop()
+
+    async def start_node(self, node_id: int) -> None:
+        """Opens a stopped node at the address it had. Raises: ConfigurationError when that is in use; ValueError."""
+        listener = self._listener(node_id)
+        if not listener.is_open:
+            listener.bind()
+            self.broker.node_started(listener.node)
+            await listener.serve()
+            self._set_alarm()
+
+    async def stop_node(self, node_id: int) -> None:
+        """Drops a node's clients and stops listening; other nodes lead on. Raises: ValueError."""
+        await self._listener(node_id).close()
+        self.broker.node_stopped(node_id)
+        self._set_alarm()
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes of answers that clients have not taken yet."""
-        return sum(connection.unsent_bytes for connection in self._connections)
+        return sum(listener.unsent_bytes for listener in self._listeners.values())
 
-    # --- what connections need ---
+    def _listener(self, node_id: int) -> Listener:
+        if node_id not in self._listeners:
+            raise ValueError(f"there is no node {node_id}; there are {sorted(self._listeners)}")
+        return self._listeners[node_id]
 
-    def opened(self, connection: Connection) -> None:
-        self._connections.add(connection)
-
-    def closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-
-    def new_token(self, connection: Connection) -> int:
-        self._last_token += 1
-        self._tokens[self._last_token] = connection
-        return self._last_token
-
-    def after_work(self) -> None:
-        self._set_alarm()
-
-    def failed(self, connection: Connection, error: Exception) -> None:
-        lines = "".join(traceback.format_exception(error))
-        self._report(f"a request from {connection.peer} met a bug in the broker and its connection is closed:\n{lines}")
-
-    def _send(self, token: int, response: Message | None) -> None:
-        connection = self._tokens.pop(token, None)
-        if connection is not None:
-            connection.answer(response)
+    async def _close_listeners(self) -> None:
+        for listener in self._listeners.values():
+            await listener.close()
 
     # --- time ---
+
+    def after_call(self) -> None:
+        """Looks for what became due by work that no request brought."""
+        self._set_alarm()
 
     def _set_alarm(self) -> None:
         deadline_ms = self.broker.next_deadline_ms()
@@ -142,26 +149,27 @@ class BrokerServer:
 
     def _check_idle(self) -> None:
         limit_ms = self.config.connections_max_idle_ms
-        oldest_ms = self._clock.now_ms() - limit_ms
-        for connection in tuple(self._connections):
-            if connection.waits_for_client and connection.last_activity_ms < oldest_ms:
-                self._report(f"connection from {connection.peer} is closed: nothing moved for {limit_ms} ms")
-                connection.close()
+        for listener in self._listeners.values():
+            listener.close_silent(limit_ms)
         delay_s = min(limit_ms / 2000, _LONGEST_IDLE_CHECK_S)
         self._idle_check = asyncio.get_running_loop().call_later(delay_s, self._check_idle)
 
-    def _advertised(self, bound: Address) -> Address:
+    def _advertise(self) -> None:
         setting = self.config.advertised_listeners
-        if setting:
-            (address, *others) = parse_addresses(setting.rpartition("://")[2], "advertised.listeners")
-            if others:
-                raise ConfigurationError("advertised.listeners: this broker has one listener, give one host:port")
-            return Address(address.host, address.port or bound.port)
-        if bound.host in _WILDCARDS:
-            raise ConfigurationError(
-                f"advertised.listeners must say how clients reach this broker, for it listens on {bound.host}"
-            )
-        return bound
+        if not setting:
+            host = next(iter(self._listeners.values())).address.host
+            if host in _WILDCARDS:
+                text = f"advertised.listeners must say how clients reach this broker, for it listens on {host}"
+                raise ConfigurationError(text)
+            return
+        plain = ",".join(part.rpartition("://")[2] for part in setting.split(","))
+        addresses = parse_addresses(plain, "advertised.listeners")
+        if len(addresses) != len(self._listeners):
+            count = len(self._listeners)
+            text = f"advertised.listeners: this broker has {count} listener(s), give as many host:port"
+            raise ConfigurationError(text)
+        for listener, address in zip(self._listeners.values(), addresses):
+            listener.advertised = address
 
 
 def serve_forever(
@@ -171,15 +179,17 @@ def serve_forever(
     *,
     ready: Callable[[str], None],
     report: Report | None = None,
+    brokers: int = 1,
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config` in Kafka's setting names; `ready` is called with ``host:port`` when clients can connect; `report`
-    takes one line for the operator at a time, the log by default.
+    takes one line for the operator at a time, the log by default; `brokers` nodes listen at consecutive ports.
 
     Raises: ConfigurationError, StorageError: the broker cannot start, the message says why and what mends it.
     """
-    server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report or _LOGGER.info)
+    report = report or _LOGGER.info
+    server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report, brokers)
     # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -189,7 +199,7 @@ def serve_forever(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        ready(str(await server.start()))
+        ready(",".join(map(str, await server.start())))
         try:
             await stopped.wait()
         finally:
@@ -199,7 +209,7 @@ def serve_forever(
 
 
 class EmbeddedBroker:
-    """A broker in a thread of this process, as a context manager.
+    """A broker, or several, in a thread of this process, as a context manager.
 
     ::
 
@@ -207,7 +217,8 @@ class EmbeddedBroker:
             spark.readStream.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
 
     Args: `data_dir` None stands for a temporary directory that is removed at `stop`; `port` 0 for any free port;
-    `config` in Kafka's setting names.
+    `config` in Kafka's setting names; `brokers` nodes with consecutive ids, from ``node.id`` on, and consecutive ports,
+    which share the data and the work: leaders of partitions and coordinators of groups are spread over them.
 
     Raises on `start`: ConfigurationError, StorageError.
     """
@@ -218,7 +229,11 @@ class EmbeddedBroker:
         host: str = "127.0.0.1",
         port: int = 0,
         config: Mapping[str, str] | None = None,
+        brokers: int = 1,
     ) -> None:
+        if brokers < 1:
+            raise ConfigurationError(f"brokers must be at least 1, not {brokers}")
+        self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
         self._address = Address(host, port)
         self._config = broker_config(config or {})
@@ -261,7 +276,7 @@ class EmbeddedBroker:
     def call(self, function: Callable[[Broker], Result]) -> Result:
         """Runs `function` with the broker in the broker's thread, for inspection and for tests."""
         assert self._loop is not None and self._server is not None, "the broker does not run"
-        broker = self._server.broker
+        server, broker = self._server, self._server.broker
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def run() -> None:
@@ -269,9 +284,42 @@ class EmbeddedBroker:
                 result.set_result(function(broker))
             except BaseException as error:
                 result.set_exception(error)
+            server.after_call()
 
         self._loop.call_soon_threadsafe(run)
         return result.result()
+
+    def move_leader(self, topic: str, partition: int, node_id: int) -> None:
+        """Lets another node lead a partition. Raises: Refusal; ValueError for a node that does not run."""
+        self.call(lambda broker: broker.move_leader(TopicPartition(topic, partition), node_id))
+
+    def move_coordinator(self, group_id: str, node_id: int) -> None:
+        """Lets another node coordinate a group and those of the same partition of the group log; as `move_leader`."""
+        self.call(lambda broker: broker.move_leader(broker.coordinator.partition_of(group_id), node_id))
+
+    def leader(self, topic: str, partition: int) -> Leader:
+        """The node that leads a partition, and since which epoch."""
+        return self.call(lambda broker: broker.leaders.leader(TopicPartition(topic, partition)))
+
+    def coordinator(self, group_id: str) -> int:
+        """The node that coordinates a group. Raises: Refusal."""
+        return self.call(lambda broker: broker.coordinator.node_of(group_id).node_id)
+
+    def hold_loading(self, held: bool = True) -> None:
+        """Keeps coordinators from replaying what they are given, so that they answer COORDINATOR_LOAD_IN_PROGRESS."""
+        self.call(lambda broker: broker.coordinator.hold_loading(held))
+
+    def stop_node(self, node_id: int) -> None:
+        """Lets one node vanish: its clients are dropped, and the others lead what it has led."""
+        self._run_in_loop(lambda server: server.stop_node(node_id))
+
+    def start_node(self, node_id: int) -> None:
+        """Brings a stopped node back, at the address it had; it leads what it is given from then on."""
+        self._run_in_loop(lambda server: server.start_node(node_id))
+
+    def _run_in_loop(self, work: Callable[[BrokerServer], Coroutine[None, None, None]]) -> None:
+        assert self._loop is not None and self._server is not None, "the broker does not run"
+        asyncio.run_coroutine_threadsafe(work(self._server), self._loop).result()
 
     @property
     def unsent_bytes(self) -> int:
@@ -297,11 +345,12 @@ class EmbeddedBroker:
 
     async def _serve(self, ready: concurrent.futures.Future[str]) -> None:
         assert self.data_dir is not None
-        self._server = BrokerServer(self.data_dir, self._address, self._config, SystemClock(), self._note)
+        clock = SystemClock()
+        self._server = BrokerServer(self.data_dir, self._address, self._config, clock, self._note, self._brokers)
         self._stopped = asyncio.Event()
-        address = await self._server.start()
+        addresses = await self._server.start()
         self._loop = asyncio.get_running_loop()
-        ready.set_result(str(address))
+        ready.set_result(",".join(map(str, addresses)))
         try:
             await self._stopped.wait()
         finally:
