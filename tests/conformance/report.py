@@ -78,7 +78,8 @@ def collect() -> Mapping[str, Collection[str]]:
     with redirect_stdout(output):
         status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", str(TESTS)], plugins=[collector])
     if status != pytest.ExitCode.OK:
-        sys.exit(f"the tests cannot be collected:\n{output.getvalue()}")
+        told = output.getvalue()
+        sys.exit(f"the tests cannot be collected:\n{told[max(told.find('= ERRORS ='), 0):]}")
     return collector.shown
 
 

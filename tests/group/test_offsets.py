@@ -125,12 +125,13 @@ def test_offset_metadata_and_epoch_are_returned(context: GroupContext) -> None:
     assert (entry.committed_offset, entry.metadata, entry.committed_leader_epoch) == (97, "meta", 15)
 
 
+@pytest.mark.conformance("MI-008")
 def test_null_metadata_is_stored_as_empty(context: GroupContext) -> None:
     context.commit(1, metadata=None)
     assert context.shard.ledger.offsets[GROUP][TP].metadata == ""
 
 
-@pytest.mark.conformance("OM-009", "SM-057")
+@pytest.mark.conformance("OM-009", "SM-057", "MI-008")
 @pytest.mark.parametrize("version", [2, 4, 5])
 def test_retention_of_the_request(context: GroupContext, version: int) -> None:
     context.commit(1, retention_ms=1_234, version=version)

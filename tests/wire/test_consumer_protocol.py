@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import fields
 from pkgutil import resolve_name
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
@@ -54,6 +55,7 @@ def through_kio(name, data):
     return out.getvalue()
 
 
+@pytest.mark.conformance("CP-004", "CP-007")
 @pytest.mark.parametrize("version", SUBSCRIPTIONS)
 def test_subscription_examples(version):
     text, decoded = SUBSCRIPTIONS[version]
@@ -65,6 +67,7 @@ def test_subscription_examples(version):
             decode_subscription(data[:end])
 
 
+@pytest.mark.conformance("CP-013")
 def test_assignment_example():
     assert encode_assignment(Assignment(ORDERS)) == ASSIGNMENT
     assert decode_assignment(ASSIGNMENT) == Assignment(ORDERS)
@@ -73,10 +76,29 @@ def test_assignment_example():
             decode_assignment(ASSIGNMENT[:end])
 
 
+@pytest.mark.conformance("CP-009", "CP-014")
 def test_a_newer_version_is_read_as_far_as_it_is_known():
-    data = bytes.fromhex("0009" + SUBSCRIPTIONS[3][0][4:] + "c0ffee")
-    assert decode_subscription(data) == SUBSCRIPTIONS[3][1]
-    assert decode_assignment(b"\0\x09" + ASSIGNMENT[2:] + b"more") == Assignment(ORDERS)
+    for version in (4, 9, 100):
+        data = version.to_bytes(2, "big") + bytes.fromhex(SUBSCRIPTIONS[3][0][4:] + "c0ffee")
+        assert decode_subscription(data) == SUBSCRIPTIONS[3][1]
+        assert decode_assignment(version.to_bytes(2, "big") + ASSIGNMENT[2:] + b"more") == Assignment(ORDERS)
+
+
+@pytest.mark.conformance("CP-008")
+def test_a_reader_of_the_oldest_version_finds_topics_and_user_data_in_ours():
+    data = encode_subscription(Subscription(("orders",), b"mine", ORDERS, 5, "rack"))
+    entity_class = resolve_name("kio.schema.consumer_protocol_subscription.v0.data:ConsumerProtocolSubscription")
+    oldest, _ = entity_reader(entity_class)(data[2:], 0)
+    assert (oldest.topics, oldest.user_data) == (("orders",), b"mine")
+
+
+@pytest.mark.conformance("CP-003")
+def test_what_is_not_given_is_absent():
+    decoded = decode_subscription(encode_subscription(Subscription(("orders",))))
+    assert (decoded.generation_id, decoded.rack_id, decoded.owned_partitions) == (-1, None, ())
+    # the instance id travels in JoinGroup, beside these bytes
+    assert "group_instance_id" not in {field.name for field in fields(Subscription)}
+    assert decoded == SUBSCRIPTIONS[0][1]
 
 
 def test_a_negative_version_is_an_error():
@@ -84,6 +106,7 @@ def test_a_negative_version_is_an_error():
         decode_subscription(b"\xff\xff" + bytes.fromhex(_V1))
 
 
+@pytest.mark.conformance("CP-005", "CP-006")
 def test_topics_and_owned_partitions_are_written_sorted():
     owned = (TopicPartition("b", 1), TopicPartition("a", 3), TopicPartition("b", 0))
     mixed = Subscription(("b", "a"), owned_partitions=owned)
@@ -98,7 +121,9 @@ def test_an_assignment_keeps_the_order_of_its_topics():
     assert decoded.partitions == (TopicPartition("b", 1), TopicPartition("b", 0), TopicPartition("a", 3))
 
 
+@pytest.mark.conformance("CP-001", "CP-002", "CP-004", "CP-015")
 @given(subscriptions, st.integers(0, 3))
+@example(Subscription(("orders",), b"mine", ORDERS, 5, "rack"), 3)
 def test_subscriptions_round_trip_through_kio(subscription, version):
     data = encode_subscription(subscription, version)
     assert through_kio("subscription", data) == data
@@ -112,7 +137,9 @@ def test_subscriptions_round_trip_through_kio(subscription, version):
     )
 
 
+@pytest.mark.conformance("CP-010", "CP-011", "CP-012", "CP-013")
 @given(assignments, st.integers(0, 3))
+@example(Assignment(ORDERS, b""), 3)
 def test_assignments_round_trip_through_kio(assignment, version):
     data = encode_assignment(assignment, version)
     assert through_kio("assignment", data) == data

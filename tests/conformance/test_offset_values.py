@@ -1,0 +1,65 @@
+"""A committed offset as a value: cases of Kafka's OffsetAndMetadataTest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.offsets import expired
+from spark_groupsource.group.states import STABLE
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_records import OffsetValue, decode_offset_value, encode_offset_value
+
+VALUE = OffsetValue(100, leader_epoch=10, metadata="mine", commit_timestamp_ms=1_234, expire_timestamp_ms=5_678)
+TP = TopicPartition("t", 0)
+
+
+@pytest.mark.conformance("MI-006")
+def test_every_field_is_kept() -> None:
+    assert (VALUE.offset, VALUE.leader_epoch, VALUE.metadata) == (100, 10, "mine")
+    assert (VALUE.commit_timestamp_ms, VALUE.expire_timestamp_ms) == (1_234, 5_678)
+    # no version of the record has both an epoch and an expiry of its own
+    assert decode_offset_value(encode_offset_value(VALUE)) == replace(VALUE, leader_epoch=-1)
+    lasting = replace(VALUE, expire_timestamp_ms=-1)
+    assert decode_offset_value(encode_offset_value(lasting)) == lasting
+
+
+@pytest.mark.conformance("MI-007")
+@pytest.mark.parametrize("version", range(5))
+def test_minus_one_in_a_record_is_absent(version: int) -> None:
+    written = replace(VALUE, leader_epoch=-1, expire_timestamp_ms=-1)
+    assert decode_offset_value(encode_offset_value(written, version)) == written
+    # no expiry of its own: it goes by the group's retention
+    assert is_expired({TP: written}, retention_ms=10, timestamp_ms=1_243) is False
+    assert is_expired({TP: written}, retention_ms=10, timestamp_ms=1_244) is True
+
+
+@pytest.mark.conformance("MI-005")
+def test_an_expiry_of_its_own_decides_alone_and_the_last_millisecond_counts() -> None:
+    assert is_expired({TP: VALUE}, retention_ms=10, timestamp_ms=5_677) is False
+    assert is_expired({TP: VALUE}, retention_ms=10**9, timestamp_ms=5_678) is True
+
+
+def is_expired(stored: Mapping[TopicPartition, OffsetValue], *, retention_ms: int, timestamp_ms: int) -> bool:
+    """Whether the offset of a group without protocol type is over."""
+    return list(expired(ClassicGroup("g"), stored, retention_ms, timestamp_ms)) == [TP]
+
+
+@pytest.mark.conformance("MI-005")
+@pytest.mark.parametrize("kind", ["simple", "empty", "stable, unsubscribed"])
+def test_what_retention_counts_from(kind: str) -> None:
+    group, since = ClassicGroup("g"), 1_234
+    if kind != "simple":
+        group.protocol_type = "consumer"
+        # an Empty group counts from when it emptied, a Stable one from the commit
+        group.state_timestamp_ms = 2_000
+        since = 2_000
+    if kind == "stable, unsubscribed":
+        group.state, since = STABLE, 1_234
+        group.subscribed_topics = frozenset({"other"})
+    stored = {TP: replace(VALUE, expire_timestamp_ms=-1)}
+    assert list(expired(group, stored, 10, since + 9)) == []
+    assert list(expired(group, stored, 10, since + 10)) == [TP]
