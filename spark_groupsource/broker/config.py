@@ -41,6 +41,7 @@ class TopicConfig:
         "cleanup.policy",
         "delete or compact",
         choices=("delete", "compact", "compact,delete", "delete,compact"),
+        broker_name="log.cleanup.policy",
     )
     compression_type: str = _setting(
         "producer", "compression.type", "batches keep the producer's codec", choices=("producer",)
@@ -76,10 +77,35 @@ class TopicConfig:
         -1, "retention.bytes", "size above which the oldest segments are deleted, -1 never", low=-1, high=_INT64_MAX,
         broker_name="log.retention.bytes",
     )
+    segment_ms: int = _setting(
+        604_800_000, "segment.ms", "a segment rolls when it spans this time", low=1, high=_INT64_MAX,
+        broker_name="log.roll.ms",
+    )
+    min_cleanable_dirty_ratio: float = _setting(
+        0.5, "min.cleanable.dirty.ratio", "part of a compacted log that is new before it is cleaned", low=0, high=1,
+        broker_name="log.cleaner.min.cleanable.ratio",
+    )
+    min_compaction_lag_ms: int = _setting(
+        0, "min.compaction.lag.ms", "age that a record reaches before it is compacted", low=0, high=_INT64_MAX,
+        broker_name="log.cleaner.min.compaction.lag.ms",
+    )
+    max_compaction_lag_ms: int = _setting(
+        _INT64_MAX, "max.compaction.lag.ms", "age at which a record is compacted, however few are new", low=1,
+        high=_INT64_MAX, broker_name="log.cleaner.max.compaction.lag.ms",
+    )
+    delete_retention_ms: int = _setting(
+        86_400_000, "delete.retention.ms", "how long a tombstone stays after it was compacted", low=0, high=_INT64_MAX,
+        broker_name="log.cleaner.delete.retention.ms",
+    )
 
     @property
     def compacted(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @property
+    def roll_ms(self) -> int:
+        """The time that one segment spans at most."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacted else self.segment_ms
 
 
 @dataclass(frozen=True)
@@ -108,6 +134,10 @@ class BrokerConfig:
     )
     log_retention_check_interval_ms: int = _setting(
         300_000, "log.retention.check.interval.ms", "how often old segments are looked for", low=1, high=_INT64_MAX
+    )
+    log_cleaner_enable: bool = _setting(True, "log.cleaner.enable", "compacted topics are cleaned")
+    log_cleaner_backoff_ms: int = _setting(
+        15_000, "log.cleaner.backoff.ms", "how often logs to compact are looked for", low=0, high=_INT64_MAX
     )
     group: GroupConfig = field(default_factory=GroupConfig)
     topic: TopicConfig = field(default_factory=TopicConfig)
@@ -194,12 +224,14 @@ def _parse(info: SettingInfo, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise ConfigurationError(f"{info.name} must be true or false, not {text!r}")
         return text.lower() == "true"
-    if isinstance(info.default, int):
+    if isinstance(info.default, (int, float)):
+        kind, said = (int, "a whole number") if isinstance(info.default, int) else (float, "a number")
         try:
-            number = int(text)
+            number = kind(text)
         except ValueError:
-            raise ConfigurationError(f"{info.name} must be a whole number, not {text!r}") from None
-        if (info.low is not None and number < info.low) or (info.high is not None and number > info.high):
+            raise ConfigurationError(f"{info.name} must be {said}, not {text!r}") from None
+        # told by what it is not: no bound holds for nan
+        if not (info.low is None or number >= info.low) or not (info.high is None or number <= info.high):
             raise ConfigurationError(f"{info.name} must be from {info.low} to {info.high}, not {number}")
         return number
     if info.choices and text not in info.choices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable
 
@@ -40,9 +40,14 @@ class FileCache:
 
     def flush_behind(self, path: Path, failed: Callable[[OSError], None]) -> None:
         """Writes `path` to the disk in a thread of its own: a large file would hold up everything else."""
+        descriptor = os.dup(self.descriptor(path))
+        self.run_behind(lambda: _flush(descriptor, failed))
+
+    def run_behind(self, work: Callable[[], None]) -> Future[None]:
+        """Does `work`, which waits for the disk, in a thread of its own, one after the other."""
         if self._flusher is None:
             self._flusher = ThreadPoolExecutor(1, thread_name_prefix="groupsource-flush")
-        self._flusher.submit(_flush, os.dup(self.descriptor(path)), failed)
+        return self._flusher.submit(work)
 
     def close(self) -> None:
         """Closes every file, after what `flush_behind` still has to do."""

@@ -32,12 +32,12 @@ class IndexEntry(NamedTuple):
 class SegmentIndex:
     """Where offsets and times are in one log file; `max_timestamp` is -1 as long as there is none."""
 
-    def __init__(self, log_path: Path, base_offset: int, interval_bytes: int) -> None:
+    def __init__(self, log_path: Path, base_offset: int, interval_bytes: int, suffix: str = "") -> None:
         self.base_offset = base_offset
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
-        self._path = log_path.with_suffix(".index")
-        self._time_path = log_path.with_suffix(".timeindex")
+        self._path = log_path.with_suffix(f".index{suffix}")
+        self._time_path = log_path.with_suffix(f".timeindex{suffix}")
         self._interval_bytes = interval_bytes
         self._bytes_since_entry = 0
         self._offsets = array("q")

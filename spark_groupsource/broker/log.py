@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.broker.files import FileCache, sync_directory
 from spark_groupsource.broker.segment import Segment, StoredBatch, UnreadableBytes
+from spark_groupsource.broker.swap import CleanedSegment, finish_swaps, segment_bases, swap_steps
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader, assign_offsets, decode_records
@@ -56,11 +57,13 @@ class PartitionLog:
         report: Report,
         *,
         log_start_offset: int = 0,
+        has_gaps: bool = False,
     ) -> None:
         self.topic_partition = topic_partition
         self.directory = directory
         self.config = config
         self.log_start_offset = log_start_offset
+        self.has_gaps = has_gaps  # it was compacted, whatever its policy is now
         self.damages: list[Damage] = []
         self.before_roll: Callable[[int], None] = lambda base_offset: None
         self._files = files
@@ -94,7 +97,8 @@ class PartitionLog:
         Raises: StorageError when the directory or a file is missing or cannot be read.
         """
         try:
-            bases = sorted(int(path.stem) for path in self.directory.glob("*.log") if path.stem.isdigit())
+            finish_swaps(self.directory)
+            bases = segment_bases(self.directory)
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be read: {error.strerror}") from error
         if not bases:
@@ -243,10 +247,11 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is damaged at offset {damage.offset} and takes no records")
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
-        if not self._active.fits(len(batch), last_offset, self.config.segment_bytes):
-            self._roll()
-        assign_offsets(batch, base_offset, 0, log_append_time_ms)
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
+        fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
+        if not fits or self._is_over_age(max_timestamp):
+            self.roll()
+        assign_offsets(batch, base_offset, 0, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1
         return base_offset
@@ -260,7 +265,16 @@ class PartitionLog:
             self._active.flush()
             self._unflushed_batches = 0
 
-    def _roll(self) -> None:
+    def _is_over_age(self, timestamp_ms: int) -> bool:
+        """By the stamps of records, as Kafka counts it: the clock alone rolls nothing."""
+        first = self._active.first_timestamp
+        return first is not None and first >= 0 and timestamp_ms - first > self.config.roll_ms
+
+    def roll(self) -> None:
+        """Closes the active segment and begins a new one.
+
+        Raises: StorageError.
+        """
         self._active.index.seal()
         self._active.flush_behind(self._report)
         self.before_roll(self.log_end_offset)
@@ -273,7 +287,7 @@ class PartitionLog:
             raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}; mend the disk") from error
 
     def _new_segment(self, base_offset: int) -> Segment:
-        contiguous = not self.config.compacted
+        contiguous = not (self.config.compacted or self.has_gaps)
         return Segment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
 
     def _add_segment(self, segment: Segment) -> None:
@@ -301,7 +315,9 @@ class PartitionLog:
                 continue  # what compaction removed, or a segment just rolled
             end = damage.position if damage is not None and damage.segment is segment else None
             try:
-                return segment.read(max(offset, segment.base_offset), max_bytes, end)
+                data = segment.read(max(offset, segment.base_offset), max_bytes, end)
+                if data:
+                    return data
             except UnreadableBytes as error:
                 raise self._corrupt(self._found_damage(segment, error)) from error
         return memoryview(b"")
@@ -384,6 +400,25 @@ class PartitionLog:
             f"{damage.segment.path} is damaged at byte {damage.position}: {self.topic_partition} is readable up to "
             f"offset {damage.offset}, restore the file from a copy or delete records up to {damage.next_offset}"
         )
+
+    # --- compaction ---
+
+    def replace(self, group: Sequence[Segment], cleaned: CleanedSegment) -> None:
+        """Puts a cleaned segment in the place of those it was made of.
+
+        Raises: StorageError: it may be half done, and the log must not be used until it was opened again.
+        """
+        for _ in swap_steps(self.directory, cleaned.base_offset, cleaned.end_offset, self._files.forget):
+            pass
+        first = self._segments.index(group[0])
+        segment = self._new_segment(cleaned.base_offset)
+        segment.contiguous = False
+        segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
+        if not segment.index.load(segment.size, False):
+            self._rescan(segment, tail=False)
+            segment.next_offset = cleaned.end_offset
+        self._segments[first : first + len(group)] = [segment]
+        self._bases[first : first + len(group)] = [segment.base_offset]
 
     # --- removal ---
 

@@ -22,6 +22,7 @@ from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
 _HEAD = struct.Struct(">qiiBIhi")
 _BATCH_PREFIX_BYTES = 12
 _SMALLEST_BATCH_BYTES = 61
+_MAX_TIMESTAMP_AT = 35
 _SCAN_BYTES = 1 << 20
 _HEADS_BYTES = 4096  # read at a time where only heads are looked at
 _LARGEST_RELATIVE_OFFSET = 2**31 - 1
@@ -58,6 +59,7 @@ class Segment:
         self.closed = False  # nothing more may be appended
         self.size = 0
         self.next_offset = base_offset
+        self._first_timestamp: int | None = None
         self._files = files
         self._verified = _Ranges()
 
@@ -86,6 +88,16 @@ class Segment:
         if self.closed or last_offset - self.base_offset > _LARGEST_RELATIVE_OFFSET:
             return False
         return self.size == 0 or self.size + batch_bytes <= segment_bytes
+
+    @property
+    def first_timestamp(self) -> int | None:
+        """The stamp of the first batch, from which time until a roll counts; None without one.
+
+        Raises: StorageError.
+        """
+        if self._first_timestamp is None and self.size >= _SMALLEST_BATCH_BYTES:
+            (self._first_timestamp,) = struct.unpack(">q", self._bytes(_MAX_TIMESTAMP_AT, 8))
+        return self._first_timestamp
 
     def append(self, batch: bytes | bytearray | memoryview, last_offset: int, max_timestamp: int) -> None:
         """Writes a batch whose offsets are set.
@@ -145,12 +157,14 @@ class Segment:
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> memoryview:
         """Whole batches from the one that holds `offset` on, at least one, then as many as `max_bytes` allows.
 
-        `end` is a position in the file not to be passed. Every byte returned was verified, now or before.
+        Empty where compaction has left nothing from `offset` on. `end` is a position in the file not to be passed. Every byte returned was verified, now or before.
 
         Raises: UnreadableBytes at damage in the first batch; StorageError.
         """
         end = self.size if end is None else end
         start = self._position_of(offset, end)
+        if start is None:
+            return memoryview(b"")
         (length,) = struct.unpack_from(">i", self._bytes(start + 8, 4))
         stop = self._last_boundary(start, max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES))
         if stop > end:
@@ -263,7 +277,7 @@ class Segment:
         believable = 0 <= delta < self.size - position  # a record has at least one byte
         return base_offset + (delta if believable else 0) + 1
 
-    def _position_of(self, offset: int, end: int) -> int:
+    def _position_of(self, offset: int, end: int) -> int | None:
         # an entry names an offset of the batch at its position, the last one as a rule; base offsets have no checksum,
         # so they are held against the index and against one another
         entry = self.index.floor(offset)
@@ -287,6 +301,8 @@ class Segment:
             if at == 0:
                 break
             position += at
+        if position == self.size and not self.contiguous:
+            return None
         raise UnreadableBytes(position, f"offset {offset} is not where the log should hold it", False)
 
     def _last_boundary(self, start: int, limit: int) -> int:
@@ -352,12 +368,14 @@ class Segment:
     def note_scanned(self, stored: StoredBatch, has_entry: bool = False) -> None:
         """Takes a batch met by a scan in; `has_entry` where the indexes were loaded and reach up to it."""
         header = stored.header
+        # a batch that compaction emptied has a time stamp and no record that bears it
+        max_timestamp = header.max_timestamp if header.record_count else -1
         self._verified.add(stored.position, stored.position + header.size)
         self.next_offset = header.next_offset
         if has_entry:
-            self.index.note_tail(header.size, header.last_offset, header.max_timestamp)
+            self.index.note_tail(header.size, header.last_offset, max_timestamp)
         else:
-            self.index.note(stored.position, header.size, header.last_offset, header.max_timestamp)
+            self.index.note(stored.position, header.size, header.last_offset, max_timestamp)
 
 
 class _Ranges:

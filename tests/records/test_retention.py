@@ -1,0 +1,71 @@
+"""Records are taken out of batches, and what stays reads as before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.batch import Record, check_crc, decode_records, encode_batch, iter_batches
+from spark_groupsource.records.retention import delete_horizon_ms, keyed_records, retain
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        st.none() | st.binary(max_size=20),
+        st.none() | st.binary(max_size=40),
+        st.integers(0, 10**13),
+        st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2).map(tuple),
+        st.none(),
+    ),
+    min_size=1,
+    max_size=120,
+)
+
+
+def head(data: bytes):
+    (header,) = iter_batches(data)
+    check_crc(data, header)
+    return header
+
+
+@settings(max_examples=150, deadline=None)
+@given(records=RECORDS, codec=st.integers(0, 4), stamped=st.booleans(), horizon=st.none() | st.integers(0, 10**13),
+       data=st.data())  # fmt: skip
+def test_what_stays_reads_as_before(records, codec, stamped, horizon, data):
+    batch = encode_batch(
+        records, base_offset=100, codec=codec, timestamp_type=int(stamped), producer_id=7, producer_epoch=1,
+        base_sequence=5, leader_epoch=3,
+    )  # fmt: skip
+    header = head(batch)
+    payload, found = keyed_records(batch, header)
+    before = list(decode_records(batch, header))
+    assert [(each.offset, each.key, each.has_value) for each in found] == [
+        (record.offset, record.key, record.value is not None) for record in before
+    ]
+    chosen = data.draw(st.sets(st.integers(0, len(records) - 1)))
+    kept = [each for number, each in enumerate(found) if number in chosen]
+    after = retain(header, payload, kept, horizon if kept else None)
+    new = head(after)
+    assert list(decode_records(after, new)) == [record for number, record in enumerate(before) if number in chosen]
+    for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "base_sequence",
+                 "partition_leader_epoch", "log_append_time"):  # fmt: skip
+        assert getattr(new, name) == getattr(header, name)
+    assert delete_horizon_ms(new) == (horizon if kept else None)
+    if kept:
+        assert new.max_timestamp == max(r.timestamp_ms for n, r in enumerate(before) if n in chosen)
+        # and once more, for a batch that has a horizon is cleaned again
+        payload, found = keyed_records(after, new)
+        again = retain(new, payload, found[:1])
+        assert list(decode_records(again, head(again))) == list(decode_records(after, new))[:1]
+        assert delete_horizon_ms(head(again)) == horizon
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_senseless_records_are_told(count):
+    batch = bytearray(encode_batch([Record(b"k", b"v", 1)] * count))
+    batch[61] = 0x7F
+    header = next(iter_batches(batch))
+    with pytest.raises(CorruptRecordError):
+        keyed_records(batch, header)
