@@ -14,6 +14,7 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.group_client import GroupClient, GroupView
 from spark_groupsource.client.membership import Idle, Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.client.views import EARLIEST
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ConnectionFailed, ErrorCode, RequestTimedOut
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
@@ -24,6 +25,7 @@ from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
     LeaveGroupResponse,
+    ListOffsetsResponse,
     MetadataResponse,
     OffsetCommitResponse,
     OffsetFetchResponse,
@@ -55,6 +57,8 @@ class Script:
         # what a leader elsewhere gives our member
         self.assigned: Sequence[TopicPartition] = (T0, T1)
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        # log ends, the same for every partition of a topic; 10 where nothing is said
+        self.ends: dict[str, int] = {}
         self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
         self._steps: dict[str, deque[Step]] = defaultdict(deque)
 
@@ -113,6 +117,26 @@ class Script:
             for number, rack in self.nodes.items()
         ]
         return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
+
+    def _ListOffsets(self, request: Any, code: int) -> Any:
+        row = ListOffsetsResponse.ListOffsetsTopicResponse
+        topics = [
+            row(
+                name=topic.name,
+                partitions=[
+                    row.ListOffsetsPartitionResponse(
+                        partition_index=p.partition_index,
+                        error_code=code,
+                        offset=0 if p.timestamp == EARLIEST else self.ends.get(topic.name, 10),
+                        timestamp=-1,
+                        leader_epoch=-1,
+                    )
+                    for p in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+        return ListOffsetsResponse(topics=topics)
 
     def _FindCoordinator(self, request: Any, code: int) -> Any:
         row = FindCoordinatorResponse.Coordinator

@@ -311,6 +311,7 @@ def fenced():
     return GenerationMismatchError(group_id="g", member_id="m0", generation_id=1, current_generation=2, cause="gone")
 
 
+@pytest.mark.conformance("CC-043")
 def test_fenced_commit_moves_nothing_and_the_query_goes_on(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -338,6 +339,7 @@ def test_run_in_progress_never_goes_back():
     assert query.start["t"] == {"0": 10}
 
 
+@pytest.mark.conformance("CC-037", "CC-042")
 def test_failed_commit_is_repeated_and_holds_up_the_hand_over(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -395,6 +397,7 @@ def test_partition_that_a_rebalance_took_because_it_was_deleted_is_data_loss_too
         query.trigger()
 
 
+@pytest.mark.conformance("CC-127")
 def test_drain_commits_and_leaves_at_the_next_trigger():
     query = Query(startingOffsets="earliest")
     query.trigger()
