@@ -138,7 +138,8 @@ class CoordinatorRuntime:
     def hold_loading(self, held: bool) -> None:
         """Stops the replaying of shards that are not loaded yet, or lets it go on."""
         self._held = held
-        self._load_soon()
+        for _ in range(0 if held else len(self._to_load)):
+            self._load_next()
 
     # --- requests and timers ---
 

@@ -1,0 +1,457 @@
+"""Three nodes in one broker: who leads what, what the others answer, and what happens when that changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+from broker_context import (
+    RawConnection,
+    batch,
+    create_topic,
+    fetch,
+    fetch_request,
+    fetched_values,
+    metadata,
+    produce,
+)
+from support.waiting import wait_until
+
+from spark_groupsource.broker.leaders import Leader, Leaders
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ConfigurationError, ConnectionFailed, ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.frames import decode_response
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DeleteRecordsRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+
+CONFIG = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
+NODES = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with EmbeddedBroker(config=CONFIG, brokers=3) as running:
+        yield running
+
+
+@pytest.fixture
+def nodes(broker):
+    with connected(broker) as connections:
+        yield connections
+
+
+class connected(ExitStack):
+    """A connection to each node, by its id."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        super().__init__()
+        self._addresses = broker.bootstrap_servers.split(",")
+
+    def __enter__(self):
+        return {node: self.enter_context(RawConnection(at)) for node, at in zip(NODES, self._addresses)}
+
+
+def other_than(node: int) -> int:
+    return next(each for each in NODES if each != node)
+
+
+# --- what is told ---
+
+
+def test_every_node_tells_the_same_truth(broker, nodes, topic, group):
+    create_topic(nodes[2], topic, 6)
+    told = []
+    for connection in nodes.values():
+        answer = metadata(connection, topic)
+        partitions = [(p.leader_id, p.leader_epoch, tuple(p.replica_nodes)) for p in answer.topics[0].partitions]
+        addresses = [(node.node_id, f"{node.host}:{node.port}") for node in answer.brokers]
+        coordinator = connection.call(FindCoordinatorRequest(key=group, key_type=0), 3)
+        cluster = connection.call(DescribeClusterRequest(include_cluster_authorized_operations=False), 0)
+        described = [(node.broker_id, f"{node.host}:{node.port}") for node in cluster.brokers]
+        told.append((partitions, addresses, answer.controller_id, coordinator.node_id, coordinator.port, described))
+    assert told[0] == told[1] == told[2]
+    partitions, addresses, controller, coordinator, port, described = told[0]
+    assert addresses == described == list(zip(NODES, broker.bootstrap_servers.split(",")))
+    assert sorted(leader for leader, _, _ in partitions) == [1, 1, 2, 2, 3, 3]
+    assert all(epoch == 0 and replicas[0] == leader for leader, epoch, replicas in partitions)
+    assert controller == 1 and f":{port}" in dict(addresses)[coordinator]
+    assert broker.coordinator(group) == coordinator
+
+
+def test_coordinators_are_spread():
+    leaders = Leaders(NODES, pytest.fail)
+    led = [leaders.leader(TopicPartition("__consumer_offsets", number)) for number in range(50)]
+    assert Counter(led) == {Leader(1, 0): 16, Leader(2, 0): 17, Leader(3, 0): 17}
+
+
+def test_a_broker_describes_its_own_settings_only(nodes):
+    def code(asked: int, named: str) -> int:
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=4, resource_name=named, configuration_keys=["node.id"]
+        )
+        request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+        return nodes[asked].call(request, 4).results[0].error_code
+
+    assert (code(2, "2"), code(2, "1")) == (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
+
+
+def test_replication_factor_up_to_the_number_of_nodes(nodes, topic):
+    assert create_topic(nodes[1], topic).replication_factor == 3
+
+
+# --- partitions ---
+
+
+def list_offset(connection, topic, epoch=-1):
+    part = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=0, current_leader_epoch=epoch, timestamp=-1
+    )
+    wanted = ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[part])
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[wanted])
+    return connection.call(request, 6).topics[0].partitions[0]
+
+
+def delete_records(connection, topic, offset):
+    part = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=0, offset=offset)
+    wanted = DeleteRecordsRequest.DeleteRecordsTopic(name=topic, partitions=[part])
+    return connection.call(DeleteRecordsRequest(topics=[wanted], timeout_ms=1000), 2).topics[0].partitions[0]
+
+
+def test_only_the_leader_takes_and_gives_records(broker, nodes, topic):
+    create_topic(nodes[1], topic)
+    leader = broker.leader(topic, 0).node_id
+    for node, connection in nodes.items():
+        expected = ErrorCode.NONE if node == leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert produce(connection, topic, batch(b"x")).error_code == expected
+        assert fetch(connection, topic, 0).error_code == expected
+        assert list_offset(connection, topic).error_code == expected
+        assert delete_records(connection, topic, 0).error_code == expected
+
+
+def test_a_moved_partition_has_its_records_and_a_higher_epoch(broker, nodes, topic):
+    create_topic(nodes[1], topic)
+    first = broker.leader(topic, 0)
+    assert produce(nodes[first.node_id], topic, batch(b"a")).base_offset == 0
+    second = other_than(first.node_id)
+    broker.move_leader(topic, 0, second)
+    assert broker.leader(topic, 0) == Leader(second, first.epoch + 1)
+    assert metadata(nodes[1], topic).topics[0].partitions[0].leader_epoch == first.epoch + 1
+    assert produce(nodes[first.node_id], topic, batch(b"b")).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert produce(nodes[second], topic, batch(b"b")).base_offset == 1
+    assert fetched_values(fetch(nodes[second], topic, 0)) == [b"a", b"b"]
+    # a client that knows only the former leader's time, or one that nobody knows yet
+    told = [list_offset(nodes[second], topic, epoch=epoch) for epoch in (0, 1, 2)]
+    expected = [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE, ErrorCode.UNKNOWN_LEADER_EPOCH]
+    assert [each.error_code for each in told] == expected
+    assert (told[1].offset, told[1].leader_epoch) == (2, 1)
+
+
+def test_a_move_to_where_it_is_changes_nothing(broker, nodes, topic):
+    create_topic(nodes[1], topic)
+    leader = broker.leader(topic, 0)
+    broker.move_leader(topic, 0, leader.node_id)
+    assert broker.leader(topic, 0) == leader
+    with pytest.raises(ValueError, match="node 9 cannot lead"):
+        broker.move_leader(topic, 0, 9)
+
+
+def test_a_fetch_that_waits_is_told_of_the_move(broker, nodes, topic):
+    create_topic(nodes[1], topic)
+    leader = broker.leader(topic, 0).node_id
+    request = fetch_request(topic, 0, max_wait_ms=600_000)
+    posted = nodes[leader].post(request, 11)
+    wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 1, "the fetch is parked")
+    broker.move_leader(topic, 0, other_than(leader))
+    answer = decode_response(nodes[leader].read_frame(), request, 11, posted)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# --- groups ---
+
+
+def join(group, member_id=""):
+    protocols = [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\0\0\0\0")]
+    return JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=20_000,
+        member_id=member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=protocols,
+    )
+
+
+def sync(group, generation, member_id):
+    given = SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=b"mine")
+    return SyncGroupRequest(
+        group_id=group,
+        generation_id=generation,
+        member_id=member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=[given],
+    )
+
+
+def heartbeat(group, generation, member_id):
+    return HeartbeatRequest(group_id=group, generation_id=generation, member_id=member_id, group_instance_id=None)
+
+
+def commit(group, generation, member_id, topic, offset):
+    part = OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+    )
+    wanted = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[part])
+    return OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=None,
+        topics=[wanted],
+    )
+
+
+def committed(group):
+    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+    return OffsetFetchRequest(groups=[wanted], require_stable=False)
+
+
+def member_of(connection, group):
+    """(member id, generation) of the one member of a stable group."""
+    member_id = connection.call(join(group), 5).member_id
+    joined = connection.call(join(group, member_id), 5)
+    assert joined.error_code == 0 and joined.leader == member_id
+    assert connection.call(sync(group, joined.generation_id, member_id), 5).assignment == b"mine"
+    return member_id, joined.generation_id
+
+
+def test_only_the_coordinator_speaks_for_a_group(broker, nodes, topic, group):
+    create_topic(nodes[1], topic)
+    coordinator = broker.coordinator(group)
+    member_id, generation = member_of(nodes[coordinator], group)
+    assert nodes[coordinator].call(heartbeat(group, generation, member_id), 4).error_code == 0
+    listed = {n for n in NODES for each in nodes[n].call(ListGroupsRequest(), 2).groups if each.group_id == group}
+    assert listed == {coordinator}
+    connection = nodes[other_than(coordinator)]
+    describe = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
+    codes = [
+        connection.call(join(group), 5).error_code,
+        connection.call(sync(group, generation, member_id), 5).error_code,
+        connection.call(heartbeat(group, generation, member_id), 4).error_code,
+        connection.call(commit(group, generation, member_id, topic, 1), 8).topics[0].partitions[0].error_code,
+        connection.call(committed(group), 8).groups[0].error_code,
+        connection.call(describe, 5).groups[0].error_code,
+        connection.call(DeleteGroupsRequest(groups_names=[group]), 2).results[0].error_code,
+    ]
+    assert codes == [ErrorCode.NOT_COORDINATOR] * 7
+
+
+def test_a_group_keeps_its_generation_and_its_offsets_over_a_move(broker, nodes, topic, group):
+    create_topic(nodes[1], topic)
+    first = broker.coordinator(group)
+    member_id, generation = member_of(nodes[first], group)
+    assert nodes[first].call(commit(group, generation, member_id, topic, 42), 8).topics[0].partitions[0].error_code == 0
+    second = other_than(first)
+    broker.move_coordinator(group, second)
+    assert broker.coordinator(group) == second
+    assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == ErrorCode.NOT_COORDINATOR
+    assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
+    assert nodes[second].call(committed(group), 8).groups[0].topics[0].partitions[0].committed_offset == 42
+    describe = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
+    (told,) = nodes[second].call(describe, 5).groups
+    assert (told.group_state, [m.member_assignment for m in told.members]) == ("Stable", [b"mine"])
+    # and back again, as if nothing had been
+    broker.move_coordinator(group, first)
+    assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
+
+
+def test_a_join_that_waits_is_sent_to_the_new_coordinator(broker, nodes, group):
+    first = broker.coordinator(group)
+    member_of(nodes[first], group)
+    with RawConnection(broker.bootstrap_servers.split(",")[first - 1]) as another:
+        member_id = another.call(join(group), 5).member_id
+        posted = another.post(join(group, member_id), 5)  # waits for the first member
+        broker.move_coordinator(group, other_than(first))
+        answer = decode_response(another.read_frame(), join(group), 5, posted)
+        assert (answer.error_code, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member_id)
+
+
+def test_sessions_of_the_former_coordinator_harm_nobody(broker, nodes, group):
+    """Its timers are void: the member that goes on beating at the new one is not removed."""
+    first = broker.coordinator(group)
+    member_id, generation = member_of(nodes[first], group)
+    second = other_than(first)
+    broker.move_coordinator(group, second)
+    assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
+    sessions = ("session", group, member_id)
+    due = sorted(broker.call(lambda b: [key for key in b.timers._deadlines if key[-1] == sessions]))
+    assert len(due) == 2
+    broker.call(lambda b: b.coordinator.expire(due[0]))
+    assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
+
+
+# --- loading ---
+
+
+def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
+    create_topic(nodes[1], topic)
+    first = broker.coordinator(group)
+    member_id, generation = member_of(nodes[first], group)
+    second = nodes[other_than(first)]
+    broker.hold_loading()
+    try:
+        broker.move_coordinator(group, other_than(first))
+        assert second.call(FindCoordinatorRequest(key=group, key_type=0), 3).node_id == other_than(first)
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert second.call(join(group), 5).error_code == loading
+        refused = second.call(commit(group, generation, member_id, topic, 7), 8)
+        assert refused.topics[0].partitions[0].error_code == loading
+        assert second.call(committed(group), 8).groups[0].error_code == loading
+        assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0, "believed while it loads"
+        assert second.call(sync(group, generation, member_id), 5).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+        assert second.call(ListGroupsRequest(), 2).error_code == loading
+    finally:
+        broker.hold_loading(False)
+    assert second.call(committed(group), 8).groups[0].error_code == 0
+    assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0
+
+
+def test_offsets_of_a_topic_deleted_while_loading_go(broker, nodes, topic, group):
+    create_topic(nodes[1], topic)
+    first = broker.coordinator(group)
+    assert nodes[first].call(commit(group, -1, "", topic, 7), 8).topics[0].partitions[0].error_code == 0
+    broker.hold_loading()
+    try:
+        broker.move_coordinator(group, other_than(first))
+        broker.call(lambda b: b.delete_topic(topic))
+    finally:
+        broker.hold_loading(False)
+    assert nodes[other_than(first)].call(committed(group), 8).groups[0].topics == []
+
+
+def test_a_long_log_is_loaded_in_slices_and_wholly(tmp_path, topic):
+    """Whoever asks before the end is told to ask again; nothing is missing afterwards."""
+    config = {**CONFIG, "offsets.topic.num.partitions": "1"}
+    count = 6_000
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, topic)
+        for number in range(count):
+            connection.post(commit(f"g{number}", -1, "", topic, number), 8)
+            if number % 100 == 99:
+                for _ in range(100):
+                    connection.read_frame()
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        seen = set()
+        while True:
+            answer = connection.call(committed(f"g{count - 1}"), 8).groups[0]
+            seen.add(answer.error_code)
+            if not answer.error_code:
+                break
+        assert seen == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE}
+        assert answer.topics[0].partitions[0].committed_offset == count - 1
+        assert len(connection.call(ListGroupsRequest(), 2).groups) == count
+
+
+# --- nodes that go and come ---
+
+
+def test_a_node_that_vanishes_is_replaced_and_may_come_back(tmp_path, topic, group):
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        with connected(broker) as nodes:
+            create_topic(nodes[1], topic, 3)
+            first = broker.coordinator(group)
+            member_id, generation = member_of(nodes[first], group)
+            before = [broker.leader(topic, number) for number in range(3)]
+            broker.stop_node(first)
+            with pytest.raises(ConnectionFailed):
+                metadata(nodes[first], topic)
+            alive = nodes[other_than(first)]
+            told = metadata(alive, topic)
+            assert [node.node_id for node in told.brokers] == [node for node in NODES if node != first]
+            for number, was in enumerate(before):
+                partition = told.topics[0].partitions[number]
+                assert sorted([*partition.isr_nodes, *partition.offline_replicas]) == list(NODES)
+                assert partition.offline_replicas == [first]
+                expected = was.epoch + 1 if was.node_id == first else was.epoch
+                assert (partition.leader_epoch, partition.leader_id == first) == (expected, False)
+            second = broker.coordinator(group)
+            assert second != first
+            assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
+            # a topic made meanwhile is led by those who are there
+            create_topic(alive, f"{topic}-2", 6)
+            leaders = [p.leader_id for p in metadata(alive, f"{topic}-2").topics[0].partitions]
+            assert first not in leaders
+            broker.start_node(first)
+        with connected(broker) as nodes:
+            assert [node.node_id for node in metadata(nodes[first], topic).brokers] == list(NODES)
+            assert broker.coordinator(group) == second, "it leads again what it is given"
+            broker.move_coordinator(group, first)
+            assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
+
+
+def test_all_nodes_may_be_gone_for_a_while(tmp_path, topic):
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        with connected(broker) as nodes:
+            create_topic(nodes[1], topic)
+            leader = broker.leader(topic, 0).node_id
+            assert produce(nodes[leader], topic, batch(b"kept")).error_code == 0
+        for node in NODES:
+            broker.stop_node(node)
+        broker.start_node(2)
+        assert broker.leader(topic, 0).node_id == 2
+        with RawConnection(broker.bootstrap_servers.split(",")[1]) as connection:
+            assert fetched_values(fetch(connection, topic, 0)) == [b"kept"]
+        with pytest.raises(ValueError, match="no node 7"):
+            broker.stop_node(7)
+
+
+def test_epochs_do_not_fall_when_the_broker_is_started_again(tmp_path, topic):
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        with connected(broker) as nodes:
+            create_topic(nodes[1], topic)
+        broker.move_leader(topic, 0, other_than(broker.leader(topic, 0).node_id))
+        moved = broker.leader(topic, 0)
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        assert broker.leader(topic, 0) == moved == Leader(moved.node_id, 1)
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker:
+        assert broker.leader(topic, 0) == Leader(1, 2), "other nodes than before"
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker:
+        assert broker.leader(topic, 0) == Leader(1, 2), "the same node as before"
+
+
+@pytest.mark.parametrize("listeners", ["localhost:0", "PLAINTEXT://a:1,PLAINTEXT://b:2"])
+def test_one_advertised_address_for_each_node(tmp_path, listeners):
+    broker = EmbeddedBroker(tmp_path, config={"advertised.listeners": listeners}, brokers=3)
+    with pytest.raises(ConfigurationError, match="has 3 listener"):
+        broker.start()
+
+
+def test_advertised_addresses_are_told(tmp_path):
+    names = "PLAINTEXT://localhost:0,localhost:0"
+    with EmbeddedBroker(tmp_path, config={"advertised.listeners": names}, brokers=2) as broker:
+        with RawConnection(broker.bootstrap_servers.split(",")[1].replace("localhost", "127.0.0.1")) as connection:
+            told = metadata(connection).brokers
+        assert [f"{node.host}:{node.port}" for node in told] == broker.bootstrap_servers.split(",")
+        assert {node.host for node in told} == {"localhost"}
+
+
+def test_no_broker_of_no_nodes():
+    with pytest.raises(ConfigurationError, match="brokers must be at least 1"):
+        EmbeddedBroker(brokers=0)
