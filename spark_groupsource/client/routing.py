@@ -62,6 +62,8 @@ class Router:
         self._topics: dict[str, tuple[int, TopicInfo | int]] = {}
         self._all_topics_ms: int | None = None
         self._coordinators: dict[str, Node] = {}
+        # a look-up under way is waited for by all who need the same; the members of a process all ask at once
+        self._lookups: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
         """Closes every connection that is not lent out; those are closed when they come back."""
@@ -224,11 +226,21 @@ class Router:
 
         Raises: BrokerError (GROUP_AUTHORIZATION_FAILED and the like at once, retriable ones at the deadline).
         """
+        retry = self.retry(timeout_ms)
         with self._lock:
-            known = self._coordinators.get(group_id)
+            known, lookup = self._coordinators.get(group_id), self._lookups[group_id]
         if known is not None:
             return known
-        retry = self.retry(timeout_ms)
+        if not lookup.acquire(timeout=retry.remaining_ms / 1000):
+            raise ConnectionFailed(f"the coordinator of group {group_id} is still being looked up")
+        try:
+            with self._lock:
+                known = self._coordinators.get(group_id)
+            return known or self._look_up_coordinator(group_id, retry)
+        finally:
+            lookup.release()
+
+    def _look_up_coordinator(self, group_id: str, retry: Retry) -> Node:
         while True:
             answer = self.call_any(
                 FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id]), retry.remaining_ms

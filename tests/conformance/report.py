@@ -43,8 +43,10 @@ Apache Kafka's own tests of the classic group protocol, each case as one line, a
 behaviour. Written by `make conformance` from the tests' `conformance` markers; do not edit. `make test` fails where a
 line has neither a test nor a reason, and where this page is out of date.
 
-*[S]* and *[J]* mark what only Kafka's older (Scala) or newer (Java) coordinator does, *[KIP-848]* what touches the
-newer protocol; *= GC-033* means the same rule as in that line. The cases are those of Kafka's commit `1eb7644`.
+*Not applicable* is a line about something this package does not have, or does otherwise on purpose; the reason says
+what stands in its place. *[S]* and *[J]* mark what only Kafka's older (Scala) or newer (Java) coordinator does,
+*[KIP-848]* what touches the newer protocol; *= GC-033* means the same rule as in that line. The cases are those of
+Kafka's commit `1eb7644`.
 """
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from conformance.scripted_group import GROUP, T0, Script, ScriptedCluster
 
+from spark_groupsource.client.membership import Idle
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.source.options import parse_options
-from spark_groupsource.source.ownership import AssignedPartitions
+from spark_groupsource.source.options import SourceOptions, parse_options
+from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions
 from spark_groupsource.source.session import Limits, StreamSession
 
 
@@ -113,3 +114,59 @@ def test_drain_commits_and_does_not_leave_a_group_it_never_joined() -> None:
     assert query.session.request_drain(query.start)
     query.session.close("stopped")
     assert query.commits() == [(-1, "", 10)] and query.script.of("LeaveGroup") == []
+
+
+class ScriptedMembers(GroupPartitions):
+    """Members of a group whose threads take their turns inside `refresh`."""
+
+    def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
+        super().__init__(cluster, options, clock, members=1)
+        (self.thread,) = self._group._state.members
+        self.thread.start = lambda: None  # type: ignore[method-assign]
+        self._clock = clock
+
+    def refresh(self, timeout_ms: int) -> bool:
+        for _ in range(10):
+            if self._group.poll(0).stable:
+                return True
+            self.pump()
+        return False
+
+    def pump(self) -> None:
+        """Lets the member's thread do everything it has to do now."""
+        while not isinstance(self.thread.membership.next_action(self._clock.now_ms()), Idle):
+            self.thread._step()
+
+
+@pytest.mark.conformance("CC-039")
+def test_hand_over_is_held_up_by_a_failing_commit_as_long_as_a_rebalance_may_take() -> None:
+    query = Query()
+    options = parse_options(
+        {
+            "kafka.bootstrap.servers": "host0:9092",
+            "kafka.group.id": GROUP,
+            "subscribe": "t",
+            "startingOffsets": "earliest",
+            "kafka.max.poll.interval.ms": "60000",
+        },
+        "stream",
+    )
+    members = ScriptedMembers(query.cluster, options, query.clock)
+    query.session = StreamSession(query.cluster, options, members, query.clock)
+    assert query.trigger() == [(0, 10)]
+    query.script.sent.clear()
+    query.script.once("OffsetCommit", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 10_000)
+    query.script.once("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
+    query.clock.advance_ms(3_000)
+    members.pump()
+    until_ms = query.clock.now_ms() + 50_000
+    while query.clock.now_ms() < until_ms:
+        assert query.trigger() == [] and query.script.of("JoinGroup") == []
+        members.pump()
+    while not query.script.of("LeaveGroup"):
+        query.clock.advance_ms(3_000)
+        members.pump()
+    # nothing is left to commit for: what was read is checkpointed here, the group decides the rest
+    query.script._steps.clear()
+    assert query.trigger(end=20) == [(10, 20)]
+    assert query.script.of("JoinGroup")[0].member_id == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -496,3 +497,31 @@ def test_leader_that_is_thrown_out_while_it_decides_sends_no_assignment() -> Non
     decided.set()
     assert bench.script.of("SyncGroup") == [] and bench.member.generation == Generation()
     assert bench.settle().members[0].member_id == "m2"
+
+
+@pytest.mark.conformance("AC-036")
+def test_one_lookup_serves_all_who_wait_for_it() -> None:
+    bench = Bench()
+    with pytest.raises(ConnectionFailed, match="bootstrap.servers"):
+        bench.script.once("FindCoordinator", *[ConnectionFailed("refused")] * 1_000)
+        bench.cluster.find_coordinator("g")
+    bench.script._steps.clear()
+    bench.script.sent.clear()
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(request: Any) -> None:
+        asked.set()
+        assert answer.wait(10)
+
+    bench.script.once("FindCoordinator", slow)
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(bench.cluster.find_coordinator, "g")]
+        assert asked.wait(10)
+        found += [pool.submit(bench.cluster.find_coordinator, "g") for _ in range(4)]
+        answer.set()
+        nodes = {future.result(10) for future in found}
+    (node,) = nodes
+    assert bench.script.asked() == ["FindCoordinator"]
+    bench.cluster.forget_coordinator("g", node)
+    assert bench.cluster.find_coordinator("g") == node
+    assert bench.script.asked() == ["FindCoordinator"] * 2
