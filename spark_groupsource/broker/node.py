@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from typing import Callable, Collection, Mapping, NamedTuple
 
+from spark_groupsource.broker.cleaner import LogCleaner
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap
 from spark_groupsource.broker.fetches import Fetches
@@ -84,6 +85,9 @@ class Broker:
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
         self.fetches = Fetches(self.partitions, self.leaders, self.timers, config.fetch_max_bytes, send)
         self.coordinator = CoordinatorRuntime(self, send)
+        self.cleaner = LogCleaner(
+            self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report
+        )
         self._send = send
 
     @property
@@ -109,12 +113,15 @@ class Broker:
             raise
         self.coordinator.start()
         self._set_retention_timer()
+        if self.config.log_cleaner_enable:
+            self.cleaner.start()
 
     def stop(self) -> None:
         """Closes every log and gives the directory back.
 
         Raises: StorageError.
         """
+        self.cleaner.stop()
         self.data.close(self.partitions.close_all())
 
     def handle(self, call: Call, request: Message) -> None:
@@ -141,6 +148,10 @@ class Broker:
                     self.fetches.expire(token)
                 case ("retention",):
                     self._apply_retention()
+                case ("clean",):
+                    self.cleaner.look()
+                case ("clean-slice",):
+                    self.cleaner.slice()
                 case _:
                     self.coordinator.expire(key)
 

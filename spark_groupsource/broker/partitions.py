@@ -17,6 +17,7 @@ from spark_groupsource.broker.storage import DataDirectory, TopicEntry
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, ErrorCode, GroupSourceError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.retention import keyed_records
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -58,9 +59,10 @@ class Partition:
             self.log.open(clean_end_offset)
             self._load_producers()
         except (StorageError, OSError) as error:
-            self._take_offline(error)
+            self.take_offline(error)
 
-    def _take_offline(self, error: Exception) -> None:
+    def take_offline(self, error: Exception) -> None:
+        """Refuses everything from now on: nobody knows what is on the disk until a start has looked."""
         self.offline = str(error)
         self._report(f"{self.topic_partition} is offline: {error}")
 
@@ -103,7 +105,7 @@ class Partition:
         try:
             self.log.flush_if_due()
         except StorageError as error:
-            self._take_offline(error)
+            self.take_offline(error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         return Appended(base_offset, timestamp_ms if stamped else -1, header.size)
 
@@ -128,7 +130,22 @@ class Partition:
             raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions")
         if header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise Refusal(ErrorCode.INVALID_RECORD, "a producer with an id numbers its batches from 0")
+        if self.log.config.compacted:
+            self._check_keys(records, header)
         return header
+
+    def _check_keys(self, records: bytes | bytearray | memoryview, header: BatchHeader) -> None:
+        try:
+            _, keyed = keyed_records(records, header)
+        except CorruptRecordError as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        if any(record.key is None for record in keyed):
+            text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
+            raise Refusal(ErrorCode.INVALID_RECORD, text)
+
+    def last_offsets(self) -> Mapping[int, int]:
+        """Producer id -> last offset of its last batch, which compaction must leave."""
+        return self._producers.last_offsets()
 
     def _load_producers(self) -> None:
         start = self.log.log_start_offset
@@ -161,7 +178,7 @@ class Partitions:
         self._data = data
         self._config = config
         self._report = report
-        self._files = FileCache()
+        self.files = FileCache()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._names: dict[uuid.UUID, str] = {}
 
@@ -183,7 +200,7 @@ class Partitions:
                     ends[topic_partition] = partition.log.log_end_offset
             except StorageError as error:
                 self._report(f"{topic_partition} was not closed cleanly: {error}")
-        self._files.close()
+        self.files.close()
         return ends
 
     # --- look-up ---
@@ -280,6 +297,7 @@ class Partitions:
 
         def remove_files() -> None:
             for partition in doomed:
+                partition.offline = f"topic {name} was deleted"
                 partition.log.delete()
 
         try:
@@ -328,9 +346,10 @@ class Partitions:
             self._data.partition_directory(topic_partition),
             topic_partition,
             self.config_of(entry),
-            self._files,
+            self.files,
             self._report,
             log_start_offset=self._data.log_starts.get(topic_partition, 0),
+            has_gaps=topic_partition in self._data.cleaned,
         )
         partition = self._partitions[topic_partition] = Partition(entry.topic_id, log, self._report)
         return partition

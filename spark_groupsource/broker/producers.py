@@ -62,6 +62,14 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def last_offsets(self) -> dict[int, int]:
+        """Producer id -> last offset of its last batch, by which the log tells of the producer."""
+        lasts = {number: entry.batches[-1] for number, entry in self._producers.items() if entry.batches}
+        return {
+            number: last.base_offset + (last.last_sequence - last.first_sequence) % _SEQUENCE_LIMIT
+            for number, last in lasts.items()
+        }
+
     def check(self, header: BatchHeader) -> StoredSequence | None:
         """None when the batch is to be stored; what was stored when it is a duplicate.
 
@@ -106,14 +114,21 @@ class ProducerStates:
         )
 
     def encode(self) -> bytes:
-        """Kafka's snapshot: the last batch of each producer."""
-        body = bytearray(_COUNT.pack(len(self._producers)))
+        """Kafka's snapshot, with a row for each batch that is remembered, so that none of them is stored twice.
+
+        Kafka writes one row for each producer, the last batch's, and takes the last of several.
+        """
+        body = bytearray(_COUNT.pack(0))
+        count = 0
         for producer_id, entry in self._producers.items():
-            last = entry.batches[-1] if entry.batches else StoredSequence(-1, -1, -1, -1)
-            delta = (last.last_sequence - last.first_sequence) % _SEQUENCE_LIMIT
-            body += _SNAPSHOT_ENTRY.pack(
-                producer_id, entry.epoch, last.last_sequence, last.base_offset + delta, delta, last.timestamp_ms, -1, -1
-            )
+            for last in entry.batches or (StoredSequence(-1, -1, -1, -1),):
+                delta = (last.last_sequence - last.first_sequence) % _SEQUENCE_LIMIT
+                last_offset = last.base_offset + delta
+                body += _SNAPSHOT_ENTRY.pack(
+                    producer_id, entry.epoch, last.last_sequence, last_offset, delta, last.timestamp_ms, -1, -1
+                )
+                count += 1
+        _COUNT.pack_into(body, 0, count)
         return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, google_crc32c.value(bytes(body))) + bytes(body)
 
     @classmethod
@@ -134,7 +149,9 @@ class ProducerStates:
         states = cls()
         for values in _SNAPSHOT_ENTRY.iter_unpack(body[_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, _, _ = values
-            entry = states._producers[producer_id] = ProducerEntry(epoch)
+            entry = states._producers.get(producer_id)
+            if entry is None or entry.epoch != epoch:
+                entry = states._producers[producer_id] = ProducerEntry(epoch)
             if last_offset >= 0:
                 first = (last_sequence - delta) % _SEQUENCE_LIMIT
                 entry.batches.append(StoredSequence(first, last_sequence, last_offset - delta, timestamp))

@@ -157,7 +157,8 @@ class Segment:
     def read(self, offset: int, max_bytes: int, end: int | None = None) -> memoryview:
         """Whole batches from the one that holds `offset` on, at least one, then as many as `max_bytes` allows.
 
-        Empty where compaction has left nothing from `offset` on. `end` is a position in the file not to be passed. Every byte returned was verified, now or before.
+        Empty where compaction has left nothing from `offset` on. `end` is a position in the file not to be passed.
+        Every byte returned was verified, now or before.
 
         Raises: UnreadableBytes at damage in the first batch; StorageError.
         """

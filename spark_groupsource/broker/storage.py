@@ -6,6 +6,7 @@ Knows files and names; knows no protocol. Files beside the partitions' directori
 * ``meta.properties``: cluster id and node id, as Kafka has it, with a mark that the directory is ours;
 * ``topics.json``: the topic catalogue, replaced as a whole with each change;
 * ``log-start-offset-checkpoint``: log starts moved by DeleteRecords, in Kafka's format;
+* ``cleaner-offset-checkpoint``: up to where compacted logs are clean, in Kafka's format; a log named there has gaps;
 * ``clean-shutdown.json``: where each log ended at a clean stop; absent while a broker runs, and after a crash.
 """
 
@@ -30,6 +31,7 @@ _FORMAT = "1"
 _META = "meta.properties"
 _TOPICS = "topics.json"
 _LOG_STARTS = "log-start-offset-checkpoint"
+_CLEANED = "cleaner-offset-checkpoint"
 _CLEAN = "clean-shutdown.json"
 _LOCK = ".lock"
 _PRODUCER_ID_BLOCK = 1000
@@ -59,6 +61,7 @@ class DataDirectory:
         self.cluster_id = ""
         self.topics: dict[str, TopicEntry] = {}
         self.log_starts: dict[TopicPartition, int] = {}
+        self.cleaned: dict[TopicPartition, int] = {}
         self._deleting: list[str] = []
         self._next_producer_id = 0
         self._producer_ids_until = 0
@@ -124,7 +127,12 @@ class DataDirectory:
         remove_files()
         starts = {tp: offset for tp, offset in self.log_starts.items() if tp.topic != name}
         if starts != self.log_starts:
-            self._write_log_starts(starts)
+            self._write_checkpoint(_LOG_STARTS, starts)
+            self.log_starts = starts
+        cleaned = {tp: offset for tp, offset in self.cleaned.items() if tp.topic != name}
+        if cleaned != self.cleaned:
+            self._write_checkpoint(_CLEANED, cleaned)
+            self.cleaned = cleaned
         self._write_topics(rest, [])
 
     def set_log_start(self, topic_partition: TopicPartition, offset: int) -> None:
@@ -132,7 +140,18 @@ class DataDirectory:
 
         Raises: StorageError.
         """
-        self._write_log_starts({**self.log_starts, topic_partition: offset})
+        starts = {**self.log_starts, topic_partition: offset}
+        self._write_checkpoint(_LOG_STARTS, starts)
+        self.log_starts = starts
+
+    def set_cleaned(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Keeps over restarts that a log is compacted up to `offset`.
+
+        Raises: StorageError.
+        """
+        cleaned = {**self.cleaned, topic_partition: offset}
+        self._write_checkpoint(_CLEANED, cleaned)
+        self.cleaned = cleaned
 
     def next_producer_id(self) -> int:
         """A producer id that no producer of this directory ever had.
@@ -201,7 +220,8 @@ class DataDirectory:
                 "set node.id to match or choose another directory"
             )
         self._read_topics()
-        self._read_log_starts()
+        self.log_starts = self._read_checkpoint(_LOG_STARTS)
+        self.cleaned = self._read_checkpoint(_CLEANED)
         self._read_clean_ends()
         for name in self._deleting:
             if (self.path / name).exists():
@@ -242,22 +262,22 @@ class DataDirectory:
         replace_file(self.path / _TOPICS, json.dumps(catalogue, indent=1).encode())
         self.topics, self._deleting = topics, deleting
 
-    def _read_log_starts(self) -> None:
-        if not (self.path / _LOG_STARTS).exists():
-            return
+    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
+        offsets: dict[TopicPartition, int] = {}
+        if not (self.path / name).exists():
+            return offsets
         try:
-            lines = self._read(_LOG_STARTS).decode().split("\n")
-            for line in lines[2:]:
+            for line in self._read(name).decode().split("\n")[2:]:
                 if line:
                     topic, partition, offset = line.split(" ")
-                    self.log_starts[TopicPartition(topic, int(partition))] = int(offset)
+                    offsets[TopicPartition(topic, int(partition))] = int(offset)
         except ValueError as error:
-            raise self._damaged(_LOG_STARTS, error) from error
+            raise self._damaged(name, error) from error
+        return offsets
 
-    def _write_log_starts(self, starts: dict[TopicPartition, int]) -> None:
-        lines = [f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in sorted(starts.items())]
-        replace_file(self.path / _LOG_STARTS, f"0\n{len(lines)}\n{''.join(lines)}".encode())
-        self.log_starts = starts
+    def _write_checkpoint(self, name: str, offsets: dict[TopicPartition, int]) -> None:
+        lines = [f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in sorted(offsets.items())]
+        replace_file(self.path / name, f"0\n{len(lines)}\n{''.join(lines)}".encode())
 
     def _read_clean_ends(self) -> None:
         path = self.path / _CLEAN

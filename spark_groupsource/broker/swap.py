@@ -1,8 +1,8 @@
 """A cleaned segment: written beside those it replaces, then put in their place so that a crash leaves one or the other.
 
 ``00.log.cleaned`` and its two indexes are written and flushed first; they count for nothing yet and are removed at the
-next start. Renaming the log to ``00.log.<end>.swap`` decides: whatever happens from then on, the segments from `base` to
-`end` are replaced, if need be at the next start.
+next start. Renaming the log to ``00.log.<end>.swap`` decides: whatever happens from then on, the segments from `base`
+to `end` are replaced, if need be at the next start.
 
 Source: Kafka `UnifiedLog.replaceSegments`, `LogLoader.load` (suffixes `.cleaned` and `.swap`).
 """
@@ -92,7 +92,9 @@ class CleanedSegment:
         return StorageError(f"{self._paths[0]} cannot be written: {error.strerror}; free space or mend the disk")
 
 
-def swap_steps(directory: Path, base: int, end: int, forget: Callable[[Path], None] = lambda path: None) -> Iterator[str]:
+def swap_steps(
+    directory: Path, base: int, end: int, forget: Callable[[Path], None] = lambda path: None
+) -> Iterator[str]:
     """Puts the cleaned segment of `base` in the place of the segments from `base` to `end`, a step at a time.
 
     After the first step there is no way back: `finish_swaps` does the rest when this does not. `forget` closes a file
@@ -120,8 +122,8 @@ def swap_steps(directory: Path, base: int, end: int, forget: Callable[[Path], No
         yield "done"
     except OSError as error:
         raise StorageError(
-            f"segments of {directory} cannot be replaced by their cleaned one: {error.strerror}; mend the disk, the next "
-            "start goes on with it"
+            f"segments of {directory} cannot be replaced by their cleaned one: {error.strerror}; mend the disk, "
+            "the next start goes on with it"
         ) from error
 
 

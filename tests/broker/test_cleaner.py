@@ -1,0 +1,354 @@
+"""Compaction: what stays, what goes, what a crash in any step leaves, and that nobody is kept waiting."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import uuid
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from broker_context import append, open_log, values_from
+
+from spark_groupsource.broker import log as log_module
+from spark_groupsource.broker.cleaner import LatestOffsets, Pass, candidate
+from spark_groupsource.broker.config import TopicConfig
+from spark_groupsource.broker.files import FileCache
+from spark_groupsource.broker.log import PartitionLog
+from spark_groupsource.broker.partitions import Partition
+from spark_groupsource.broker.storage import DataDirectory
+from spark_groupsource.broker.swap import CleanedSegment, swap_steps
+from spark_groupsource.errors import StorageError
+from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+
+COMPACT = TopicConfig(segment_bytes=1024, index_interval_bytes=100, cleanup_policy="compact", delete_retention_ms=1000)
+
+
+class Store:
+    """One partition of a compacted topic with its data directory."""
+
+    def __init__(self, path: Path, config: TopicConfig = COMPACT) -> None:
+        self.path, self.config = path, config
+        self.data = DataDirectory(path)
+        self.data.open(1)
+        self.open()
+
+    def open(self, clean_end: int | None = None) -> None:
+        self.log, self.reports = open_log(self.path / "t-0", config=self.config, clean_end=clean_end)
+        self.partition = Partition(uuid.UUID(int=1), self.log, self.reports.append)
+        self.partition._load_producers()
+
+    def restart(self, clean: bool) -> None:
+        end = self.log.log_end_offset if clean else None
+        if clean:
+            self.partition.close()
+        self.data.close(None)
+        self.data = DataDirectory(self.path)
+        self.data.open(1)
+        self.open(end)
+
+    def append(self, *records: tuple[bytes, bytes | None], timestamp_ms: int = 1_000, **options) -> int:
+        batch = encode_batch([Record(key, value, timestamp_ms) for key, value in records], **options)
+        return self.partition.append(batch, timestamp_ms).base_offset
+
+    def clean(self, timestamp_ms: int = 2_000, **options) -> bool:
+        task = candidate(self.log, self.data.cleaned.get(self.log.topic_partition, 0), timestamp_ms)
+        if task is None:
+            return False
+        for _ in Pass(self.partition, task, self.data, FileCache(), timestamp_ms, **options).run():
+            pass
+        return True
+
+    def contents(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        return keyed(self.log, self.log.log_start_offset)
+
+
+def keyed(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes | None, bytes | None]]:
+    found = []
+    while offset < log.log_end_offset:
+        data = log.read(offset, max_bytes)
+        assert data, f"nothing at {offset} of {log.log_end_offset}"
+        for header in iter_batches(data):
+            found += [(r.offset, r.key, r.value) for r in decode_records(data, header) if r.offset >= offset]
+            assert header.next_offset > offset
+            offset = header.next_offset
+    return found
+
+
+def compacted(records, active_base: int):
+    """What a pass leaves of `records`: the latest of each key, and all of the active segment."""
+    latest = {key: offset for offset, key, _ in records if offset < active_base}
+    return [each for each in records if each[0] >= active_base or latest[each[1]] == each[0]]
+
+
+def fill(store: Store, seed: int, batches: int = 80, keys: int = 12, tombstones: bool = True, **options):
+    chance = random.Random(seed)
+    written = []
+    for number in range(batches):
+        records = [
+            (b"key %d" % chance.randrange(keys), None if tombstones and chance.random() < 0.2 else b"value %d" % number)
+            for _ in range(chance.randrange(1, 6))
+        ]
+        base = store.append(*records, timestamp_ms=1_000 + number, codec=chance.randrange(5), **options)
+        written += [(base + item, key, value) for item, (key, value) in enumerate(records)]
+    return written
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_each_key_the_latest_stays_and_offsets_do_not_change(tmp_path, seed):
+    store = Store(tmp_path)
+    written = fill(store, seed)
+    size, active = store.log.size_bytes, store.log.segments[-1].base_offset
+    assert store.clean()
+    expected = compacted(written, active)
+    assert store.contents() == expected
+    assert store.log.size_bytes < size and store.log.log_end_offset == written[-1][0] + 1
+    for clean in (True, False, True):
+        for offset in range(0, store.log.log_end_offset, 7):
+            for max_bytes in (1, 300, 1 << 20):
+                assert keyed(store.log, offset, max_bytes) == [each for each in expected if each[0] >= offset]
+        for stamp in (0, 1_020, 1_060):
+            found = store.log.offset_for_timestamp(stamp)
+            assert found is None or found.offset in {offset for offset, _, _ in expected}
+        store.restart(clean)
+        assert [line for line in store.reports if "damaged" in line] == []
+    assert not store.clean()
+    # and again with more
+    written = expected + fill(store, seed + 100)
+    active = store.log.segments[-1].base_offset
+    assert store.clean()
+    assert store.contents() == compacted(written, active)
+
+
+def test_tombstones_go_when_their_time_is_over(tmp_path):
+    store = Store(tmp_path)
+    store.append((b"a", b"1"), (b"b", b"1"))
+    store.append((b"a", None))
+    store.log.roll()
+    store.append((b"c", b"1"))
+    store.log.roll()
+    assert store.clean(10_000)
+    assert store.contents() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
+    for number, now in enumerate((10_500, 11_000)):
+        store.append((b"d%d" % number, b"x"))
+        store.log.roll()
+        assert store.clean(now)
+        assert ((2, b"a", None) in store.contents()) == (now < 11_000)
+    assert [key for _, key, _ in store.contents()] == [b"b", b"c", b"d0", b"d1"]
+
+
+def test_what_is_young_is_left_alone(tmp_path):
+    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", min_compaction_lag_ms=1_000))
+    for stamp in (1_000, 2_000, 3_000):
+        store.append((b"k", b"%d" % stamp), timestamp_ms=stamp)
+        store.log.roll()
+    assert candidate(store.log, 0, 1_999) is None
+    assert store.clean(3_500)
+    assert [value for _, _, value in store.contents()] == [b"2000", b"3000"]
+    assert store.data.cleaned[store.log.topic_partition] == 2
+
+
+def test_how_much_is_new_and_what_is_overdue(tmp_path):
+    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", max_compaction_lag_ms=5_000))
+    for _ in range(4):
+        store.append((b"k", b"x" * 1000))
+        store.log.roll()
+    task = candidate(store.log, 0, 5_000)
+    assert (task.dirty_ratio, task.overdue, len(task.segments)) == (1.0, False, 4)
+    task = candidate(store.log, 3, 6_001)
+    assert (task.dirty_ratio, task.overdue) == (0.25, True)
+    assert candidate(store.log, 4, 6_001) is None
+
+
+def test_a_pass_that_knows_few_keys_goes_on_in_the_next(tmp_path):
+    store = Store(tmp_path)
+    written = fill(store, 1, keys=40, tombstones=False)
+    active = store.log.segments[-1].base_offset
+    passes = 0
+    while store.clean(most_keys=10):
+        passes += 1
+    assert passes > 3
+    assert store.contents() == compacted(written, active)
+
+
+def test_small_segments_are_put_together(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 3, batches=300, keys=3)
+    before = len(store.log.segments)
+    store.clean()
+    # by the sizes they had, as Kafka does it, so it takes one pass more
+    assert before == len(store.log.segments) > 8
+    store.append((b"new", b"1"))
+    store.log.roll()
+    store.clean()
+    assert len(store.log.segments) <= 3
+    assert sorted(path.name.split(".", 1)[1] for path in (tmp_path / "t-0").glob(f"{0:020d}.*")) == [
+        "index", "log", "timeindex"
+    ]  # fmt: skip
+
+
+def test_a_producer_is_known_after_its_records_are_gone(tmp_path):
+    store = Store(tmp_path)
+    for sequence in range(3):
+        store.append((b"k", b"%d" % sequence), producer_id=7, producer_epoch=0, base_sequence=sequence)
+    for number in range(40):
+        store.append((b"k", b"later" * 10))
+    store.log.roll()
+    store.append((b"k", b"last"))
+    assert store.clean()
+    assert [offset for offset, _, _ in store.contents()] == [42, 43]
+    for path in (tmp_path / "t-0").glob("*.snapshot"):
+        path.unlink()
+    store.restart(clean=False)
+    assert store.append((b"k", b"2"), producer_id=7, producer_epoch=0, base_sequence=2) == 2
+    assert store.append((b"k", b"3"), producer_id=7, producer_epoch=0, base_sequence=3) == 44
+
+
+def test_the_end_is_reached_where_the_last_records_are_gone(tmp_path):
+    store = Store(tmp_path)
+    store.append((b"a", b"1"))
+    store.append((b"b", None))
+    store.log.roll()
+    store.clean(1_000)
+    store.append((b"c", b"1"))
+    store.append((b"b", None))
+    store.log.roll()
+    assert store.clean(50_000) and len(store.log.segments) == 2
+    store.append((b"d", b"1"))
+    store.log.roll()
+    assert store.clean(60_000)
+    assert [key for _, key, _ in store.contents()] == [b"a", b"c", b"d"]  # and reading came to the end
+
+
+def test_a_log_that_was_compacted_keeps_its_gaps_when_its_policy_changes(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 5)
+    store.clean()
+    expected = store.contents()
+    for clean in (True, False):
+        store.config = TopicConfig(segment_bytes=1024)
+        store.data.close(None)
+        store.data = DataDirectory(tmp_path)
+        store.data.open(1)
+        assert store.log.topic_partition in store.data.cleaned
+        files = FileCache()
+        log = PartitionLog(tmp_path / "t-0", store.log.topic_partition, store.config, files, store.reports.append,
+                           has_gaps=True)  # fmt: skip
+        log.open(store.log.log_end_offset if clean else None)
+        assert keyed(log, 0) == expected and log.damage is None
+
+
+def test_records_of_transactions_and_bytes_that_are_no_records_stay(tmp_path):
+    store = Store(tmp_path)
+    store.append((b"a", b"1"))
+    append(store.log, encode_batch([Record(b"a", b"2", 1_000)], producer_id=9, producer_epoch=0, base_sequence=0,
+                                   transactional=True))  # fmt: skip
+    senseless = bytearray(encode_batch([Record(b"a", b"3", 1_000)]))
+    senseless[61] ^= 0x3E
+    senseless[17:21] = google_crc32c.value(bytes(senseless[21:])).to_bytes(4, "big")
+    append(store.log, bytes(senseless))
+    store.append((b"b", b"1"))
+    store.append((b"b", b"2"))
+    store.log.roll()
+    assert store.clean()
+    headers = [stored.header for stored in store.log.batches(0)]
+    assert [header.base_offset for header in headers] == [0, 1, 2, 4]
+
+
+# --- a crash in any step ---
+
+
+def test_a_crash_in_any_step_leaves_the_log_before_or_after(tmp_path):
+    store = Store(tmp_path / "d")
+    written = fill(store, 11, batches=60)
+    store.partition.close()
+    before, after = written, compacted(written, store.log.segments[-1].base_offset)
+    stages: list[Path] = []
+
+    def keep(*_):
+        stages.append(tmp_path / f"stage {len(stages)}")
+        shutil.copytree(tmp_path / "d" / "t-0", stages[-1])
+
+    task = candidate(store.log, 0, 2_000)
+
+    def steps(*arguments):
+        keep()
+        for step in swap_steps(*arguments):
+            keep()
+            yield step
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(log_module, "swap_steps", steps)
+    try:
+        for _ in Pass(store.partition, task, store.data, FileCache(), 2_000).run():
+            keep()
+    finally:
+        monkey.undo()
+    keep()
+    seen = set()
+    for stage in stages:
+        for clean_end in (None, store.log.log_end_offset):
+            again = stage.with_name(stage.name + " again")
+            shutil.copytree(stage, again)
+            log, reports = open_log(again, config=COMPACT, clean_end=clean_end)
+            found = keyed(log, 0)
+            # what is swapped in is compacted, what is not is as it was
+            assert set(after) <= set(found) <= set(before) and found == sorted(found)
+            assert log.log_end_offset == store.log.log_end_offset and reports == []
+            assert not [p for p in again.iterdir() if p.suffix in (".swap", ".cleaned")]
+            seen.add(len(found))
+            shutil.rmtree(again)
+    assert len(before) in seen and len(after) in seen
+
+
+def test_a_swap_is_finished_when_it_was_interrupted_twice(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 2)
+    expected = store.contents()
+    group = store.log.segments[:-1]
+    end = group[-1].next_offset
+    cleaned = CleanedSegment(tmp_path / "t-0", 0, end, 100)
+    for segment in group:
+        for stored in segment.scan(0, segment.size):
+            cleaned.append(stored.buffer[stored.header.position :][: stored.header.size], stored.header)
+    cleaned.finish()
+    for count in (1, 2, 3, 1):
+        for _ in zip(range(count), swap_steps(tmp_path / "t-0", 0, end)):
+            pass
+    store.restart(clean=False)
+    assert len(store.log.segments) == 2 and store.contents() == expected
+
+
+def test_a_disk_that_fails_while_cleaning_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    written = fill(store, 4)
+
+    def full(self):
+        raise StorageError("no space")
+
+    monkeypatch.setattr(CleanedSegment, "finish", full)
+    with pytest.raises(StorageError, match="no space"):
+        store.clean()
+    assert store.contents() == written and not list((tmp_path / "t-0").glob("*.cleaned"))
+    monkeypatch.undo()
+    assert store.clean()
+
+
+def test_long_keys_are_told_apart():
+    latest = LatestOffsets()
+    keys = [b"x" * 31, b"x" * 32, b"x" * 33, b"x" * 34, b"#" * 32, b""]
+    for number, key in enumerate(keys):
+        latest.put(key, number)
+    assert [latest.get(key) for key in keys] == list(range(len(keys)))
+    assert latest.get(b"y") == -1
+
+
+def test_values_read_across_a_segment_that_is_all_gap(tmp_path):
+    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", segment_bytes=1024, max_message_bytes=5000))
+    for number in range(6):
+        store.append((b"k", b"%d" % number * 600))
+        store.log.roll()
+    store.append((b"k", b"end"))
+    assert store.clean()
+    assert [offset for offset, _ in values_from(store.log, 0)] == [5, 6]
