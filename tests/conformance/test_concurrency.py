@@ -1,0 +1,245 @@
+"""Many groups and members at once on the embedded broker: cases of Kafka's GroupCoordinatorConcurrencyTest.
+
+Every member is a thread with a connection of its own, and every answer is awaited: one that is lost ends the test.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.topics import create_topic
+from support.waiting import wait_until
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.client.connection import BrokerConnection
+from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.net import parse_addresses
+from spark_groupsource.wire.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+
+GROUPS = 5
+MEMBERS = 4
+MAX_SIZE = 6
+CONFIG = {
+    "group.initial.rebalance.delay.ms": "20",
+    "group.min.session.timeout.ms": "100",
+    "group.max.size": str(MAX_SIZE),
+    "offsets.topic.num.partitions": "4",
+}
+TOPIC = "t"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    """Bootstrap address of a broker that lets a group have six members."""
+    with EmbeddedBroker(config=CONFIG) as running:
+        create_topic(running.bootstrap_servers, TOPIC, 1)
+        yield running.bootstrap_servers
+
+
+class Member:
+    """One client of a group that speaks plain requests; `refused` counts GROUP_MAX_SIZE_REACHED."""
+
+    def __init__(self, bootstrap_servers: str, group_id: str, rebalance_timeout_ms: int = 10_000) -> None:
+        (address,) = parse_addresses(bootstrap_servers)
+        self._connection = BrokerConnection(
+            address, client_id="c", security=SecuritySettings(), clock=SystemClock(), request_timeout_ms=30_000
+        )
+        self.group_id = group_id
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self.member_id = ""
+        self.generation_id = -1
+        self.group_size = 0
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def join(self) -> int:
+        """Joins; as the leader it knows the size of the group afterwards."""
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+        request = JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=self._rebalance_timeout_ms,
+            member_id=self.member_id,
+            group_instance_id=None,
+            protocol_type="consumer",
+            protocols=[protocol],
+            reason=None,
+        )
+        answer = self._connection.call(request)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            request.member_id = self.member_id = answer.member_id
+            answer = self._connection.call(request)
+        if answer.error_code == ErrorCode.NONE:
+            self.member_id, self.generation_id = answer.member_id, answer.generation_id
+            self._others = [row.member_id for row in answer.members]
+        elif answer.error_code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED):
+            self.member_id = ""
+        return int(answer.error_code)
+
+    _others: list[str] = []
+
+    def sync(self) -> int:
+        """The leader tells everyone how many they are."""
+        size = str(len(self._others)).encode()
+        assignments = [
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=size)
+            for member_id in self._others
+        ]
+        answer = self._connection.call(
+            SyncGroupRequest(**self._known(), protocol_type="consumer", protocol_name="range", assignments=assignments)
+        )
+        self.group_size = int(bytes(answer.assignment) or b"0")
+        return int(answer.error_code)
+
+    def beat(self) -> int:
+        return int(self._connection.call(HeartbeatRequest(**self._known())).error_code)
+
+    def commit(self) -> int:
+        row = OffsetCommitRequest.OffsetCommitRequestTopic
+        partition = row.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+        known = self._known()
+        request = OffsetCommitRequest(
+            generation_id_or_member_epoch=known.pop("generation_id"),
+            topics=[row(name=TOPIC, partitions=[partition])],
+            **known,
+        )
+        return int(self._connection.call(request).topics[0].partitions[0].error_code)
+
+    def leave(self) -> int:
+        row = LeaveGroupRequest.MemberIdentity(member_id=self.member_id, group_instance_id=None, reason=None)
+        answer = self._connection.call(
+            LeaveGroupRequest(group_id=self.group_id, member_id=self.member_id, members=[row])
+        )
+        self.member_id, self.generation_id = "", -1
+        return int(answer.error_code or answer.members[0].error_code)
+
+    def _known(self) -> dict[str, Any]:
+        return {
+            "group_id": self.group_id,
+            "generation_id": self.generation_id,
+            "member_id": self.member_id,
+            "group_instance_id": None,
+        }
+
+
+def in_parallel(count: int, run: Callable[[int], None]) -> None:
+    """Runs `run(0)`, `run(1)`, … in threads and raises what the first that failed raised."""
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(run, number) for number in range(count)]:
+            future.result(60)
+
+
+@pytest.mark.conformance("MI-001")
+def test_many_groups_join_sync_beat_commit_and_leave_at_once(broker: str) -> None:
+    names = [f"good-{uuid4().hex[:8]}" for _ in range(GROUPS)]
+    barriers = [threading.Barrier(MEMBERS, timeout=30) for _ in names]
+
+    def settle(member: Member) -> None:
+        """Until all of the group are in one generation."""
+        while True:
+            assert member.join() == ErrorCode.NONE
+            code = member.sync()
+            assert code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
+            if code == ErrorCode.NONE and member.group_size == MEMBERS:
+                return
+            if code == ErrorCode.NONE:
+                wait_until(lambda: member.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "the others come")
+
+    def run(number: int) -> None:
+        barrier = barriers[number % GROUPS]
+        member = Member(broker, names[number % GROUPS])
+        for _ in range(3):
+            settle(member)
+            barrier.wait()
+            assert [member.beat(), member.commit(), member.beat()] == [ErrorCode.NONE] * 3
+            barrier.wait()
+            assert member.leave() == ErrorCode.NONE
+            barrier.wait()
+        member.close()
+
+    in_parallel(GROUPS * MEMBERS, run)
+
+
+ALLOWED = {
+    "join": {ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID},
+    "sync": {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+    },
+    "beat": {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+    },
+    "commit": {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+    },
+    "leave": {ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID},
+}
+
+
+@pytest.mark.conformance("MI-003")
+def test_operations_in_random_order_are_all_answered(broker: str) -> None:
+    names = [f"random-{uuid4().hex[:8]}" for _ in range(GROUPS)]
+
+    def run(number: int) -> None:
+        rng = Random(number)
+        # who does not come back is not waited for long
+        member = Member(broker, names[number % GROUPS], rebalance_timeout_ms=100)
+        for _ in range(40):
+            operation = rng.choice(list(ALLOWED))
+            code = getattr(member, operation)()
+            assert code in ALLOWED[operation], f"{operation} was answered {ErrorCode(code).name}"
+        member.close()
+
+    in_parallel(GROUPS * MEMBERS, run)
+
+
+@pytest.mark.conformance("MI-004")
+def test_members_that_join_at_once_never_exceed_the_groups_size(broker: str) -> None:
+    name = f"full-{uuid4().hex[:8]}"
+    sizes: list[int] = []
+    accepted: list[str] = []
+    candidates = 2 * MAX_SIZE
+    barrier = threading.Barrier(candidates, timeout=30)
+
+    def run(number: int) -> None:
+        member = Member(broker, name)
+        barrier.wait()
+        while True:
+            code = member.join()
+            assert code in (ErrorCode.NONE, ErrorCode.GROUP_MAX_SIZE_REACHED)
+            if code == ErrorCode.GROUP_MAX_SIZE_REACHED:
+                break
+            code = member.sync()
+            sizes.append(member.group_size)
+            if code == ErrorCode.NONE and member.group_size == MAX_SIZE:
+                accepted.append(member.member_id)
+                break
+            if code == ErrorCode.NONE:
+                wait_until(lambda: member.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "the others come")
+        member.close()
+
+    in_parallel(candidates, run)
+    assert max(sizes) == MAX_SIZE and len(set(accepted)) == MAX_SIZE
