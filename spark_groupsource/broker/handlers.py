@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping
 
-from spark_groupsource.broker import handlers_data, handlers_groups, handlers_topics
+from spark_groupsource.broker import handlers_configs, handlers_data, handlers_groups, handlers_topics
 from spark_groupsource.broker.node import Broker, Call, Served
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import ApiVersionsResponse, Message
@@ -55,9 +55,13 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         20: Served(1, 6, handlers_topics.delete_topics),
         21: Served(0, 2, handlers_data.delete_records),
         22: Served(0, 5, handlers_data.init_producer_id),
-        32: Served(1, 4, handlers_topics.describe_configs),
+        23: Served(2, 4, handlers_data.offset_for_leader_epoch),
+        32: Served(1, 4, handlers_configs.describe_configs),
+        33: Served(0, 2, handlers_configs.alter_configs),
+        35: Served(1, 4, handlers_configs.describe_log_dirs),
         37: Served(0, 3, handlers_topics.create_partitions),
         42: Served(0, 2, handlers_groups.group_request),
+        44: Served(0, 1, handlers_configs.incremental_alter_configs),
         47: Served(0, 0, handlers_groups.offset_delete),
         60: Served(0, 2, handlers_topics.describe_cluster),
     }

@@ -1,10 +1,11 @@
-"""Produce, Fetch, ListOffsets, DeleteRecords, InitProducerId.
+"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, InitProducerId.
 
 Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special timestamps).
 """
 
 from __future__ import annotations
 
+from spark_groupsource.broker.epochs import EpochEnd
 from spark_groupsource.broker.log import TimestampAndOffset
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
@@ -15,6 +16,7 @@ from spark_groupsource.wire.messages import (
     InitProducerIdResponse,
     ListOffsetsResponse,
     Message,
+    OffsetForLeaderEpochResponse,
     ProduceResponse,
 )
 
@@ -33,6 +35,7 @@ _ProducedTopic = ProduceResponse.TopicProduceResponse
 _ProducedPartition = _ProducedTopic.PartitionProduceResponse
 _ListedTopic = ListOffsetsResponse.ListOffsetsTopicResponse
 _ListedPartition = _ListedTopic.ListOffsetsPartitionResponse
+_EpochTopic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 _DeletedTopic = DeleteRecordsResponse.DeleteRecordsTopicResult
 _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 
@@ -165,6 +168,30 @@ def _look_up(partition: Partition, wanted: Message, api_version: int) -> Timesta
         raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
     except StorageError as error:
         raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+
+def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Message:
+    """Where the epochs that clients know have ended."""
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            code, end = ErrorCode.NONE, EpochEnd(-1, -1)
+            try:
+                partition = broker.partitions.partition(topic.topic, wanted.partition)
+                broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
+                end = broker.epochs.end_of(partition, wanted.leader_epoch)
+            except Refusal as error:
+                code = error.code
+            except StorageError as error:
+                broker.report(str(error))
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+            entry = _EpochTopic.EpochEndOffset(
+                error_code=code, partition=wanted.partition, leader_epoch=end.epoch, end_offset=end.end_offset
+            )
+            results.append(entry)
+        topics.append(_EpochTopic(topic=topic.topic, partitions=results))
+    return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
 
 def delete_records(broker: Broker, call: Call, request: Message) -> Message:

@@ -68,6 +68,7 @@ class PartitionLog:
         self.before_roll: Callable[[int], None] = lambda base_offset: None
         self._files = files
         self._report = report
+        self.leader_epoch = 0  # written into each batch
         self._unflushed_batches = 0
         self._segments: list[Segment] = []
         self._bases: list[int] = []
@@ -251,7 +252,7 @@ class PartitionLog:
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
         if not fits or self._is_over_age(max_timestamp):
             self.roll()
-        assign_offsets(batch, base_offset, 0, log_append_time_ms)
+        assign_offsets(batch, base_offset, self.leader_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1
         return base_offset

@@ -12,6 +12,7 @@ from typing import Callable, Collection, Mapping, NamedTuple
 from spark_groupsource.broker.cleaner import LogCleaner
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap
+from spark_groupsource.broker.epochs import Epochs
 from spark_groupsource.broker.fetches import Fetches
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.log import Report
@@ -79,6 +80,7 @@ class Broker:
         self.served = served
         self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
         self.nodes: tuple[Node, ...] = ()
+        self.epochs = Epochs(self.leaders, report)
         self.report = report
         self.data = data
         self.partitions = Partitions(data, config, report)
@@ -108,6 +110,7 @@ class Broker:
         try:
             self.leaders.open(self.data.path)
             self.partitions.open_all()
+            self.epochs.begin(self.partitions)
         except BaseException:
             self.data.close(None)
             raise
@@ -160,13 +163,13 @@ class Broker:
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
         """Makes a topic. Raises: Refusal."""
         entry = self.partitions.create_topic(name, partition_count, settings)
-        self.leaders.elect(entry.partitions)
+        self._lead(entry.partitions)
         return entry
 
     def add_partitions(self, name: str, partition_count: int) -> None:
         """Raises the number of partitions of a topic. Raises: Refusal."""
         self.partitions.add_partitions(name, partition_count)
-        self.leaders.elect(self.partitions.topic(name).partitions)
+        self._lead(self.partitions.topic(name).partitions)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic, answers the fetches that wait for it, and removes its committed offsets. Raises: Refusal."""
@@ -221,7 +224,13 @@ class Broker:
     def _elect(self) -> None:
         self._moved(self.leaders.elect(partition.topic_partition for partition in self.partitions))
 
+    def _lead(self, new: Collection[TopicPartition]) -> None:
+        self.leaders.elect(new)
+        self.epochs.begin(self.partitions.partition(*topic_partition) for topic_partition in new)
+
     def _moved(self, topic_partitions: Collection[TopicPartition]) -> None:
+        moved = set(topic_partitions)
+        self.epochs.begin(partition for partition in self.partitions if partition.topic_partition in moved)
         for topic, number in topic_partitions:
             if topic == OFFSETS_TOPIC:
                 self.coordinator.resign(number)

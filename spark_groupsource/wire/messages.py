@@ -16,6 +16,8 @@ with warnings.catch_warnings():
     # kafka-python reads its schemas through an importlib call that Python 3.11 and 3.12 call deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.protocol.admin import (
+        AlterConfigsRequest,
+        AlterConfigsResponse,
         CreatePartitionsRequest,
         CreatePartitionsResponse,
         CreateTopicsRequest,
@@ -32,6 +34,10 @@ with warnings.catch_warnings():
         DescribeConfigsResponse,
         DescribeGroupsRequest,
         DescribeGroupsResponse,
+        DescribeLogDirsRequest,
+        DescribeLogDirsResponse,
+        IncrementalAlterConfigsRequest,
+        IncrementalAlterConfigsResponse,
         ListGroupsRequest,
         ListGroupsResponse,
     )
@@ -55,6 +61,8 @@ with warnings.catch_warnings():
         OffsetDeleteResponse,
         OffsetFetchRequest,
         OffsetFetchResponse,
+        OffsetForLeaderEpochRequest,
+        OffsetForLeaderEpochResponse,
         SyncGroupRequest,
         SyncGroupResponse,
     )
@@ -142,10 +150,14 @@ APIS: dict[int, Api] = {
         _api(DeleteTopicsRequest, DeleteTopicsResponse),
         _api(DeleteRecordsRequest, DeleteRecordsResponse),
         _api(InitProducerIdRequest, InitProducerIdResponse),
+        _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
         _api(DescribeConfigsRequest, DescribeConfigsResponse),
+        _api(AlterConfigsRequest, AlterConfigsResponse),
+        _api(DescribeLogDirsRequest, DescribeLogDirsResponse),
         _api(SaslAuthenticateRequest, SaslAuthenticateResponse),
         _api(CreatePartitionsRequest, CreatePartitionsResponse),
         _api(DeleteGroupsRequest, DeleteGroupsResponse),
+        _api(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
         _api(OffsetDeleteRequest, OffsetDeleteResponse),
         _api(DescribeClusterRequest, DescribeClusterResponse),
     )
@@ -160,6 +172,8 @@ def api_of(message: Message) -> Api:
 
 __all__ = [
     "APIS",
+    "AlterConfigsRequest",
+    "AlterConfigsResponse",
     "Api",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
@@ -182,6 +196,8 @@ __all__ = [
     "DescribeConfigsResponse",
     "DescribeGroupsRequest",
     "DescribeGroupsResponse",
+    "DescribeLogDirsRequest",
+    "DescribeLogDirsResponse",
     "FetchRequest",
     "FetchResponse",
     "FindCoordinatorRequest",
@@ -190,6 +206,8 @@ __all__ = [
     "GroupMetadataValue",
     "HeartbeatRequest",
     "HeartbeatResponse",
+    "IncrementalAlterConfigsRequest",
+    "IncrementalAlterConfigsResponse",
     "InitProducerIdRequest",
     "InitProducerIdResponse",
     "JoinGroupRequest",
@@ -211,6 +229,8 @@ __all__ = [
     "OffsetDeleteResponse",
     "OffsetFetchRequest",
     "OffsetFetchResponse",
+    "OffsetForLeaderEpochRequest",
+    "OffsetForLeaderEpochResponse",
     "ProduceRequest",
     "ProduceResponse",
     "SaslAuthenticateRequest",

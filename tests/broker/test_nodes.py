@@ -22,6 +22,7 @@ from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ConnectionFailed, ErrorCode
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
@@ -36,6 +37,7 @@ from spark_groupsource.wire.messages import (
     ListOffsetsRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
     SyncGroupRequest,
 )
 
@@ -159,6 +161,42 @@ def test_a_moved_partition_has_its_records_and_a_higher_epoch(broker, nodes, top
     expected = [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE, ErrorCode.UNKNOWN_LEADER_EPOCH]
     assert [each.error_code for each in told] == expected
     assert (told[1].offset, told[1].leader_epoch) == (2, 1)
+
+
+def epoch_end(connection, topic, epoch):
+    """(code, epoch, end offset)"""
+    wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    part = wanted.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
+    request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[wanted(topic=topic, partitions=[part])])
+    answer = connection.call(request, 4).topics[0].partitions[0]
+    return answer.error_code, answer.leader_epoch, answer.end_offset
+
+
+def test_each_leaders_records_carry_its_epoch_and_its_end_is_known(tmp_path, topic):
+    def check(broker):
+        leader = broker.leader(topic, 0).node_id
+        with connected(broker) as nodes:
+            told = [epoch_end(nodes[leader], topic, epoch) for epoch in range(6)]
+            # epoch 2 stored nothing; 4 is that of the leader there is, 5 nobody knows
+            assert told == [(0, 0, 1), (0, 1, 3), (0, 1, 3), (0, 3, 4), (0, 4, 4), (0, -1, -1)]
+            batches = bytes(fetch(nodes[leader], topic, 0).records)
+            assert [header.partition_leader_epoch for header in iter_batches(batches)] == [0, 1, 3]
+            refused = epoch_end(nodes[other_than(leader)], topic, 0)
+            assert refused == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
+
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        with connected(broker) as nodes:
+            create_topic(nodes[1], topic)
+            for values in ([b"a"], [b"b", b"c"], [], [b"d"], []):
+                leader = broker.leader(topic, 0).node_id
+                if values:
+                    assert produce(nodes[leader], topic, batch(*values)).error_code == 0
+                if broker.leader(topic, 0).epoch < 4:
+                    broker.move_leader(topic, 0, other_than(leader))
+        check(broker)
+    assert (tmp_path / f"{topic}-0" / "leader-epoch-checkpoint").read_text() == "0\n4\n0 0\n1 1\n3 3\n4 4\n"
+    with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
+        check(broker)
 
 
 def test_a_move_to_where_it_is_changes_nothing(broker, nodes, topic):

@@ -143,6 +143,15 @@ def _delete_records(version, topic_id, name):
     return messages.DeleteRecordsRequest(topics=[topic(name="t", partitions=entries)], timeout_ms=100)
 
 
+def _epoch_ends(version, topic_id, name):
+    topic = messages.OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    wanted = [
+        topic.OffsetForLeaderPartition(partition=number, current_leader_epoch=-1, leader_epoch=epoch)
+        for number, epoch in ((0, 0), (0, 9), (7, 0))
+    ]
+    return messages.OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic(topic="t", partitions=wanted)])
+
+
 def _describe_configs(version, topic_id, name):
     resource = messages.DescribeConfigsRequest.DescribeConfigsResource
     wanted = [(2, "t", None), (2, "nowhere", None), (4, "1", ["num.partitions"]), (8, "1", None)]
@@ -189,6 +198,7 @@ REQUESTS = {
     22: lambda version, topic_id, name: messages.InitProducerIdRequest(
         transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
     ),
+    23: _epoch_ends,
     32: _describe_configs,
     37: _create_partitions,
     42: lambda version, topic_id, name: messages.DeleteGroupsRequest(groups_names=["nobody", "other"]),
