@@ -38,7 +38,7 @@ $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 	@touch $@
 
 EXTRAS_demo := demo
-EXTRAS_test := demo,test
+EXTRAS_test := demo,fast,test
 
 $(BIN)/python: | python-there
 	@$(PYTHON) -m venv --clear $(VENV) || { \
