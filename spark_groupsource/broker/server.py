@@ -56,6 +56,8 @@ class BrokerServer:
         self._clock = clock
         self._report = report
         self._listeners: dict[int, Listener] = {}
+        if address.port + node_count > 65_536:
+            raise ConfigurationError(f"--listen: {node_count} nodes need ports from {address.port} on, there are fewer")
         for at, node_id in enumerate(self.broker.leaders.node_ids):
             own = Address(address.host, address.port + at if address.port else 0)
             self._listeners[node_id] = Listener(self.broker, node_id, own, answers, clock, self._set_alarm)

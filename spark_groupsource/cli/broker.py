@@ -26,18 +26,25 @@ from spark_groupsource.net import parse_addresses
     help="Where topics and groups are kept; created if it is not there.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Setting under Kafka's name; may be repeated.")
-def broker(listen: str, data_dir: Path, config: tuple[str, ...]) -> None:
-    """Runs a one-node broker until SIGTERM or Ctrl-C.
+@click.option(
+    "--brokers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Nodes in this process, at consecutive ports; leaders and coordinators are spread over them.",
+)
+def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int) -> None:
+    """Runs a broker until SIGTERM or Ctrl-C.
 
     It serves Kafka's own clients and tools, on this machine only unless --listen says otherwise, and prints
-    "listening on HOST:PORT" once it is ready.
+    "listening on HOST:PORT" once it is ready, with a comma between several.
     """
     # the other commands need no broker
     from spark_groupsource.broker.server import serve_forever
 
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
-        raise ConfigurationError(f"--listen: this broker has one listener, give one HOST:PORT, not {listen!r}")
+        raise ConfigurationError(f"--listen: give one HOST:PORT, the first node's, not {listen!r}")
     serve_forever(
         data_dir,
         address,
@@ -45,4 +52,5 @@ def broker(listen: str, data_dir: Path, config: tuple[str, ...]) -> None:
         # waited for by programs, so it must not sit in a buffer
         ready=lambda where: print(f"listening on {where}", flush=True),
         report=lambda line: click.echo(line, err=True),
+        brokers=brokers,
     )

@@ -60,6 +60,16 @@ def test_a_signal_stops_it_cleanly_and_what_it_held_is_there_again(
         assert [row.split()[1:6] for row in rows] == [[topic, "0", "5", "5", "0"], [topic, "1", "5", "5", "0"]]
 
 
+def test_several_nodes_listen_and_lead(tmp_path: Path, topic: str) -> None:
+    with running(tmp_path / "data", "--brokers", "3") as (addresses, _):
+        assert len(set(addresses.split(","))) == 3
+        create_topic(addresses.split(",")[2], topic, 3)
+        described = [GROUPSOURCE, "topics", "describe", "--bootstrap-server", addresses, "--topic", topic]
+        told = subprocess.run(described, capture_output=True, text=True, timeout=60)
+        assert told.returncode == 0, told
+        assert "65535" in refused("--listen", "127.0.0.1:65535", "--brokers", "3", "--data-dir", str(tmp_path / "b"))
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with listen(Address("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
