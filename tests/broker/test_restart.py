@@ -279,6 +279,7 @@ def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
         assert committed(connection) == {("t", 0): (43, "m")}
 
 
+@pytest.mark.conformance("SM-021")
 def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_path):
     groups = {number: next(f"g{i}" for i in range(99) if group_partition(f"g{i}", 2) == number) for number in (0, 1)}
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:

@@ -1,11 +1,10 @@
 """Which behaviours of Kafka's own group tests are shown here: gathers markers of tests, writes docs/conformance.md.
 
-    python tests/conformance/report.py          writes the document and takes what is shown off the list of open lines
-    python tests/conformance/report.py --check  changes nothing; exit status 1 names what is wrong
+    python tests/conformance/report.py          writes the document
+    python tests/conformance/report.py --check  writes nothing; exit status 1 names what is wrong
 
 A test says what it shows: ``@pytest.mark.conformance("GC-033")``. Beside this file stand `checklist.tsv`, every line
-there is; `not_applicable.tsv`, the lines that concern something this package does not have, with the reason; and
-`open.txt`, those nobody has got to yet: it may only become shorter, and is gone when every line is accounted for.
+there is, and `not_applicable.tsv`, the lines about something this package does not have, each with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import pytest
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 DOCUMENT = TESTS.parent / "docs" / "conformance.md"
-OPEN = HERE / "open.txt"
 
 CLASSES: Mapping[str, str] = {
     "GC": "GroupCoordinatorTest: the older coordinator, request by request",
@@ -100,16 +98,8 @@ def read_not_applicable() -> dict[str, str]:
     return reasons
 
 
-def read_open() -> list[str]:
-    """The lines nobody has got to yet."""
-    return OPEN.read_text(encoding="utf-8").split() if OPEN.exists() else []
-
-
 def problems(
-    checklist: Sequence[Line],
-    shown: Mapping[str, Collection[str]],
-    not_applicable: Mapping[str, str],
-    still_open: Collection[str],
+    checklist: Sequence[Line], shown: Mapping[str, Collection[str]], not_applicable: Mapping[str, str]
 ) -> list[str]:
     """What is wrong with the accounts, one sentence each; none when every line is accounted for exactly once."""
     known = {line.id for line in checklist}
@@ -118,33 +108,23 @@ def problems(
         for line_id, tests in sorted(shown.items())
         if line_id not in known
     ]
-    found += [f"{i} is no line of the checklist" for i in sorted({*not_applicable, *still_open} - known)]
+    found += [f"{line_id} is no line of the checklist" for line_id in sorted(not_applicable.keys() - known)]
     for line_id in sorted(known):
-        accounts = {
-            "shown by a test": line_id in shown,
-            "not applicable": line_id in not_applicable,
-            "open": line_id in still_open,
-        }
-        held = [name for name, is_so in accounts.items() if is_so]
-        if not held:
+        if line_id not in shown and line_id not in not_applicable:
             found.append(f"{line_id} has neither a test that shows it nor a reason why it does not apply")
-        elif len(held) > 1:
-            found.append(f"{line_id} is {' and '.join(held)}: run `make conformance`, or drop one of them")
+        elif line_id in shown and line_id in not_applicable:
+            found.append(f"{line_id} is shown by a test: it cannot be not applicable")
     return found
 
 
 def render(
-    checklist: Sequence[Line],
-    shown: Mapping[str, Collection[str]],
-    not_applicable: Mapping[str, str],
-    still_open: Collection[str],
+    checklist: Sequence[Line], shown: Mapping[str, Collection[str]], not_applicable: Mapping[str, str]
 ) -> str:
     """The document."""
-    parts = [_INTRODUCTION, "| | class of Kafka | lines | shown | not applicable | not shown yet |"]
-    parts.append("|---|---|--:|--:|--:|--:|")
+    parts = [_INTRODUCTION, "| | class of Kafka | lines | shown | not applicable |", "|---|---|--:|--:|--:|"]
     counted = [(key, title, [line for line in checklist if line.id.startswith(key)]) for key, title in CLASSES.items()]
     for key, title, lines in [*counted, ("", "all", list(checklist))]:
-        accounts = [sum(line.id in account for line in lines) for account in (shown, not_applicable, still_open)]
+        accounts = [sum(line.id in account for line in lines) for account in (shown, not_applicable)]
         parts.append("| " + " | ".join([key, title, str(len(lines)), *map(str, accounts)]) + " |")
     for key, title, lines in counted:
         parts += ["", f"## {key}. {title}", "", "| line | behaviour | shown by |", "|---|---|---|"]
@@ -154,7 +134,7 @@ def render(
             elif line.id in not_applicable:
                 proof = f"*not applicable*: {not_applicable[line.id]}"
             else:
-                proof = "**not shown yet**"
+                proof = "**nothing**"
             parts.append(f"| {line.id} | `{line.kafka_test}`: {line.behaviour} | {proof} |")
     return "\n".join(parts) + "\n"
 
@@ -166,15 +146,9 @@ def _link(test: str) -> str:
 
 def main() -> None:
     checking = sys.argv[1:] == ["--check"]
-    checklist, shown, not_applicable, still_open = read_checklist(), collect(), read_not_applicable(), read_open()
-    if not checking:
-        still_open = [line_id for line_id in still_open if line_id not in shown and line_id not in not_applicable]
-        if still_open:
-            OPEN.write_text("".join(f"{line_id}\n" for line_id in still_open), encoding="utf-8")
-        else:
-            OPEN.unlink(missing_ok=True)
-    found = problems(checklist, shown, not_applicable, still_open)
-    document = render(checklist, shown, not_applicable, still_open)
+    checklist, shown, not_applicable = read_checklist(), collect(), read_not_applicable()
+    found = problems(checklist, shown, not_applicable)
+    document = render(checklist, shown, not_applicable)
     if checking and (not DOCUMENT.exists() or DOCUMENT.read_text(encoding="utf-8") != document):
         found.append(f"docs/{DOCUMENT.name} is out of date: run `make conformance`")
     if not checking:

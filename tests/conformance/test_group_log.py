@@ -1,0 +1,221 @@
+"""Group records on their way into the log and back: cases of Kafka's GroupMetadataManagerTest and GroupMetadataTest."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+from group.group_context import GROUP, GroupContext
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.client import admin
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import Outcome
+from spark_groupsource.group.states import DEAD, STABLE
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
+
+TP = TopicPartition("topic", 0)
+CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+
+
+# -- between a decision and its append -------------------------------------------------------------------------------
+
+
+class DecidingContext(GroupContext):
+    """A context in which commits wait between decision and append, until `append_next`."""
+
+    def __init__(self) -> None:
+        self.decided: list[Outcome] = []
+        self._is_holding = False
+        super().__init__()
+
+    def settle(self, outcome: Outcome) -> None:
+        if self._is_holding and outcome.records:
+            self.decided.append(outcome)
+        else:
+            super().settle(outcome)
+
+    def decide(self, offset: int) -> Any:
+        """A simple consumer's commit, decided and not yet appended; its answer."""
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic
+        partition = topic.OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=offset, committed_metadata="", committed_leader_epoch=-1
+        )
+        topics = [topic(name="topic", partitions=[partition])]
+        self._is_holding = True
+        answer = self.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
+        self._is_holding = False
+        assert answer.parked
+        return answer
+
+    def append_next(self, error: ErrorCode | None = None) -> None:
+        """Appends what was decided first, or fails to."""
+        self.append_error = error
+        self.settle(self.decided.pop(0))
+        self.append_error = None
+
+    def seen(self) -> tuple[int | None, int]:
+        """The offset as a fetch of everything and one of the partition tell it."""
+        return self.fetch().get(TP), self.fetch(TP)[TP]
+
+
+def code_of(answer: Any) -> int:
+    return int(answer.response.topics[0].partitions[0].error_code)
+
+
+@pytest.mark.conformance("ST-031", "OM-029", "OM-033")
+def test_commit_is_seen_once_it_is_appended() -> None:
+    context = DecidingContext()
+    answer = context.decide(1)
+    assert context.seen() == (None, -1)
+    context.append_next()
+    assert context.seen() == (1, 1) and code_of(answer) == 0
+    later = context.decide(2)
+    assert context.seen() == (1, 1)
+    context.append_next()
+    assert context.seen() == (2, 2) and code_of(later) == 0
+
+
+@pytest.mark.conformance("ST-032")
+def test_commit_that_could_not_be_appended_leaves_nothing() -> None:
+    context = DecidingContext()
+    answer = context.decide(1)
+    context.append_next(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert code_of(answer) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert context.seen() == (None, -1) and context.shard.ledger.offsets == {}
+
+
+@pytest.mark.conformance("ST-033")
+def test_commit_that_fails_does_not_disturb_a_later_one() -> None:
+    context = DecidingContext()
+    first, second = context.decide(1), context.decide(2)
+    context.append_next(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert context.seen() == (None, -1)
+    context.append_next()
+    assert context.seen() == (2, 2)
+    assert (code_of(first), code_of(second)) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, 0)
+
+
+@pytest.mark.conformance("ST-034")
+def test_commits_are_seen_in_the_order_of_the_log() -> None:
+    context = DecidingContext()
+    context.decide(1), context.decide(2)
+    context.append_next()
+    assert context.seen() == (1, 1)
+    context.append_next()
+    assert context.seen() == (2, 2)
+
+
+@pytest.mark.conformance("SM-024")
+def test_a_group_is_there_once() -> None:
+    context = GroupContext()
+    context.join()
+    first = context.group()
+    context.join()
+    context.commit(1, group="other")
+    assert context.group() is first and context.group("other") is not first
+    assert sorted(context.list()) == [GROUP, "other"]
+
+
+@pytest.mark.conformance("SM-018")
+def test_unloading_always_works_and_so_does_loading_again() -> None:
+    context = GroupContext()
+    (member,) = context.stable()
+    context.commit(7, member.member_id, 1)
+    context.settle(context.shard.unload(context.clock.now_ms()))
+    context.settle(context.shard.unload(context.clock.now_ms()))
+    assert context.heartbeat(member.member_id, 1) is ErrorCode.NOT_COORDINATOR
+    for key, value in context.log:
+        context.shard.replay(key, value, timestamp_ms=context.clock.timestamp_ms())
+    context.settle(context.shard.loaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+    assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
+    assert context.state() is STABLE and context.fetch() == {TP: 7}
+    assert context.state("other") is DEAD
+
+
+# -- loading a log on disk -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def client_of(directory: Path, **config: str) -> Iterator[Cluster]:
+    """A client of a broker that serves `directory` for as long."""
+    settings = {**CONFIG, **{name.replace("_", "."): value for name, value in config.items()}}
+    with EmbeddedBroker(directory, config=settings) as broker:
+        parsed = ClientSettings.parse({"bootstrap.servers": broker.bootstrap_servers})
+        with Cluster(parsed.bootstrap, parsed) as cluster:
+            yield cluster
+
+
+def group_log(directory: Path) -> Path:
+    return directory / "__consumer_offsets-0" / f"{0:020d}.log"
+
+
+def empty_control_batch(base_offset: int) -> bytes:
+    """What compaction leaves of a transaction marker: a batch without records."""
+    is_control_and_transactional = 0x30
+    tail = struct.pack(">hiqqqhii", is_control_and_transactional, 0, 0, 0, 7, 0, -1, 0)
+    crc = google_crc32c.value(tail)
+    return struct.pack(">qiibI", base_offset, 9 + len(tail), 0, 2, crc) + tail
+
+
+@pytest.mark.conformance("SM-065")
+def test_control_batch_without_records_is_skipped(tmp_path: Path) -> None:
+    with client_of(tmp_path) as cluster:
+        admin.create_topics(cluster, [admin.NewTopic("t", 1)])
+        cluster.commit(GROUP, {TopicPartition("t", 0): OffsetAndMetadata(5)})
+    path = group_log(tmp_path)
+    *_, last = iter_batches(path.read_bytes())
+    with path.open("ab") as log:
+        log.write(empty_control_batch(last.next_offset))
+    (tmp_path / "clean-shutdown.json").unlink()
+    with client_of(tmp_path) as cluster:
+        assert cluster.fetch_committed(GROUP) == {TopicPartition("t", 0): OffsetAndMetadata(5)}
+        cluster.commit(GROUP, {TopicPartition("t", 0): OffsetAndMetadata(6)})
+    with client_of(tmp_path) as cluster:
+        assert cluster.fetch_committed(GROUP) == {TopicPartition("t", 0): OffsetAndMetadata(6)}
+
+
+@pytest.mark.conformance("SM-020")
+def test_large_group_record_is_loaded(tmp_path: Path) -> None:
+    metadata = bytes(3_000_000)
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)
+    join = JoinGroupRequest(
+        group_id=GROUP,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        member_id="",
+        group_instance_id="i",
+        protocol_type="other",
+        protocols=[protocol],
+    )
+    with client_of(tmp_path, message_max_bytes="10000000") as cluster:
+        joined = cluster.call_coordinator(GROUP, join)
+        assert joined.error_code == 0
+        row = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"x")
+        known = {"group_id": GROUP, "generation_id": 1, "member_id": joined.member_id, "group_instance_id": "i"}
+        sync = SyncGroupRequest(**known, protocol_type="other", protocol_name="range", assignments=[row])
+        assert cluster.call_coordinator(GROUP, sync).error_code == 0
+    assert max(header.size for header in iter_batches(group_log(tmp_path).read_bytes())) > len(metadata)
+    with client_of(tmp_path) as cluster:
+        answer = cluster.call_coordinator(GROUP, sync)
+        assert (answer.error_code, bytes(answer.assignment)) == (0, b"x")
+
+
+@pytest.mark.conformance("SM-049")
+def test_group_is_removed_for_good_where_the_log_stamps_its_records(tmp_path: Path) -> None:
+    stamping = {"log_message_timestamp_type": "LogAppendTime"}
+    with client_of(tmp_path, **stamping) as cluster:
+        admin.create_topics(cluster, [admin.NewTopic("t", 1)])
+        cluster.commit(GROUP, {TopicPartition("t", 0): OffsetAndMetadata(5)})
+        admin.delete_groups(cluster, [GROUP])
+    with client_of(tmp_path, **stamping) as cluster:
+        assert cluster.fetch_committed(GROUP) == {} and admin.list_groups(cluster) == []
