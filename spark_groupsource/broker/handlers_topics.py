@@ -1,6 +1,6 @@
-"""Metadata, CreateTopics, DeleteTopics, CreatePartitions, DescribeConfigs, DescribeCluster.
+"""Metadata, CreateTopics, DeleteTopics, CreatePartitions, DescribeCluster.
 
-Source: Kafka `KafkaApis`, `ReplicationControlManager`, `ConfigHelper`.
+Source: Kafka `KafkaApis`, `ReplicationControlManager`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 
-from spark_groupsource.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, SettingInfo, setting_text
+from spark_groupsource.broker.config import TOPIC_SETTINGS, setting_text
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
@@ -18,7 +18,6 @@ from spark_groupsource.wire.messages import (
     CreateTopicsResponse,
     DeleteTopicsResponse,
     DescribeClusterResponse,
-    DescribeConfigsResponse,
     Message,
     MetadataResponse,
 )
@@ -27,17 +26,11 @@ _NO_ID = uuid.UUID(int=0)
 # numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
 _TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
-_TOPIC_RESOURCE = 2
-_BROKER_RESOURCE = 4
 _TOPIC_SOURCE = 1
-_STATIC_BROKER_SOURCE = 4
 _DEFAULT_SOURCE = 5
-_TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG = 1, 2, 3, 5
-_INT32_MAX = 2**31 - 1
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
-_ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 
 
 # --- metadata ---
@@ -281,73 +274,3 @@ def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(known):
             text = f"replicas {wanted} are not different brokers of {list(known)}"
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
-
-
-# --- settings ---
-
-
-def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
-    """Settings of topics and of this broker; no other resource has any."""
-    results = []
-    for resource in request.resources:
-        code, message, entries = ErrorCode.NONE, None, []
-        try:
-            entries = _settings(broker, call, resource, request)
-        except Refusal as error:
-            code, message = error.code, error.message
-        result = DescribeConfigsResponse.DescribeConfigsResult(
-            error_code=code,
-            error_message=message,
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
-            configs=entries,
-        )
-        results.append(result)
-    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
-
-
-def _settings(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
-    keys = resource.configuration_keys
-    if resource.resource_type == _TOPIC_RESOURCE:
-        entry = broker.partitions.topic(resource.resource_name)
-        config = broker.partitions.config_of(entry)
-        found = [
-            (info, getattr(config, info.attribute), _TOPIC_SOURCE if info.name in entry.settings else _DEFAULT_SOURCE)
-            for info in TOPIC_SETTINGS.values()
-        ]
-    elif resource.resource_type == _BROKER_RESOURCE:
-        if resource.resource_name not in ("", str(call.node_id)):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
-        found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
-    else:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
-    return [_entry(*each, request) for each in found if not keys or each[0].name in keys]
-
-
-def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInfo, object, int]:
-    owner = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}[info.owner]
-    value = getattr(owner, info.attribute)
-    return info, value, _DEFAULT_SOURCE if value == info.default else _STATIC_BROKER_SOURCE
-
-
-def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
-    text = setting_text(value)
-    synonym = _ConfigEntry.DescribeConfigsSynonym(name=info.name, value=text, source=source)
-    return _ConfigEntry(
-        name=info.name,
-        value=text,
-        read_only=source != _TOPIC_SOURCE,
-        config_source=source,
-        is_sensitive=False,
-        synonyms=[synonym] if request.include_synonyms else [],
-        config_type=_config_type(info),
-        documentation=info.doc if request.include_documentation else None,
-    )
-
-
-def _config_type(info: SettingInfo) -> int:
-    if isinstance(info.default, bool):
-        return _TYPE_BOOLEAN
-    if isinstance(info.default, int):
-        return _TYPE_INT if info.high == _INT32_MAX else _TYPE_LONG
-    return _TYPE_STRING

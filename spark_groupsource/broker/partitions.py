@@ -286,6 +286,28 @@ class Partitions:
             TopicEntry(name, entry.topic_id, partition_count, entry.settings), entry.partition_count
         )
 
+    def alter_topic(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
+        """Gives a topic other settings, which hold at once; durable when this returns.
+
+        Raises: Refusal.
+        """
+        entry = self.topic(name)
+        try:
+            config = topic_config(settings, self._config.topic)
+        except ConfigurationError as error:
+            raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from error
+        if name == OFFSETS_TOPIC and config.cleanup_policy != "compact":
+            text = f"{OFFSETS_TOPIC} holds what every group has committed; its cleanup.policy stays compact"
+            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+        if validate_only:
+            return
+        try:
+            self._data.put_topic(TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings)))
+        except StorageError as error:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        for topic_partition in entry.partitions:
+            self._partitions[topic_partition].log.config = config
+
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
         """Removes a topic and its files; returns the partitions that are gone.
 

@@ -1,0 +1,240 @@
+"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, DescribeLogDirs.
+
+Source: Kafka `ConfigHelper`, `ConfigAdminManager`, `ConfigurationControlManager`, `ReplicaManager.describeLogDirs`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import Callable
+
+from spark_groupsource.broker.config import (
+    BROKER_SETTINGS,
+    TOPIC_SETTINGS,
+    BrokerConfig,
+    SettingInfo,
+    setting_text,
+)
+from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.partitions import Refusal
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.wire.messages import (
+    AlterConfigsResponse,
+    DescribeConfigsResponse,
+    DescribeLogDirsResponse,
+    IncrementalAlterConfigsResponse,
+    Message,
+)
+
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_TOPIC_SOURCE = 1
+_STATIC_BROKER_SOURCE = 4
+_DEFAULT_SOURCE = 5
+_TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1, 2, 3, 5, 6, 7
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+_LISTS = frozenset({"cleanup.policy"})
+_INT32_MAX = 2**31 - 1
+
+_ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
+_LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
+
+
+# --- what the settings are ---
+
+
+def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
+    """Settings of topics and of this broker; no other resource has any."""
+    results = []
+    for resource in request.resources:
+        code, message, entries = ErrorCode.NONE, None, []
+        try:
+            entries = _settings(broker, call, resource, request)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = DescribeConfigsResponse.DescribeConfigsResult(
+            error_code=code,
+            error_message=message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            configs=entries,
+        )
+        results.append(result)
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _settings(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+    keys = resource.configuration_keys
+    if resource.resource_type == _TOPIC_RESOURCE:
+        entry = broker.partitions.topic(resource.resource_name)
+        config = broker.partitions.config_of(entry)
+        found = [
+            (info, getattr(config, info.attribute), _TOPIC_SOURCE if info.name in entry.settings else _DEFAULT_SOURCE)
+            for info in TOPIC_SETTINGS.values()
+        ]
+    elif resource.resource_type == _BROKER_RESOURCE:
+        if resource.resource_name not in ("", str(call.node_id)):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
+        found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
+    else:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+    return [_entry(*each, request) for each in found if not keys or each[0].name in keys]
+
+
+def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInfo, object, int]:
+    owner = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}[info.owner]
+    value = getattr(owner, info.attribute)
+    return info, value, _DEFAULT_SOURCE if value == info.default else _STATIC_BROKER_SOURCE
+
+
+def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
+    text = setting_text(value)
+    synonym = _ConfigEntry.DescribeConfigsSynonym(name=info.name, value=text, source=source)
+    return _ConfigEntry(
+        name=info.name,
+        value=text,
+        read_only=info.name not in TOPIC_SETTINGS,
+        config_source=source,
+        is_sensitive=False,
+        synonyms=[synonym] if request.include_synonyms else [],
+        config_type=_config_type(info),
+        documentation=info.doc if request.include_documentation else None,
+    )
+
+
+def _config_type(info: SettingInfo) -> int:
+    if isinstance(info.default, bool):
+        return _TYPE_BOOLEAN
+    if isinstance(info.default, int):
+        return _TYPE_INT if info.high == _INT32_MAX else _TYPE_LONG
+    if isinstance(info.default, float):
+        return _TYPE_DOUBLE
+    return _TYPE_LIST if info.name in _LISTS else _TYPE_STRING
+
+
+# --- changes ---
+
+
+def incremental_alter_configs(broker: Broker, call: Call, request: Message) -> Message:
+    """Changes settings of topics, each topic on its own and all of its changes or none."""
+    responses = _alter(broker, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
+    return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
+
+
+def alter_configs(broker: Broker, call: Call, request: Message) -> Message:
+    """Gives topics other settings altogether: what is not named goes back to its default."""
+    responses = _alter(broker, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
+    return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
+
+
+_Settings = Callable[[Message, "dict[str, str]"], "dict[str, str]"]
+
+
+def _alter(broker: Broker, request: Message, settings: _Settings, response: Message) -> list[Message]:
+    named = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    results = []
+    for resource in request.resources:
+        code, message = ErrorCode.NONE, None
+        try:
+            if named[(resource.resource_type, resource.resource_name)] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+            _check_alterable(resource)
+            entry = broker.partitions.topic(resource.resource_name)
+            wanted = settings(resource, dict(entry.settings))
+            broker.partitions.alter_topic(entry.name, wanted, validate_only=request.validate_only)
+        except Refusal as error:
+            code, message = error.code, error.message
+        results.append(
+            response(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return results
+
+
+def _check_alterable(resource: Message) -> None:
+    if resource.resource_type == _BROKER_RESOURCE:
+        names = ", ".join(config.name for config in resource.configs)
+        text = f"Cannot update these configs dynamically: {names}. A broker here is given its settings at its start."
+        raise Refusal(ErrorCode.INVALID_REQUEST, text)
+    if resource.resource_type != _TOPIC_RESOURCE:
+        text = f"resource type {resource.resource_type} has no settings here; those of topics can be changed"
+        raise Refusal(ErrorCode.INVALID_REQUEST, text)
+    if any(count > 1 for count in Counter(config.name for config in resource.configs).values()):
+        raise Refusal(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+
+
+def _replaced(resource: Message, settings: dict[str, str]) -> dict[str, str]:
+    return {config.name: _value(config) for config in resource.configs}
+
+
+def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
+    for config in resource.configs:
+        name, operation = config.name, config.config_operation
+        if operation not in (_SET, _DELETE, _APPEND, _SUBTRACT):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
+        info = TOPIC_SETTINGS.get(name)
+        if operation == _DELETE:
+            if info is None:
+                raise Refusal(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+            settings.pop(name, None)
+        elif operation == _SET:
+            settings[name] = _value(config)
+        else:
+            if info is None or name not in _LISTS:
+                verb = "APPEND to" if operation == _APPEND else "SUBTRACT from"
+                text = f"Can't {verb} key {name} because its type is not LIST."
+                raise Refusal(ErrorCode.INVALID_CONFIG, text)
+            old = [each for each in settings.get(name, str(info.default)).split(",") if each]
+            given = _value(config).split(",")
+            if operation == _APPEND:
+                new = old + [each for each in given if each not in old]
+            else:
+                new = [each for each in old if each not in given]
+            settings[name] = ",".join(new)
+    return settings
+
+
+def _value(config: Message) -> str:
+    if config.value is None:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {config.name}")
+    return str(config.value)
+
+
+# --- the data directory ---
+
+
+def describe_log_dirs(broker: Broker, call: Call, request: Message) -> Message:
+    """The one data directory: how much of it each partition takes, and how much is free."""
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+    topics: dict[str, list[Message]] = {}
+    for partition in broker.partitions:
+        if wanted is not None and tuple(partition.topic_partition) not in wanted:
+            continue
+        described = _LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition(
+            partition_index=partition.topic_partition.partition,
+            partition_size=partition.log.size_bytes,
+            offset_lag=0,
+            is_future_key=False,
+        )
+        topics.setdefault(partition.topic_partition.topic, []).append(described)
+    try:
+        usage = shutil.disk_usage(broker.data.path)
+        code, total, free = ErrorCode.NONE, usage.total, usage.free
+    except OSError as error:
+        broker.report(f"data directory {broker.data.path} cannot be looked at: {error.strerror}")
+        code, total, free = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
+    result = _LogDir(
+        error_code=code,
+        log_dir=str(broker.data.path.absolute()),
+        topics=[_LogDir.DescribeLogDirsTopic(name=name, partitions=found) for name, found in topics.items()],
+        total_bytes=total,
+        usable_bytes=free,
+    )
+    return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[result])
