@@ -72,6 +72,16 @@ def _non_negative(name: str, text: str) -> int:
     return 0 if text.strip() == "0" else _positive(name, text)
 
 
+_BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+
+
+def _bytes(name: str, text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if not match or match[2] not in _BYTE_UNITS or not int(match[1]):
+        raise ConfigurationError(f"option {name} is {text!r}; it must be a number of bytes such as 65536, 512k or 64m")
+    return int(match[1]) * _BYTE_UNITS[match[2]]
+
+
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -156,6 +166,7 @@ OPTIONS: dict[str, Option] = {
         Option("endingOffsetsByTimestamp", None, "epoch ms", parse_timestamps, BATCH, "the same per partition"),
         Option("maxOffsetsPerTrigger", None, "offsets", _positive, STREAM, "most offsets per batch", "ignored"),
         Option("minOffsetsPerTrigger", None, "offsets", _positive, STREAM, "wait for this many offsets", "ignored"),
+        Option("maxBytesPerTrigger", None, "bytes", _bytes, STREAM, "about so many stored bytes per batch", "ignored"),
         Option("maxTriggerDelay", 900_000, "ms", parse_duration_ms, STREAM, "longest such wait", "ignored"),
         Option("minPartitions", None, "tasks", _positive, BOTH, "split ranges so that about as many tasks run"),
         Option("maxRecordsPerPartition", None, "offsets", _positive, BOTH, "most offsets per task"),
@@ -168,14 +179,13 @@ OPTIONS: dict[str, Option] = {
         Option("group.id", None, "", _text, BOTH, "the same as kafka.group.id"),
         Option("members", None, "members", _members, STREAM, "members of the group this query is; auto", "ignored"),
         Option("onGroupReset", "follow", "", _one_of("follow", "fail", "ignore"), STREAM, "reset by hand", "ignored"),
+        Option("rebalanceListener", None, "module:Class", _class_path, STREAM, "told of moves", "ignored"),
         Option("rebalanceLog", None, "path", _text, STREAM, "file that gets one JSON line per rebalance", "ignored"),
     )
 }
 """lower-case name -> `Option`, every option of the source beside ``kafka.*``."""
 
 _NOT_SERVED = {
-    "maxbytespertrigger": "limits by bytes are not served yet; use maxOffsetsPerTrigger",
-    "rebalancelistener": "rebalance listeners are not served yet",
     "path": "the source reads topics, not paths; use subscribe, subscribePattern or assign",
     "table": "tables of the cluster are not served yet",
     "topic": "this is an option of Kafka's sink; to read, use subscribe",

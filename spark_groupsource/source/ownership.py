@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.clock import Clock, format_timestamp_ms
-from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.listener import load_listener
 from spark_groupsource.source.lookup import Lookup
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.task import TaskMembership
@@ -103,7 +104,8 @@ class GroupPartitions:
         from spark_groupsource.client.group_client import GroupClient
 
         self._settings = options.group_settings(members)
-        self._group = GroupClient(cluster, self._settings, clock)
+        named = options["rebalanceListener"]
+        self._group = GroupClient(cluster, self._settings, clock, load_listener(named) if named else None)
         self._last_event: RebalanceEvent | None = None
         self._rebalance_log: str | None = options["rebalanceLog"]
         self._left = False
@@ -145,8 +147,11 @@ class GroupPartitions:
     def leave(self, reason: str) -> None:
         if not self._left:
             self._left = True
-            self._group.leave(reason)
-            self._group.close()
+            try:
+                self._group.leave(reason)
+            except ConfigurationError as error:
+                # the members have left all the same, and there is no query any more that could fail
+                _log.error("%s", error)
             self._report_events()
 
     def _views(self) -> Sequence[MemberView]:

@@ -5,11 +5,15 @@ Knows offsets only. Whoever calls has asked the group what it owns and the broke
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+
+# of an offset, where nothing could be measured
+_UNMEASURED_BYTES = 1024.0
 
 
 class Winner(Enum):
@@ -95,6 +99,63 @@ def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition
     left = len(waiting) + spare - sum(ends[p] - backlog.begins[p] for p in waiting)
     for _, topic_partition in sorted(remainders)[:left]:
         ends[topic_partition] += 1
+    return ends
+
+
+class Sizes(NamedTuple):
+    """How many bytes the first records of a partition's backlog take in the log: `offsets` and `bytes` rise together.
+
+    The first pair is the begin and 0, each further one the end of a stored batch. Within a batch records are taken to
+    be of one size, and beyond the last measured batch of the mean size before.
+    """
+
+    offsets: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+    @property
+    def density(self) -> float:
+        """Mean bytes of an offset, never 0."""
+        return max(self.bytes[-1] / max(self.offsets[-1] - self.offsets[0], 1), 1e-3)
+
+    def size(self, end: int) -> float:
+        """Bytes from the begin up to `end`."""
+        if end >= self.offsets[-1]:
+            return self.bytes[-1] + (end - self.offsets[-1]) * self.density
+        at = bisect_right(self.offsets, end) - 1
+        step = (self.bytes[at + 1] - self.bytes[at]) / (self.offsets[at + 1] - self.offsets[at])
+        return self.bytes[at] + (end - self.offsets[at]) * step
+
+    def end(self, size: float) -> int:
+        """The last offset up to which no more than `size` bytes lie."""
+        if size >= self.bytes[-1]:
+            return self.offsets[-1] + int((size - self.bytes[-1]) / self.density)
+        at = bisect_right(self.bytes, size) - 1
+        step = (self.offsets[at + 1] - self.offsets[at]) / (self.bytes[at + 1] - self.bytes[at])
+        return self.offsets[at] + int((size - self.bytes[at]) * step)
+
+
+def limit_bytes(
+    backlog: Backlog, sizes: Mapping[TopicPartition, Sizes], max_bytes: int
+) -> dict[TopicPartition, int]:
+    """Where each partition's range ends when about `max_bytes` are read over all, in proportion to what waits.
+
+    Every partition with a backlog gets at least one offset, so that none starves and a record larger than the limit
+    does not stop the query.
+
+    Args:
+        sizes: what was measured; a partition that is missing is taken to be like the others.
+    """
+    waiting = [p for p in sorted(backlog.begins) if backlog.size(p)]
+    typical = sum(s.density for s in sizes.values()) / len(sizes) if sizes else _UNMEASURED_BYTES
+    known = {p: sizes.get(p) or Sizes((backlog.begins[p], backlog.begins[p] + 1), (0, int(typical))) for p in waiting}
+    weights = {p: known[p].size(backlog.ends[p]) for p in waiting}
+    total = sum(weights.values())
+    if total <= max_bytes:
+        return dict(backlog.ends)
+    ends = dict(backlog.begins)
+    for p in waiting:
+        wished = known[p].end(max_bytes * weights[p] / total)
+        ends[p] = min(max(wished, backlog.begins[p] + 1), backlog.ends[p])
     return ends
 
 

@@ -43,10 +43,12 @@ from spark_groupsource.source.planning import (
     Winner,
     decide_position,
     is_worth_a_batch,
+    limit_bytes,
     limit_ends,
     plan_tasks,
 )
 from spark_groupsource.source.positions import PositionSpec
+from spark_groupsource.source.sizes import measure
 from spark_groupsource.source.task import GroupInputPartition, TaskMembership
 
 _log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Limits:
 
     max_offsets: int | None = None
     min_offsets: int | None = None
+    max_bytes: int | None = None
 
 
 @dataclass
@@ -349,10 +352,19 @@ class StreamSession:
         has_changed = bool(self._acquired) or self._owned != set(start.positions) or not start.reader
         if not is_worth and not has_changed:
             return None
-        ends = limit_ends(backlog, limits.max_offsets) if is_worth else begins
+        ends = self._limited(backlog, limits) if is_worth else begins
         if is_worth:
             self._planned_ms = self._clock.now_ms()
         return SourceOffset(ends, dict(self._acquired), self._group.generation_id if self._group else -1, self.reader)
+
+    def _limited(self, backlog: Backlog, limits: Limits) -> Offsets:
+        """Where each range ends under the limits by offsets and by bytes."""
+        ends = limit_ends(backlog, limits.max_offsets)
+        if limits.max_bytes is None:
+            return ends
+        allowed = Backlog(backlog.begins, ends)
+        sizes = measure(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
+        return limit_bytes(allowed, sizes, limits.max_bytes)
 
     def _readable(self, begins: Offsets) -> Offsets:
         """How far each partition may be read: its log end, or the end that availableNow has found at its start."""

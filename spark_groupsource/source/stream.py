@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -84,6 +85,8 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options["maxOffsetsPerTrigger"])
         if options["minOffsetsPerTrigger"]:
             return ReadMinRows(options["minOffsetsPerTrigger"])
+        if options["maxBytesPerTrigger"]:
+            return ReadMaxBytes(options["maxBytesPerTrigger"])
         return ReadAllAvailable()
 
     @told_plainly
@@ -99,11 +102,14 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_groupsource.source.session import Limits
 
         live = self._opened()
-        low = live.options["minOffsetsPerTrigger"]
+        # Spark hands back one limit, so the others come from the options; all are off where it wants everything
+        low, size = live.options["minOffsetsPerTrigger"], live.options["maxBytesPerTrigger"]
         if isinstance(limit, ReadMaxRows):
-            limits = Limits(limit.max_rows, low)
+            limits = Limits(limit.max_rows, low, size)
         elif isinstance(limit, ReadMinRows):
-            limits = Limits(None, limit.min_rows)
+            limits = Limits(None, limit.min_rows, size)
+        elif isinstance(limit, ReadMaxBytes):
+            limits = Limits(None, low, limit.max_bytes)
         else:
             limits = Limits()
         return live.latest_offset(start, limits)

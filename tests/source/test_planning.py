@@ -6,10 +6,12 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 from spark_groupsource.source.planning import (
     Acquisition,
     Backlog,
+    Sizes,
     TaskPlan,
     Winner,
     decide_position,
     is_worth_a_batch,
+    limit_bytes,
     limit_ends,
     pack_tasks,
     plan_tasks,
@@ -138,3 +140,20 @@ def test_packing_reads_everything_once(sizes, most):
     tasks = pack_tasks(ranges, most)
     assert len(tasks) == min(most, sum(1 for size in sizes if size))
     assert sorted(r for task in tasks for r in task.ranges) == [r for r in ranges if r.end > r.start]
+
+
+def test_limit_by_bytes_shares_in_proportion_to_what_waits():
+    backlog = Backlog({P0: 0, P1: 0, P2: 5}, {P0: 1000, P1: 1000, P2: 5})
+    sizes = {P0: Sizes((0, 100), (0, 10_000)), P1: Sizes((0, 100), (0, 30_000))}
+    assert limit_bytes(backlog, sizes, 500_000) == {P0: 1000, P1: 1000, P2: 5}
+    assert limit_bytes(backlog, sizes, 40_000) == {P0: 100, P1: 100, P2: 5}
+    assert limit_bytes(backlog, sizes, 1) == {P0: 1, P1: 1, P2: 5}
+    # unmeasured ones count like the others
+    assert limit_bytes(Backlog({P0: 0, P1: 7}, {P0: 100, P1: 107}), {P0: sizes[P0]}, 10_000) == {P0: 50, P1: 57}
+    assert limit_bytes(Backlog({P0: 0}, {P0: 5000}), {}, 10_240) == {P0: 10}
+
+
+def test_sizes_are_read_between_measured_batches_and_beyond_them():
+    sizes = Sizes((10, 20, 30), (0, 100, 1100))
+    assert [sizes.size(n) for n in (10, 15, 20, 25, 30, 40)] == [0, 50, 100, 600, 1100, 1650]
+    assert [sizes.end(n) for n in (0, 50, 100, 600, 1100, 1650)] == [10, 15, 20, 25, 30, 40]
