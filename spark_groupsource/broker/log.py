@@ -435,17 +435,20 @@ class PartitionLog:
         return self.log_start_offset
 
     def expired_before(self, timestamp_ms: int) -> int:
-        """Up to which offset closed segments are too old or too many by the topic's retention.
+        """Up to which offset segments are too old or too many by the topic's retention.
 
-        Compacted topics and the active segment are never touched.
+        Compacted topics are never touched. The active segment may be among those that are, and must then be rolled.
+
+        Raises: StorageError.
         """
         if "delete" not in self.config.cleanup_policy:
             return self.log_start_offset
         limit = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
-        for segment in self._segments[:-1]:
-            old = 0 <= self.config.retention_ms < timestamp_ms - segment.index.max_timestamp
-            if not old and excess < segment.size:
+        for segment in self._segments:
+            old = 0 <= self.config.retention_ms < timestamp_ms - segment.newest_timestamp_ms()
+            too_many = 0 <= self.config.retention_bytes and segment.size <= excess
+            if not (old or too_many) or (segment is self._active and not segment.size):
                 break
             excess -= segment.size
             limit = segment.next_offset

@@ -20,7 +20,7 @@ from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partitions, Refus
 from spark_groupsource.broker.runtime import CoordinatorRuntime
 from spark_groupsource.broker.storage import DataDirectory, TopicEntry
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.wire.messages import Message
 
@@ -184,13 +184,17 @@ class Broker:
     def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Moves a log start and answers the fetches that wait there; returns the log start.
 
-        Records of the group log are given up only where they are damaged: its groups can then be loaded again.
+        Records of a compacted topic, the group log among them, are given up only where they are damaged: its groups can
+        then be loaded again.
 
         Raises: Refusal.
         """
         of_groups = topic_partition.topic == OFFSETS_TOPIC
-        if of_groups and self.partitions.partition(*topic_partition).log.damage is None:
-            text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups or offsets instead"
+        log = self.partitions.partition(*topic_partition).log
+        if log.config.cleanup_policy == "compact" and log.damage is None:
+            text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
+            if of_groups:
+                text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups or offsets instead"
             raise Refusal(ErrorCode.POLICY_VIOLATION, text)
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
         self.fetches.wake([topic_partition])
@@ -252,10 +256,13 @@ class Broker:
         for partition in self.partitions:
             if partition.offline:
                 continue
-            limit = partition.log.expired_before(self.clock.timestamp_ms())
-            if limit > partition.log.log_start_offset:
-                try:
+            try:
+                limit = partition.log.expired_before(self.clock.timestamp_ms())
+                if limit > partition.log.log_start_offset:
+                    if limit == partition.log.log_end_offset:
+                        partition.log.roll()  # the active segment is expired too
                     self.partitions.delete_records(partition.topic_partition, limit)
-                except Refusal as error:
-                    self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
+                    self.fetches.wake([partition.topic_partition])
+            except (Refusal, StorageError) as error:
+                self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
         self._set_retention_timer()

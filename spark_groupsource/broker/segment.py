@@ -99,6 +99,18 @@ class Segment:
             (self._first_timestamp,) = struct.unpack(">q", self._bytes(_MAX_TIMESTAMP_AT, 8))
         return self._first_timestamp
 
+    def newest_timestamp_ms(self) -> int:
+        """The largest stamp of a record; without one, when the file was last written.
+
+        Raises: StorageError.
+        """
+        if self.index.max_timestamp >= 0:
+            return self.index.max_timestamp
+        try:
+            return int(self.path.stat().st_mtime * 1000)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be looked at: {error.strerror}") from error
+
     def append(self, batch: bytes | bytearray | memoryview, last_offset: int, max_timestamp: int) -> None:
         """Writes a batch whose offsets are set.
 

@@ -159,6 +159,28 @@ def _describe_configs(version, topic_id, name):
     return messages.DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
 
 
+def _alter_configs(version, topic_id, name):
+    resource = messages.AlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name="retention.ms", value="5000")]
+    wanted = [(2, "t"), (2, "nowhere"), (4, "1")]
+    resources = [resource(resource_type=kind, resource_name=of, configs=configs) for kind, of in wanted]
+    return messages.AlterConfigsRequest(resources=resources, validate_only=True)
+
+
+def _describe_log_dirs(version, topic_id, name):
+    topic = messages.DescribeLogDirsRequest.DescribableLogDirTopic
+    topics = [topic(topic="t", partitions=[0, 1, 7]), topic(topic="nowhere", partitions=[0])]
+    return messages.DescribeLogDirsRequest(topics=topics if version % 2 else None)
+
+
+def _incremental_alter_configs(version, topic_id, name):
+    resource = messages.IncrementalAlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name="retention.ms", config_operation=version, value="5000")]
+    wanted = [(2, "t"), (2, "nowhere"), (4, "1")]
+    resources = [resource(resource_type=kind, resource_name=of, configs=configs) for kind, of in wanted]
+    return messages.IncrementalAlterConfigsRequest(resources=resources, validate_only=True)
+
+
 def _create_partitions(version, topic_id, name):
     topic = messages.CreatePartitionsRequest.CreatePartitionsTopic
     topics = [topic(name="t", count=5, assignments=None), topic(name="nowhere", count=5, assignments=None)]
@@ -200,8 +222,11 @@ REQUESTS = {
     ),
     23: _epoch_ends,
     32: _describe_configs,
+    33: _alter_configs,
+    35: _describe_log_dirs,
     37: _create_partitions,
     42: lambda version, topic_id, name: messages.DeleteGroupsRequest(groups_names=["nobody", "other"]),
+    44: _incremental_alter_configs,
     47: _offset_delete,
     60: lambda version, topic_id, name: messages.DescribeClusterRequest(
         include_cluster_authorized_operations=True, endpoint_type=1, include_fenced_brokers=False

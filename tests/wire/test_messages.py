@@ -19,7 +19,7 @@ SERVED = """
     ApiVersions Metadata CreateTopics DeleteTopics CreatePartitions DeleteRecords DescribeConfigs DescribeCluster
     Produce Fetch ListOffsets FindCoordinator JoinGroup SyncGroup Heartbeat LeaveGroup OffsetCommit OffsetFetch
     OffsetDelete DescribeGroups ListGroups DeleteGroups InitProducerId SaslHandshake SaslAuthenticate
-    OffsetForLeaderEpoch
+    OffsetForLeaderEpoch AlterConfigs IncrementalAlterConfigs DescribeLogDirs
 """
 
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
