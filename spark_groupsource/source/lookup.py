@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Callable, Iterable, Mapping, TypeVar
+from uuid import UUID
 
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.views import EARLIEST, LATEST, ClusterView
@@ -14,6 +15,8 @@ from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.positions import PositionSpec
 
 _T = TypeVar("_T")
+
+_NO_ID = str(UUID(int=0))
 
 # a topic created a moment ago may not be known to every broker yet
 _NEW_TOPIC_ATTEMPTS = 6
@@ -72,6 +75,12 @@ class Lookup:
             return []
         view = self._cluster.metadata({p.topic for p in asked}, refresh=True)
         return [p for p in asked if p not in view.partitions_of(p.topic)]
+
+    def topic_ids(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, str]:
+        """Topic -> id, as text; without those that are gone, and of brokers that have no ids."""
+        view = self._cluster.metadata(set(topics), refresh=refresh)
+        found = {name: str(view.topics[name].topic_id or _NO_ID) for name in set(topics) & set(view.topics)}
+        return {name: topic_id for name, topic_id in found.items() if topic_id != _NO_ID}
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Log start of each partition."""

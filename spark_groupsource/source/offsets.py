@@ -22,12 +22,14 @@ class SourceOffset:
 
     `positions`: the next offset of exactly the partitions owned when the batch was planned. `acquired`: where reading
     began for partitions this batch took over. `reader` is the query's lasting name, empty for the initial offset.
+    `topic_ids` tells which topics the positions belong to, a topic made anew under the same name being another one.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
     acquired: Mapping[TopicPartition, int] = field(default_factory=dict)
     generation_id: int = -1
     reader: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
@@ -35,6 +37,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
     encoded: dict[str, Any] = _nest(offset.positions)
     if offset.reader:
         group = {"acquired": _nest(offset.acquired), "generation": offset.generation_id, "reader": offset.reader}
+        if offset.topic_ids:
+            group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
@@ -51,6 +55,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             acquired=_flatten(group.get("acquired", {})),
             generation_id=int(group.get("generation", -1)),
             reader=str(group.get("reader", "")),
+            topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(

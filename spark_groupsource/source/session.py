@@ -115,6 +115,7 @@ class StreamSession:
         self._uncommitted: Offsets = {}
         self._ends = _Ends()
         self._gone: set[TopicPartition] = set()
+        self._topic_ids: dict[str, str] = {}
         self._target: Offsets | None = None
         self._is_available_now = False
         self._planned_ms: int | None = None
@@ -300,7 +301,23 @@ class StreamSession:
         self._acquired.update(self._resolve_fresh(fresh, start, committed))
         self._committed = {p: commit.offset for p, commit in committed.items() if commit is not None}
         self._owned = set(owned)
+        self._topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
+        self._acquired.update(self._restarts(start))
         self._ends.at_ms = None
+
+    def _restarts(self, start: SourceOffset) -> Offsets:
+        """Begins of the partitions whose topic was made anew since `start`, where failOnDataLoss lets it go on.
+
+        Raises: DataLossError.
+        """
+        anew = {t for t, topic_id in self._topic_ids.items() if start.topic_ids.get(t, topic_id) != topic_id}
+        lost = [p for p in sorted(self._owned) if p.topic in anew and p in start.positions]
+        if not lost:
+            return {}
+        message = f"{join_names(lost)} was deleted and made anew; {lost[0]} was read to {start.positions[lost[0]]}."
+        data_loss(self._options["failOnDataLoss"], "PARTITIONS_DELETED", message, _log.warning)
+        # what another member may have committed of the new topic is read again rather than guessed at
+        return self._lookup.earliest(lost)
 
     def _decide(self, p: TopicPartition, start: SourceOffset, committed: Commits) -> Acquisition:
         commit = committed.get(p)
@@ -340,7 +357,7 @@ class StreamSession:
 
     def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
         """The end of the next batch; None when there is nothing to read and nothing has changed hands."""
-        begins = {p: self._acquired.get(p, start.positions.get(p, 0)) for p in sorted(self._owned)}
+        begins = self._begins(start)
         backlog = Backlog(begins, self._readable(begins))
         waited_ms = None if self._planned_ms is None else self._clock.now_ms() - self._planned_ms
         is_worth = is_worth_a_batch(
@@ -355,7 +372,17 @@ class StreamSession:
         ends = self._limited(backlog, limits) if is_worth else begins
         if is_worth:
             self._planned_ms = self._clock.now_ms()
-        return SourceOffset(ends, dict(self._acquired), self._group.generation_id if self._group else -1, self.reader)
+        generation_id = self._group.generation_id if self._group else -1
+        return SourceOffset(ends, dict(self._acquired), generation_id, self.reader, dict(self._topic_ids))
+
+    def _begins(self, start: SourceOffset) -> Offsets:
+        """Where the next batch begins; a topic made anew during the run shows with the next metadata."""
+        found = self._lookup.topic_ids(self._topic_ids) if self._topic_ids else {}
+        if any(self._topic_ids[topic] != topic_id for topic, topic_id in found.items()):
+            self._topic_ids.update(found)
+            self._acquired.update(self._restarts(start))
+            self._ends.at_ms = None
+        return {p: self._acquired.get(p, start.positions.get(p, 0)) for p in sorted(self._owned)}
 
     def _limited(self, backlog: Backlog, limits: Limits) -> Offsets:
         """Where each range ends under the limits by offsets and by bytes."""
@@ -367,7 +394,10 @@ class StreamSession:
         return limit_bytes(allowed, sizes, limits.max_bytes)
 
     def _readable(self, begins: Offsets) -> Offsets:
-        """How far each partition may be read: its log end, or the end that availableNow has found at its start."""
+        """How far each partition may be read: its log end, or the end that availableNow has found at its start.
+
+        Begins that lie beyond a log's end are set to it, where failOnDataLoss lets them.
+        """
         ends = self._log_ends(begins)
         shrunk = [p for p in begins if ends[p] < begins[p]]
         if shrunk and self._cluster.settings.read_committed:
@@ -378,6 +408,9 @@ class StreamSession:
             first = shrunk[0]
             message = f"{join_names(shrunk)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
             data_loss(self._options["failOnDataLoss"], "PARTITION_OFFSET_CHANGED", message, _log.warning)
+            # as Spark's own source: what comes after the end that is there now is new
+            begins.update({p: ends[p] for p in shrunk})
+            self._acquired.update({p: ends[p] for p in shrunk})
         if not self._is_available_now:
             return ends
         if self._target is None:

@@ -32,13 +32,14 @@ class FakeCluster:
 
     logs: dict = field(default_factory=lambda: {p: (0, 10) for p in (P0, P1, P2)})
     asked: int = 0
+    topic_id: str | None = None
     settings = ClientSettings((Address("h", 1),))
 
     def metadata(self, topics=None, *, refresh=False):
         partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
         if topics and not partitions:
             return ClusterView({}, {}, errors={t: 3 for t in topics})
-        return ClusterView({1: Node(1, "h", 1)}, {"t": TopicInfo("t", None, partitions)})
+        return ClusterView({1: Node(1, "h", 1)}, {"t": TopicInfo("t", self.topic_id, partitions)})
 
     def list_offsets(self, partitions, read_committed=None):
         self.asked += 1
@@ -368,8 +369,40 @@ def test_shrunken_log_is_data_loss():
     with pytest.raises(DataLossError, match=r"KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED.*t-0 ends at 3, not 7"):
         Query(RESTART, FakeCluster({P0: (0, 3)}), group).trigger()
     lenient = Query(RESTART, FakeCluster({P0: (0, 3)}), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {}  # an empty batch, which tells where it goes on
+    assert lenient.start["t"] == {"0": 3}
+    lenient.cluster.logs[P0] = (0, 6)
+    lenient.clock.advance_ms(500)
+    assert lenient.trigger() == {P0: (3, 6)}
+    assert lenient.committed() == {P0: 3}
+
+
+def test_topic_made_anew_is_data_loss_although_it_is_longer_now(caplog):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
+    group = FakeGroup(assigned={P0: 0})
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED\] t-0 was deleted and made anew; t-0 was read to 7"):
+        Query(start, FakeCluster(topic_id="new"), group).trigger()
+    lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {P0: (0, 10)}
+    assert lenient.start["@group"]["topic_ids"] == {"t": "new"}
     assert lenient.trigger() is None
-    assert lenient.start == RESTART
+    assert lenient.committed() == {P0: 10}
+    assert "made anew" in caplog.text
+
+
+def test_topic_made_anew_during_the_run_is_noticed_with_the_metadata():
+    query = Query(
+        startingOffsets="earliest",
+        cluster=FakeCluster(topic_id="old"),
+        group=FakeGroup(assigned={P0: 0}),
+        failOnDataLoss="false",
+    )
+    assert query.trigger() == {P0: (0, 10)}
+    query.cluster.topic_id, query.cluster.logs[P0] = "new", (0, 12)
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (0, 12)}
+    assert query.trigger() is None
+    assert query.committed() == {P0: 12}
 
 
 def test_deleted_partition_is_data_loss(caplog):
