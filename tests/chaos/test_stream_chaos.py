@@ -1,0 +1,14 @@
+"""Short runs under fire; `stream.py` makes long ones."""
+
+import pytest
+from chaos.stream import run
+
+pytestmark = pytest.mark.spark
+
+
+def test_violent_events_lose_nothing(tmp_path):
+    run(tmp_path, events=10, seed=11)
+
+
+def test_graceful_events_lose_and_repeat_nothing(tmp_path):
+    assert run(tmp_path, events=5, seed=5, graceful=True).repeats == 0
