@@ -91,6 +91,7 @@ class PartitionLog:
         segment = self._new_segment(self.log_start_offset)
         segment.create()
         self._add_segment(segment)
+        self._sync_directory()
 
     def open(self, clean_end_offset: int | None = None) -> None:
         """Opens the segments; `clean_end_offset` is the end noted at a clean stop, None when there was none.
@@ -282,6 +283,9 @@ class PartitionLog:
         segment = self._new_segment(self.log_end_offset)
         segment.create()
         self._add_segment(segment)
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
         try:
             sync_directory(self.directory)
         except OSError as error:

@@ -10,6 +10,8 @@ from spark_groupsource.cli.options import HELP, key_values
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_addresses
 
+_FLUSH = "log.flush.interval.messages"
+
 
 @click.command(context_settings=HELP)
 @click.option(
@@ -33,7 +35,13 @@ from spark_groupsource.net import parse_addresses
     type=click.IntRange(1, 100),
     help="Nodes in this process, at consecutive ports; leaders and coordinators are spread over them.",
 )
-def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int) -> None:
+@click.option(
+    "--flush",
+    type=click.Choice(["os", "always"]),
+    help="os (the default): what is acknowledged survives a killed process; always: it is on the disk and survives a "
+    "power loss, at the cost of a disk write each time.",
+)
+def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int, flush: str | None) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
     It serves Kafka's own clients and tools, on this machine only unless --listen says otherwise, and prints
@@ -45,10 +53,16 @@ def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int) -
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
         raise ConfigurationError(f"--listen: give one HOST:PORT, the first node's, not {listen!r}")
+    settings = key_values(config, "--config")
+    if flush is not None:
+        if _FLUSH in settings:
+            raise ConfigurationError(f"--flush sets {_FLUSH}: give one of the two")
+        if flush == "always":
+            settings = {**settings, _FLUSH: "1"}
     serve_forever(
         data_dir,
         address,
-        key_values(config, "--config"),
+        settings,
         # waited for by programs, so it must not sit in a buffer
         ready=lambda where: print(f"listening on {where}", flush=True),
         report=lambda line: click.echo(line, err=True),

@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient as RdAdmin
+from confluent_kafka.admin import ConfigResource, ResourceType
 from processes import popen_leashed, stop_process
 from support.members import RdMember
 from support.topics import create_topic, produce
@@ -113,3 +115,21 @@ def test_two_brokers_of_one_machine_do_not_meet(tmp_path: Path, topic: str) -> N
         create_topic(first, topic)
         listed = [GROUPSOURCE, "topics", "list", "--bootstrap-server", second]
         assert subprocess.run(listed, capture_output=True, text=True, timeout=60).stdout == ""
+
+
+def test_flush_always_is_a_setting_of_every_topic(tmp_path: Path, topic: str) -> None:
+    for flush, expected in (("always", "1"), ("os", str(2**63 - 1))):
+        with running(tmp_path / flush, "--flush", flush) as (address, _):
+            create_topic(address, topic, 1)
+            produce(address, topic, [(0, None, b"x")])
+            admin = RdAdmin({"bootstrap.servers": address})
+            run = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
+            (found,) = run.values()
+            assert found.result(20)["flush.messages"].value == expected
+
+
+def test_flush_and_the_setting_it_stands_for_are_not_given_together(tmp_path: Path) -> None:
+    said = refused(
+        "--data-dir", str(tmp_path), "--flush", "always", "--config", "log.flush.interval.messages=5"
+    )  # fmt: skip
+    assert "give one of the two" in said
