@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
+import hypothesis
 import pytest
 from real_kafka import RealKafka
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 # few partitions of __consumer_offsets: Kafka creates them one by one when the first group appears
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+
+
+# a deadline per example would be a timed test, which a busy machine fails
+hypothesis.settings.register_profile("groupsource", deadline=None)
+hypothesis.settings.load_profile("groupsource")
 
 
 class Cluster(NamedTuple):

@@ -114,7 +114,7 @@ class Job:
 @pytest.mark.parametrize("target", ["jvm", "python"])
 def test_sigterm_drains_while_records_flow(embedded, topic, group, tmp_path, target):
     flights = pytest.importorskip("flights")
-    values = [f.value for f in islice(flights.encode_flights(flights.load_flights().head(500)), 500)]
+    values = [f.value for f in islice(flights.encode_flights(flights.load_flights().head(50)), 50)]
     create_topic(embedded.bootstrap_servers, topic, 4)
     settings = ClientSettings.parse({"bootstrap.servers": embedded.bootstrap_servers})
     client = Cluster(settings.bootstrap, settings)
@@ -132,7 +132,7 @@ def test_sigterm_drains_while_records_flow(embedded, topic, group, tmp_path, tar
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:
-        wait_until(lambda: sum(committed().values()) > 3000, "the job commits", 120)
+        wait_until(lambda: sum(committed().values()) > 300, "the job commits", 120)
         os.kill(job.process.pid if target == "jvm" else job.python_pid(), signal.SIGTERM)
         wait_until(lambda: job.process.poll() is not None, "the job ends", 60)
     finally:
