@@ -262,7 +262,8 @@ class Chaos:
         member = RdMember(self._broker.bootstrap_servers, GROUP, TOPIC, session_timeout_ms=6000)
         self._ledger.foreign.append(member.seen)
         self._members.append(member)
-        time.sleep(self._random.uniform(1, 4))
+        wait_until(lambda: member.partitions, "the foreign member owns something", 90, 0.1)
+        time.sleep(self._random.uniform(0.5, 3))
         member.stop()
         self._members.remove(member)
         return f"consumed {sum(member.seen.values())}"
@@ -365,6 +366,8 @@ def main() -> None:
     parser.add_argument("--graceful", action="store_true", help="no violent events: nothing may be repeated")
     parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")
     options = parser.parse_args()
+    # so that a run which is told to end takes its children with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="groupsource-chaos-"))
     directory.mkdir(exist_ok=True)
