@@ -58,18 +58,22 @@ def _boolean(name: str, text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _positive(name: str, text: str) -> int:
+def _whole(name: str, text: str, least: int) -> int:
     try:
         number = int(text.strip())
     except ValueError:
-        number = 0
-    if number < 1:
-        raise ConfigurationError(f"option {name} is {text!r}; it must be a whole number from 1")
+        number = least - 1
+    if number < least:
+        raise ConfigurationError(f"option {name} is {text!r}; it must be a whole number from {least}")
     return number
 
 
+def _positive(name: str, text: str) -> int:
+    return _whole(name, text, 1)
+
+
 def _non_negative(name: str, text: str) -> int:
-    return 0 if text.strip() == "0" else _positive(name, text)
+    return _whole(name, text, 0)
 
 
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}

@@ -26,9 +26,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.options import SourceOptions, parse_options
-from spark_groupsource.source.plain import told_plainly
+from spark_groupsource.source.plain import plain, told_plainly
 from spark_groupsource.source.task import GroupInputPartition, read_task
 
 if TYPE_CHECKING:
@@ -44,23 +45,26 @@ _STOP_S = 5.0
 class RefusedStreamReader(DataSourceStreamReader):
     """Stands in for a reader whose options are wrong, and says so at the first callback."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: GroupSourceError) -> None:
         self._error = error
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        raise self._error
+        self._refuse()
 
     def initialOffset(self) -> dict[str, Any]:
-        raise self._error
+        self._refuse()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        raise self._error
+        self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise self._error
+        self._refuse()
 
     def read(self, partition: InputPartition) -> NoReturn:
-        raise self._error
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise plain(self._error) from None
 
 
 class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
