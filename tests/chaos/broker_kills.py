@@ -1,0 +1,459 @@
+"""Kills a broker with SIGKILL at random moments under load, starts it again, and looks for what is missing or twice.
+
+    python tests/chaos/broker_kills.py [--kills 500] [--seed N] [--group-records 100000]
+
+The load: an idempotent librdkafka producer with several requests in flight, an idempotent producer of our own, one
+that writes to a compacted topic, groups that commit, and members that commit in their generation. Segments are small
+and are compacted all the time, so kills hit rolls and swaps too. After each restart everything acknowledged before the
+kill must be there, nothing an idempotent producer sent may be there twice, and the groups must be served within two
+seconds. At the end the broker is stopped and started once more and everything is read again from its beginning.
+
+Exit status 1 and a line on what was wrong when it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "broker"))
+
+from broker_context import RawConnection, create_topic, fetch, metadata, produce  # noqa: E402
+from confluent_kafka import Producer  # noqa: E402
+from test_restart import heartbeat, join, sync  # noqa: E402
+
+from spark_groupsource.errors import GroupSourceError  # noqa: E402
+from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches  # noqa: E402
+from spark_groupsource.wire.messages import InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest  # noqa: E402
+
+WIDE = 20  # partitions of the topic whose offsets fill the group log
+KEYS = 7
+LOADING = 14
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.segment.bytes": "4000000",
+    "log.segment.bytes": "60000",
+    "log.cleaner.backoff.ms": "50",
+    "log.cleaner.min.cleanable.ratio": "0.1",
+}
+
+
+class Wrong(Exception):
+    """Something acknowledged is missing, something is there twice, or a restart took too long."""
+
+
+class Broker:
+    """The command ``groupsource broker`` on one directory and one port, killed and started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = "127.0.0.1:0"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--data-dir", str(self.directory)]
+        for name, value in SETTINGS.items():
+            command += ["--config", f"{name}={value}"]
+        with open(self.directory.with_suffix(".log"), "a", encoding="utf-8") as told:
+            self.process = subprocess.Popen(
+                [*command, "--listen", self.address], stdout=subprocess.PIPE, stderr=told, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise Wrong(f"the broker does not start: {self.told()[-1:]}")
+        self.address = line.split()[-1]
+
+    def stop(self, kill: bool) -> None:
+        assert self.process is not None and self.process.stdout is not None
+        if kill:
+            self.process.kill()
+        else:
+            self.process.terminate()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+    def busy_s(self) -> float:
+        """Processor seconds it has used; nan where the machine does not tell."""
+        assert self.process is not None
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(") ")[2].split()
+        except OSError:
+            return float("nan")
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def told(self) -> list[str]:
+        return self.directory.with_suffix(".log").read_text("utf-8").splitlines()
+
+
+class Load(threading.Thread):
+    """One client that goes on over every kill; `failure` is what it could not go on with."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.broker = broker
+        self.failure = ""
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            try:
+                with RawConnection(self.broker.address) as connection:
+                    while not self.done.is_set():
+                        self.step(connection)
+            except GroupSourceError:
+                time.sleep(0.02)  # the broker is down
+            except Exception as error:
+                self.failure = repr(error)
+                return
+
+    def step(self, connection: RawConnection) -> None:
+        raise NotImplementedError
+
+    def check(self, connection: RawConnection, before: object) -> None:
+        """Looks whether all is there that was acknowledged when `before` was taken."""
+
+    def acknowledged(self) -> object:
+        return None
+
+
+class LogReader:
+    """What a partition holds, read on from where the last reading ended."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.position = 0
+        self.largest = -1
+        self.found: list[tuple[bytes | None, bytes]] = []
+
+    def read(self, connection: RawConnection) -> None:
+        while True:
+            answer = fetch(connection, self.topic, self.position, partition=self.partition)
+            if answer.error_code:
+                raise Wrong(f"{self.topic}-{self.partition} at {self.position}: error {answer.error_code}")
+            if self.position >= answer.high_watermark:
+                return
+            data = bytes(answer.records or b"")
+            if not data:
+                raise Wrong(f"{self.topic}-{self.partition}: nothing at {self.position} of {answer.high_watermark}")
+            for header in iter_batches(data):
+                records = decode_records(data, header)
+                self.found += [(r.key, r.value or b"") for r in records if r.offset >= self.position]
+                self.position = header.next_offset
+
+
+class Idempotent(Load):
+    """Records numbered from 0 in one partition: all acknowledged are there, none twice, in order."""
+
+    topic = "own"
+    partitions = 1
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, self.topic)
+        self.read_anew()
+        self.acked: set[bytes] = set()
+        self._producer_id: int | None = None
+        self._sequence = 0
+
+    def step(self, connection: RawConnection) -> None:
+        if self._producer_id is None:
+            request = InitProducerIdRequest(
+                transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+            )
+            self._producer_id = connection.call(request, 4).producer_id
+        values = [b"%d" % (self._sequence + item) for item in range(3)]
+        # sent again as it is until it is answered
+        batch = encode_batch(
+            [Record(None, value + b"." * 50, 1_000) for value in values],
+            producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence,
+        )  # fmt: skip
+        answer = produce(connection, self.topic, batch)
+        if answer.error_code:
+            raise Wrong(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+        self._sequence += len(values)
+        self.acked.update(values)
+
+    def acknowledged(self) -> object:
+        return set(self.acked)
+
+    def check(self, connection: RawConnection, before: object) -> None:
+        assert isinstance(before, set)
+        for reader in self.readers:
+            reader.read(connection)
+            values, reader.found = [value.rstrip(b".") for _, value in reader.found], []
+            for value in values:
+                if value in self.there:
+                    raise Wrong(f"{self.topic}: record {value!r} is there twice")
+                if int(value) < reader.largest:
+                    raise Wrong(f"{self.topic}-{reader.partition}: record {value!r} is out of order")
+                self.there.add(value)
+                reader.largest = int(value)
+        missing = sorted(before - self.there)
+        if missing:
+            raise Wrong(f"{self.topic}: {len(missing)} acknowledged records are missing, {missing[0]!r} is one")
+
+    def read_anew(self) -> None:
+        """Has everything read from the beginning."""
+        self.there = set()
+        self.readers = [LogReader(self.topic, number) for number in range(self.partitions)]
+
+
+class Librdkafka(Idempotent):
+    """The same by librdkafka, with five requests in flight."""
+
+    topic = "librdkafka"
+    partitions = 2
+
+    def run(self) -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.address,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "batch.num.messages": 10,
+                "message.timeout.ms": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+                "retry.backoff.ms": 20,
+                "log_level": 0,
+            }
+        )
+
+        def delivered(error: object, message: object) -> None:
+            if error is None:
+                self.acked.add(message.value().rstrip(b"."))  # type: ignore[attr-defined]
+            else:
+                self.failure = str(error)
+
+        for number in itertools.count():
+            if self.done.is_set() or self.failure:
+                break
+            while len(producer) > 500:
+                producer.poll(0.01)
+            producer.produce(self.topic, b"%d" % number + b"." * 50, partition=number % 2, on_delivery=delivered)
+            producer.poll(0 if number % 20 else 0.005)
+        producer.flush(30)
+
+
+class Compacted(Load):
+    """Rising numbers under few keys of a compacted topic: the latest of each key stays."""
+
+    topic = "compacted"
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, self.topic)
+        self.latest: dict[bytes, int] = {}
+        self._number = 0
+
+    def step(self, connection: RawConnection) -> None:
+        self._number += 1
+        key = b"%d" % (self._number % KEYS)
+        answer = produce(connection, self.topic, encode_batch([Record(key, b"%d" % self._number, 1_000)] * 20))
+        if answer.error_code:
+            raise Wrong(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+        self.latest[key] = self._number
+
+    def acknowledged(self) -> object:
+        return dict(self.latest)
+
+    def check(self, connection: RawConnection, before: object) -> None:
+        assert isinstance(before, dict)
+        reader = LogReader(self.topic, 0)
+        reader.read(connection)
+        stored = {key: int(value) for key, value in reader.found if key is not None}
+        for key, number in before.items():
+            if stored.get(key, -1) < number:
+                raise Wrong(f"{self.topic}: key {key!r} has {stored.get(key)}, {number} was acknowledged")
+
+
+class Commits(Load):
+    """A group that commits rising offsets; with a member, in its generation."""
+
+    def __init__(self, broker: Broker, group: str, member: bool) -> None:
+        super().__init__(broker, group)
+        self.group = group
+        self.acked = -1
+        self.sent = -1
+        self._has_member = member
+        self._joined: object = None
+
+    def step(self, connection: RawConnection) -> None:
+        if self._has_member and self._joined is None:
+            joined = join(connection, group=self.group)
+            if joined.error_code == LOADING:
+                return
+            if joined.error_code or sync(connection, joined, self.group).error_code:
+                raise Wrong(f"group {self.group} cannot be joined: error {joined.error_code}")
+            self._joined = joined
+        self.sent += 1
+        code = commit(connection, self.group, {"own": [(0, self.sent)]}, self._joined)
+        if code:
+            raise Wrong(f"group {self.group}: a commit is answered with error {code}")
+        self.acked = self.sent
+        if self._joined is not None and self.sent % 10 == 0:
+            code = heartbeat(connection, self._joined, self.group)
+            if code and code != LOADING:
+                raise Wrong(f"group {self.group}: a heartbeat is answered with error {code}")
+
+    def acknowledged(self) -> object:
+        return self.acked
+
+    def check(self, connection: RawConnection, before: object) -> None:
+        assert isinstance(before, int)
+        found = committed(connection, self.group).get(("own", 0), -1)
+        if not before <= found <= self.sent:
+            raise Wrong(f"group {self.group} has committed {found}, {before} was acknowledged, {self.sent} sent")
+
+
+def commit(connection: RawConnection, group: str, offsets: dict[str, list[tuple[int, int]]], joined=None) -> int:
+    """The first error code of the answer, 0 without one."""
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    topics = [
+        topic(
+            name=name,
+            partitions=[
+                topic.OffsetCommitRequestPartition(
+                    partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+                )
+                for number, offset in entries
+            ],
+        )
+        for name, entries in offsets.items()
+    ]
+    request = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1 if joined is None else joined.generation_id,
+        member_id="" if joined is None else joined.member_id,
+        group_instance_id=None,
+        topics=topics,
+    )
+    while True:
+        answer = connection.call(request, 8)
+        code = next((p.error_code for t in answer.topics for p in t.partitions if p.error_code), 0)
+        if code != LOADING:
+            return code
+        time.sleep(0.005)
+
+
+def committed(connection: RawConnection, group: str) -> dict[tuple[str, int], int]:
+    request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
+    while (answer := connection.call(request, 7)).error_code == LOADING:
+        time.sleep(0.005)
+    if answer.error_code:
+        raise Wrong(f"the offsets of group {group} are answered with error {answer.error_code}")
+    return {(t.name, p.partition_index): p.committed_offset for t in answer.topics for p in t.partitions}
+
+
+def fill(connection: RawConnection, records: int) -> int:
+    """Has about `records` offsets committed; returns how many groups did."""
+    groups = records // WIDE
+    for number in range(groups):
+        if commit(connection, f"wide-{number}", {"wide": [(p, number + p) for p in range(WIDE)]}):
+            raise Wrong("the group log cannot be filled")
+    return groups
+
+
+def check_wide(connection: RawConnection, groups: range) -> None:
+    for number in groups:
+        if committed(connection, f"wide-{number}") != {("wide", p): number + p for p in range(WIDE)}:
+            raise Wrong(f"group wide-{number} has not what it committed: {committed(connection, f'wide-{number}')}")
+
+
+def run(directory: Path, options: argparse.Namespace) -> None:
+    kills = options.kills
+    chance = random.Random(options.seed)
+    broker = Broker(directory)
+    broker.start()
+    with RawConnection(broker.address) as connection:
+        create_topic(connection, "wide", WIDE)
+        create_topic(connection, "own")
+        create_topic(connection, "librdkafka", 2)
+        create_topic(connection, "compacted", cleanup_policy="compact", segment_bytes="20000")
+        groups = fill(connection, options.group_records)
+        print(f"{groups * WIDE} group records are there", flush=True)
+    loads = [Idempotent(broker), Librdkafka(broker), Compacted(broker)]
+    loads += [Commits(broker, f"g{number}", number % 2 == 0) for number in range(4)]
+    for load in loads:
+        load.start()
+    restarts, busy = [], []
+    try:
+        for number in range(kills):
+            time.sleep(chance.uniform(0, options.longest_s))
+            broker.stop(kill=True)
+            before = [load.acknowledged() for load in loads]
+            started = time.monotonic()
+            broker.start()
+            with RawConnection(broker.address) as connection:
+                first = chance.randrange(max(groups - 8, 1))
+                check_wide(connection, range(first, min(first + 8, groups)))  # of every partition of the group log
+                restarts.append(time.monotonic() - started)
+                busy.append(broker.busy_s())
+                for load, then in zip(loads, before):
+                    load.check(connection, then)
+                    if load.failure:
+                        raise Wrong(f"{load.name} could not go on: {load.failure}")
+            if restarts[-1] > options.restart_limit_s:
+                text = f"restart {number + 1} took {restarts[-1]:.2f} s, {busy[-1]:.2f} s of them on a processor"
+                raise Wrong(f"{text}; {options.restart_limit_s} s are allowed")
+            if (number + 1) % 25 == 0:
+                print(f"{number + 1} kills, slowest restart {max(restarts):.2f} s", flush=True)
+    finally:
+        for load in loads:
+            load.done.set()
+        for load in loads:
+            load.join(40)
+    broker.stop(kill=False)
+    broker.start()
+    with RawConnection(broker.address) as connection:
+        for load in loads:
+            if isinstance(load, Idempotent):
+                load.read_anew()
+            load.check(connection, load.acknowledged())
+        check_wide(connection, range(groups))
+        assert all(topic.error_code == 0 for topic in metadata(connection, "own", "librdkafka", "compacted").topics)
+    broker.stop(kill=False)
+    bad = [line for line in broker.told() if "damaged" in line or "bug" in line or "offline" in line]
+    if bad:
+        raise Wrong(f"the broker said: {bad[0]}")
+    cuts = sum("a write was interrupted" in line for line in broker.told())
+    records = sum(len(load.acked) for load in loads if isinstance(load, Idempotent))
+    commits = sum(load.acked + 1 for load in loads if isinstance(load, Commits))
+    print(
+        f"{kills} kills, {records} records and {commits} commits acknowledged, none missing, none twice; "
+        f"{groups * WIDE} group records; restart {sorted(restarts)[len(restarts) // 2]:.2f} s as a rule, "
+        f"{max(restarts):.2f} s at most, of processor time {sorted(busy)[len(busy) // 2]:.2f} s and {max(busy):.2f} s; "
+        f"{cuts} torn tails were cut"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--group-records", type=int, default=100_000)
+    parser.add_argument("--longest-s", type=float, default=0.6, help="between a start and the next kill")
+    parser.add_argument("--restart-limit-s", type=float, default=2.0, help="more on a machine that does other things")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    scratch = Path(tempfile.mkdtemp(prefix="groupsource-kills-"))
+    try:
+        run(scratch / "data", options)
+    except Wrong as error:
+        print(f"seed {options.seed}: {error}; the data is in {scratch}", file=sys.stderr)
+        return 1
+    shutil.rmtree(scratch)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
