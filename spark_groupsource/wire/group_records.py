@@ -9,6 +9,7 @@ Source: Kafka's GroupCoordinatorRecordSerde; the schemas stand in `resources/`.
 
 from __future__ import annotations
 
+import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ _OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 _OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
 _GROUP_VALUE_VERSION = 3
 _HIGHEST_VALUE_VERSION = 4
+_SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+_SHORTS = struct.Struct(">hh")  # a key's version and the length of its first text
+_OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, length of the metadata
+_LONGEST_TEXT = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,16 @@ class GroupValue:
 
 def encode_key(key: OffsetKey | GroupKey) -> bytes:
     """Key bytes: version 1 for an offset, 2 for a group."""
+    # by hand, like the other keys and values that every commit writes and reads back: the schemas are fixed by now
+    group = key.group_id.encode()
     if isinstance(key, GroupKey):
+        if len(group) <= _LONGEST_TEXT:
+            return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
         return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
+    topic = key.topic.encode()
+    if max(len(group), len(topic)) <= _LONGEST_TEXT:
+        head = _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group
+        return head + _SHORT.pack(len(topic)) + topic + _INT.pack(key.partition)
     message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
     return bytes(message.encode(version=_OFFSET_KEY_VERSION))
 
@@ -115,6 +128,9 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
     """
     version = _version(data, "key")
     if version in _OFFSET_KEY_VERSIONS:
+        known = _plain_offset_key(data)
+        if known is not None:
+            return known
         message = _decode(OffsetCommitKey, version, data)
         return OffsetKey(message.group, message.topic, message.partition)
     if version == _GROUP_KEY_VERSION:
@@ -129,6 +145,11 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
     """
     if version is None:
         version = _offset_value_version(value)
+    if version == _OFFSET_VALUE_VERSION:
+        metadata = value.metadata.encode()
+        if len(metadata) <= _LONGEST_TEXT:
+            head = _OFFSET_VALUE_HEAD.pack(version, value.offset, value.leader_epoch, len(metadata))
+            return head + metadata + _LONG.pack(value.commit_timestamp_ms)
     message = OffsetCommitValue(
         offset=value.offset,
         leader_epoch=value.leader_epoch,
@@ -151,6 +172,9 @@ def decode_offset_value(data: bytes) -> OffsetValue:
 
     Raises: CorruptRecordError on bytes that do not decode, and on a version newer than 4.
     """
+    known = _plain_offset_value(data)
+    if known is not None:
+        return known
     message = _decode_value(OffsetCommitValue, data)
     return OffsetValue(
         offset=message.offset,
@@ -160,6 +184,34 @@ def decode_offset_value(data: bytes) -> OffsetValue:
         expire_timestamp_ms=message.expire_timestamp,
         topic_id=None if message.topic_id is None else urlsafe_b64encode(message.topic_id.bytes).decode().rstrip("="),
     )
+
+
+def _plain_offset_key(data: bytes) -> OffsetKey | None:
+    """A whole key of version 0 or 1; None leaves it, and the error, to the schema."""
+    try:
+        (length,) = _SHORT.unpack_from(data, 2)
+        topic_at = 4 + length
+        (topic_length,) = _SHORT.unpack_from(data, topic_at)
+        end = topic_at + 2 + topic_length
+        if length < 0 or topic_length < 0 or len(data) != end + _INT.size:
+            return None
+        (partition,) = _INT.unpack_from(data, end)
+        return OffsetKey(str(data[4:topic_at], "utf-8"), str(data[topic_at + 2 : end], "utf-8"), partition)
+    except (struct.error, UnicodeDecodeError):
+        return None
+
+
+def _plain_offset_value(data: bytes) -> OffsetValue | None:
+    """A whole value of version 3; None leaves it, and the error, to the schema."""
+    try:
+        version, offset, leader_epoch, length = _OFFSET_VALUE_HEAD.unpack_from(data)
+        end = _OFFSET_VALUE_HEAD.size + length
+        if version != _OFFSET_VALUE_VERSION or length < 0 or len(data) != end + _LONG.size:
+            return None
+        (timestamp_ms,) = _LONG.unpack_from(data, end)
+        return OffsetValue(offset, leader_epoch, str(data[_OFFSET_VALUE_HEAD.size : end], "utf-8"), timestamp_ms)
+    except (struct.error, UnicodeDecodeError):
+        return None
 
 
 def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -> bytes:
