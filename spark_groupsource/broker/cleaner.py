@@ -210,7 +210,7 @@ class Pass:
             flushed.result()
             try:
                 self._log.replace(group, cleaned)
-            except StorageError as error:
+            except Exception as error:  # half done, whatever it was: only a start finds out how far
                 self.partition.take_offline(error)
                 raise
         finally:
@@ -326,6 +326,11 @@ class LogCleaner:
             self._failed(self._pass.partition, StorageError(error.reason))
         except StorageError as error:
             self._failed(self._pass.partition, error)
+        except Exception:  # a bug, which the caller reports: other logs are cleaned on
+            self._failed(self._pass.partition, StorageError("a bug"))
+            self._drop()
+            self.start()
+            raise
         self._drop()
         self._timers.set(("clean",), self._clock.now_ms())
 

@@ -1,0 +1,114 @@
+"""Disks that are full or cannot be written: the one partition it hits says so, the others and the broker go on."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+import pytest
+from broker_context import BrokerProcess, RawConnection, batch, create_topic, fetch, fetched_values, metadata, produce
+from support.waiting import wait_until
+
+from spark_groupsource.broker import files as files_module
+from spark_groupsource.broker import swap as swap_module
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.records.batch import Record, encode_batch
+
+
+def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):
+    """The system's limit on file sizes stands for a full disk: it fails in the middle of a real write."""
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "full")
+        create_topic(connection, "other")
+        resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        stored = []
+        for number in range(200):
+            value = b"%03d" % number + b"x" * 1000
+            answer = produce(connection, "full", batch(value))
+            if answer.error_code:
+                break
+            stored.append(value)
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR and "File too large" in answer.error_message
+        assert 80 < len(stored) < 100
+        small = batch(b"y")
+        assert produce(connection, "other", small).error_code == 0
+        assert metadata(connection, "full").topics[0].error_code == 0
+        assert fetched_values(fetch(connection, "full", 0)) == stored
+        resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert produce(connection, "full", small).base_offset == len(stored)  # there is room again
+        broker.kill()
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert fetched_values(fetch(connection, "full", 0)) == [*stored, b"y"]
+        assert fetched_values(fetch(connection, "other", 0)) == [b"y"]
+
+
+def test_a_directory_that_cannot_be_written_creates_no_topic_and_serves_the_others(tmp_path, monkeypatch):
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        produce(connection, "t", batch(b"a"))
+
+        def refuse(*arguments):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(files_module.os, "replace", refuse)
+        refused = create_topic(connection, "new")
+        assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "Read-only file system; check space and permissions" in refused.error_message
+        assert metadata(connection, "new").topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert fetched_values(fetch(connection, "t", 0)) == [b"a"]
+        monkeypatch.undo()
+        assert create_topic(connection, "new").error_code == 0
+
+
+def test_a_directory_that_cannot_be_written_is_named_at_the_start(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("spark_groupsource.broker.storage.os.open", refuse)
+    with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system; check permissions"):
+        EmbeddedBroker(tmp_path).start()
+
+
+def test_compaction_that_finds_no_room_is_told_and_tried_again_later(tmp_path, monkeypatch):
+    config = {"log.cleaner.backoff.ms": "10"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+
+        def full(self, batch, header):
+            raise StorageError("no space left; free space or mend the disk")
+
+        monkeypatch.setattr(swap_module.CleanedSegment, "append", full)
+        create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024")
+        for number in range(30):
+            record = encode_batch([Record(b"k%d" % number, b"x" * 100, 1)])
+            assert produce(connection, "t", record).error_code == 0
+        wait_until(lambda: any("t-0 cannot be compacted" in line for line in broker.reports), "the report")
+        assert len(fetched_values(fetch(connection, "t", 0))) > 0
+        assert produce(connection, "t", encode_batch([Record(b"k", b"v", 1)])).error_code == 0
+        assert len([line for line in broker.reports if "cannot be compacted" in line]) == 1
+        assert not list(tmp_path.glob("t-0/*.cleaned"))
+
+
+def test_a_swap_that_fails_takes_one_partition_offline_until_a_start_has_finished_it(tmp_path, monkeypatch):
+    config = {"log.cleaner.backoff.ms": "10"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "other")
+        create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024")
+
+        def refuse(*arguments, **options):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(swap_module, "_remove_segment", refuse)
+        for number in range(30):
+            if produce(connection, "t", encode_batch([Record(b"k", b"%d" % number * 50, 1)])).error_code:
+                break
+        wait_until(lambda: any("t-0 is offline" in line for line in broker.reports), "the report")
+        assert fetch(connection, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert produce(connection, "other", batch(b"x")).error_code == 0
+        monkeypatch.undo()
+        assert list(tmp_path.glob("t-0/*.swap"))
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        end = fetch(connection, "t", 0)
+        assert end.error_code == 0 and not list(tmp_path.glob("t-0/*.swap"))
+        assert fetched_values(fetch(connection, "t", end.high_watermark - 1))
+        assert list(broker.reports) == []
