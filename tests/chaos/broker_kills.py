@@ -370,9 +370,17 @@ def check_wide(connection: RawConnection, groups: range) -> None:
 
 
 def run(directory: Path, options: argparse.Namespace) -> None:
+    broker = Broker(directory)
+    try:
+        _run(broker, options)
+    finally:
+        if broker.process is not None:
+            broker.process.kill()
+
+
+def _run(broker: Broker, options: argparse.Namespace) -> None:
     kills = options.kills
     chance = random.Random(options.seed)
-    broker = Broker(directory)
     broker.start()
     with RawConnection(broker.address) as connection:
         create_topic(connection, "wide", WIDE)
