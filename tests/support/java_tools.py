@@ -1,0 +1,89 @@
+"""Kafka's command line tools in one JVM, because starting one for each command would take most of a test's time.
+
+The JVM is reached through py4j, which PySpark brings along.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+from kafka_jars import java, kafka_jars
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
+
+logging.getLogger("py4j").setLevel(logging.ERROR)
+
+_EXIT = "the tool has ended"
+GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
+CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+
+
+class JavaTools:
+    """Runs ``main`` of Kafka's tools one after another; only those that do not end the JVM. A context manager."""
+
+    def __enter__(self) -> JavaTools:
+        spec = importlib.util.find_spec("pyspark")
+        assert spec is not None and spec.origin is not None
+        (py4j_jar,) = (Path(spec.origin).parent / "jars").glob("py4j-*.jar")
+        port, self._process = launch_gateway(
+            classpath=f"{kafka_jars()}/*",
+            jarpath=str(py4j_jar),
+            javaopts=["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"],
+            java_path=java(),
+            die_on_exit=True,
+            return_proc=True,
+        )
+        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
+        self._forbid_exit()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gateway.shutdown()
+        self._process.stdin.close()
+        self._process.wait(20)
+
+    def _forbid_exit(self) -> None:
+        """A tool that wants to end the JVM ends with an exception instead, by Kafka's own means for its tests."""
+        jvm = self._gateway.jvm
+        handles, none = jvm.java.lang.invoke.MethodHandles, jvm.java.lang.Void.TYPE
+        fail = handles.throwException(none, jvm.java.lang.Class.forName("java.lang.RuntimeException"))
+        ignored = self._gateway.new_array(jvm.java.lang.Class, 2)
+        ignored[0], ignored[1] = jvm.java.lang.Integer.TYPE, jvm.java.lang.Class.forName("java.lang.String")
+        fail = handles.dropArguments(fail.bindTo(jvm.java.lang.RuntimeException(_EXIT)), 0, ignored)
+        procedure = jvm.java.lang.Class.forName("org.apache.kafka.common.utils.Exit$Procedure")
+        ended = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(procedure, fail)
+        jvm.org.apache.kafka.common.utils.Exit.setExitProcedure(ended)
+
+    def run(self, main_class: str, *arguments: str) -> str:
+        """What the tool printed, errors behind the rest, without the ends of lines."""
+        jvm = self._gateway.jvm
+        out, errors = jvm.java.io.ByteArrayOutputStream(), jvm.java.io.ByteArrayOutputStream()
+        before = jvm.java.lang.System.out, jvm.java.lang.System.err
+        values = self._gateway.new_array(jvm.java.lang.String, len(arguments))
+        for at, argument in enumerate(arguments):
+            values[at] = argument
+        tool: Any = jvm
+        for part in main_class.split("."):
+            tool = getattr(tool, part)
+        jvm.java.lang.System.setOut(jvm.java.io.PrintStream(out, True))
+        jvm.java.lang.System.setErr(jvm.java.io.PrintStream(errors, True))
+        try:
+            tool.main(values)
+        except Py4JJavaError as error:
+            if _EXIT not in str(error.java_exception.toString()):
+                raise
+        finally:
+            jvm.java.lang.System.setOut(before[0])
+            jvm.java.lang.System.setErr(before[1])
+        told = str(out.toString()).partition(_EXIT)[0] + str(errors.toString()).partition(_EXIT)[0]
+        return "\n".join(line.rstrip() for line in told.splitlines() if line.strip())
+
+    def rows(self, main_class: str, *arguments: str) -> list[list[str]]:
+        """The words of each line it printed."""
+        return [line.split() for line in self.run(main_class, *arguments).splitlines()]
