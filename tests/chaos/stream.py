@@ -37,7 +37,8 @@ from spark_groupsource.net import Address, listen
 from spark_groupsource.source.control import control_directory
 from spark_groupsource.source.local import is_alive
 
-PARTITIONS = 4
+# more than members, so that one who joins is given something
+PARTITIONS = 6
 MAX_OFFSETS = 500
 RECORDS_PER_S = 200
 TOPIC, GROUP = "chaos", "chaos"
@@ -54,7 +55,7 @@ class Feed:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 5, "reconnect.backoff.max.ms": 500}
+            {"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 5, "log_level": 0}
         )
         self.acknowledged: set[int] = set()
         self._ended = threading.Event()
