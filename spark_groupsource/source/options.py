@@ -364,6 +364,15 @@ def _check_starting(options: SourceOptions, query: str | None) -> None:
         raise ConfigurationError("startingOffsets=latest reads nothing in a batch query; use earliest or offsets")
     if query == "batch" and LATEST in starting.partitions.values():
         raise ConfigurationError("startingOffsets: -1 (latest) reads nothing in a batch query; use an offset or -2")
+    ending = options.ending
+    if query == "batch" and starting.by_time == ending.by_time:
+        for p, start in sorted(starting.partitions.items()):
+            end = ending.partitions.get(p, LATEST)
+            if start > end >= 0:
+                raise ConfigurationError(
+                    f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {p}: {starting.option} is {start}, "
+                    f"{ending.option} is {end}; correct one of them"
+                )
 
 
 __all__ = ["EARLIEST", "LATEST", "OPTIONS", "Option", "SourceOptions", "is_embedded", "parse_options"]

@@ -13,15 +13,12 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from pyspark.sql.types import StructField, StructType
+from drive import Batch, Stream
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 from zoo import FIRST_MS, headers, times, trimmed
 
 from spark_groupsource.errors import ConfigurationError, DataLossError
-from spark_groupsource.source import stream, task
-from spark_groupsource.source.columns import TYPES
-from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.options import OPTIONS
 
 ALL = {0: (0, 40), 1: (0, 20)}
@@ -29,14 +26,7 @@ LATER = str(FIRST_MS + 10_000)
 NEVER = "99999999999999"
 LATEST_THEN = {"startingOffsetsByTimestampStrategy": "latest"}
 
-
-@pytest.fixture(autouse=True)
-def no_process_of_its_own(monkeypatch):
-    # the handlers of a reader process are not for the process that runs the tests
-    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
-    yield
-    for cluster in list(task._clusters.values()):
-        task._discard(cluster)
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture(scope="session")
@@ -45,61 +35,6 @@ def filled(cluster):
     topic = f"rows-{uuid4().hex[:8]}"
     times(cluster.bootstrap_servers, topic)
     return topic
-
-
-def schema(options):
-    wanted = [n for n in TYPES if n != "headers" or options.get("includeHeaders") == "true"]
-    return StructType([StructField(name, TYPES[name]) for name in wanted])
-
-
-def rows(reader, tasks):
-    return [row for part in tasks for batch in reader.read(part) for row in batch.to_pylist()]
-
-
-class Batch:
-    """One batch read: its tasks and rows."""
-
-    def __init__(self, cluster, options):
-        options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **options}
-        reader = GroupDataSource(options).reader(schema(options))
-        self.tasks = reader.partitions()
-        self.rows = rows(reader, self.tasks)
-
-
-class Stream:
-    """One streaming query, driven as Spark does; `tasks` are those of the last batch."""
-
-    def __init__(self, cluster, options):
-        base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "members": "1"}
-        if "assign" not in options:
-            base["kafka.group.id"] = f"g-{uuid4().hex}"
-        options = base | options
-        self.reader = GroupDataSource(options).streamReader(schema(options))
-        self.start = self.reader.initialOffset()
-        self.rows, self.tasks, self.sizes = [], [], []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.reader.stop()
-
-    def turn(self):
-        """One trigger; the rows it read."""
-        end = self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
-        if json.dumps(end) == json.dumps(self.start):
-            return []
-        self.tasks = self.reader.partitions(self.start, end)
-        found = rows(self.reader, self.tasks)
-        self.start = end
-        self.rows += found
-        self.sizes.append(len(found))
-        return found
-
-    def run(self):
-        while self.turn():
-            pass
-        return self
 
 
 def ranges(found):
