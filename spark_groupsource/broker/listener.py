@@ -98,6 +98,11 @@ class Listener:
         """Bytes of answers that clients have not taken yet."""
         return sum(connection.unsent_bytes for connection in self._connections)
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
     def close_silent(self, limit_ms: int) -> None:
         """Drops the connections whose client has moved nothing for that long."""
         oldest_ms = self._clock.now_ms() - limit_ms

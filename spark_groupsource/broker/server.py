@@ -115,6 +115,11 @@ class BrokerServer:
         """Bytes of answers that clients have not taken yet."""
         return sum(listener.unsent_bytes for listener in self._listeners.values())
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return sum(listener.connections for listener in self._listeners.values())
+
     def _listener(self, node_id: int) -> Listener:
         if node_id not in self._listeners:
             raise ValueError(f"there is no node {node_id}; there are {sorted(self._listeners)}")
@@ -327,6 +332,11 @@ class EmbeddedBroker:
     def unsent_bytes(self) -> int:
         """Bytes of answers that clients have not taken yet; to be asked for within `call`."""
         return self._server.unsent_bytes if self._server is not None else 0
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected; to be asked for within `call`."""
+        return self._server.connections if self._server is not None else 0
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

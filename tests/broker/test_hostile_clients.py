@@ -1,0 +1,126 @@
+"""Clients that do harm: many, silent, slow, senseless. Others are served, memory stays bounded, no thread is lost."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from broker_context import RawConnection, batch, create_topic, fetch, fetch_request, fetched_values, metadata, produce
+from support.waiting import wait_until
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.wire.frames import encode_request
+from spark_groupsource.wire.messages import MetadataRequest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "chaos"))
+
+from fuzz_wire import fuzz, memory_mb  # noqa: E402
+
+CONFIG = {"offsets.topic.num.partitions": "2", "connections.max.idle.ms": "600000"}
+
+
+@pytest.fixture
+def broker():
+    with EmbeddedBroker(config=CONFIG) as running:
+        with RawConnection(running.bootstrap_servers) as connection:
+            assert create_topic(connection, "t").error_code == 0
+            assert produce(connection, "t", batch(b"before")).base_offset == 0
+        yield running
+
+
+def is_served(broker: EmbeddedBroker) -> bool:
+    with RawConnection(broker.bootstrap_servers) as connection:
+        return fetched_values(fetch(connection, "t", 0))[0] == b"before"
+
+
+def connections(broker: EmbeddedBroker) -> int:
+    return broker.call(lambda _: broker.connections)
+
+
+def test_random_hostile_bytes():
+    fuzz(examples=150, chosen_seed=4)
+
+
+def test_a_thousand_idle_connections(broker):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("this machine allows fewer than 4096 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    threads, before_mb = threading.active_count(), memory_mb()
+    with ExitStack() as held:
+        for number in range(1000):
+            connection = held.enter_context(RawConnection(broker.bootstrap_servers))
+            if number % 3:
+                connection.send(struct.pack(">i", 90_000_000)[: number % 5])  # half-open: a piece of a length
+        wait_until(lambda: connections(broker) == 1000, "all are connected")
+        assert is_served(broker)
+        assert threading.active_count() == threads
+        assert memory_mb() - before_mb < 100
+    wait_until(lambda: connections(broker) == 0, "all are gone")
+
+
+def test_slow_writers_cost_what_they_have_sent(broker):
+    before_mb = memory_mb()
+    with ExitStack() as held:
+        slow = [held.enter_context(RawConnection(broker.bootstrap_servers)) for _ in range(100)]
+        request = bytes(encode_request(MetadataRequest(topics=None, allow_auto_topic_creation=False), 9, 1, "slow"))
+        for at in range(len(request)):
+            for connection in slow:
+                connection.send(request[at : at + 1])
+            if at % 10 == 0:
+                assert is_served(broker)
+        for connection in slow:
+            assert connection.read_frame()
+        for connection in slow:  # and now each claims 100 MB, and sends little of it
+            connection.send(struct.pack(">i", 100_000_000) + bytes(1000))
+        assert is_served(broker)
+    assert memory_mb() - before_mb < 100
+
+
+def test_clients_that_only_ask_and_never_read(broker):
+    """Answers wait in the clients' own sockets; what the broker holds for each is bounded."""
+    with RawConnection(broker.bootstrap_servers) as connection:
+        for _ in range(10):
+            assert produce(connection, "t", batch(b"x" * 100_000)).error_code == 0
+    before_mb = memory_mb()
+    with ExitStack() as held:
+        greedy = [held.enter_context(RawConnection(broker.bootstrap_servers)) for _ in range(20)]
+        for connection in greedy:
+            for _ in range(20):  # 400 MB of answers in all
+                connection.post(fetch_request("t", 0), 11)
+        assert is_served(broker)
+        unsent = broker.call(lambda _: broker.unsent_bytes)
+        assert unsent <= 20 * 3_000_000
+        assert memory_mb() - before_mb < 200
+    wait_until(lambda: connections(broker) == 0, "all are gone")
+
+
+ARRAYS = {
+    "metadata of 2 billion topics": (3, 1, struct.pack(">i", 2**31 - 1)),
+    "metadata of -2 topics": (3, 1, struct.pack(">i", -2)),
+    "a compact array of 2**32 - 2 topics": (3, 9, b"\xff\xff\xff\xff\x0f"),
+    "a group id of -5 bytes": (12, 0, struct.pack(">h", -5)),
+    "a group id of 32767 bytes that are not there": (12, 0, struct.pack(">h", 32767)),
+    "a varint that does not end": (3, 9, b"\xff" * 12),
+    "a batch of -1 bytes": (0, 3, struct.pack(">hhiihih", -1, -1, 1000, 1, 1, 1, 0) + struct.pack(">ii", 0, -7)),
+    "a tag of 2 GB": (3, 9, b"\x01\x00\x00\x00\x01\x00\xff\xff\xff\xff\x07"),
+}
+
+
+@pytest.mark.parametrize("key, version, body", ARRAYS.values(), ids=ARRAYS.keys())
+def test_lengths_that_lie_are_not_believed(broker, key, version, body):
+    before_mb = memory_mb()
+    header = struct.pack(">hhih", key, version, 1, -1) + (b"\0" if version >= 9 else b"")
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(struct.pack(">i", len(header) + len(body)) + header + body)
+        assert connection.is_closed_by_peer()
+    assert memory_mb() - before_mb < 50
+    assert is_served(broker)
+    assert not [line for line in broker.reports if "bug in the broker" in line]
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert metadata(connection, "t").topics[0].error_code == 0
