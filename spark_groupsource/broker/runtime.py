@@ -30,7 +30,7 @@ from spark_groupsource.group import (
 )
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, encode_batch
-from spark_groupsource.wire.messages import ListGroupsRequest, Message
+from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker, Call, Send
@@ -205,7 +205,8 @@ class CoordinatorRuntime:
         if seat is None:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, call.api_version))
             return
-        fresh_id = str(self._broker.new_id())
+        # the system's chance costs as much as a whole heartbeat, and only who joins needs some
+        fresh_id = str(self._broker.new_id()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
         context = RequestContext(
             token, call.api_version, call.client_id, f"/{call.client_host}", fresh_id, self._timestamp_ms
         )
