@@ -352,3 +352,17 @@ def test_values_read_across_a_segment_that_is_all_gap(tmp_path):
     store.append((b"k", b"end"))
     assert store.clean()
     assert [offset for offset, _ in values_from(store.log, 0)] == [5, 6]
+
+
+def test_all_batches_in_flight_are_known_after_a_kill_wherever_the_segment_rolled(tmp_path):
+    store = Store(tmp_path)
+
+    def send(sequence):
+        return store.append((b"k", b"x" * 300), producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    for sequence in range(11):  # two to a segment
+        assert send(sequence) == sequence
+    store.restart(clean=False)
+    assert len(store.log.segments) > 4
+    assert [send(sequence) for sequence in range(6, 11)] == list(range(6, 11))
+    assert send(11) == 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 
 import pytest
@@ -112,3 +113,23 @@ def test_a_swap_that_fails_takes_one_partition_offline_until_a_start_has_finishe
         assert end.error_code == 0 and not list(tmp_path.glob("t-0/*.swap"))
         assert fetched_values(fetch(connection, "t", end.high_watermark - 1))
         assert list(broker.reports) == []
+
+
+def test_a_bad_sector_is_told_where_it_is_and_others_are_served(tmp_path, monkeypatch):
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        for name in ("t", "other"):
+            create_topic(connection, name)
+            produce(connection, name, batch(b"a"))
+        bad = (tmp_path / "t-0" / f"{0:020d}.log").stat().st_ino
+        pread = os.pread
+
+        def read(descriptor, size, position):
+            if os.fstat(descriptor).st_ino == bad:
+                raise OSError(errno.EIO, "Input/output error")
+            return pread(descriptor, size, position)
+
+        monkeypatch.setattr(files_module.os, "pread", read)
+        assert fetch(connection, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert fetched_values(fetch(connection, "other", 0)) == [b"a"]
+        monkeypatch.undo()
+        assert fetched_values(fetch(connection, "t", 0)) == [b"a"]
