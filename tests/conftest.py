@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # few partitions of __consumer_offsets: Kafka creates them one by one when the first group appears
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+# records stamped in the past would go with the first look at retention, five minutes into a run
+BROKER_CONFIG["log.retention.ms"] = "-1"
 
 
 # a deadline per example would be a timed test, which a busy machine fails

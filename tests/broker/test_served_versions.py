@@ -20,7 +20,7 @@ TIMES = (-1, -2, -3, -4, -5, -6, 0, 10**15)
 
 @pytest.fixture(scope="module")
 def broker():
-    config = {"offsets.topic.num.partitions": "2", "group.initial.rebalance.delay.ms": "0"}
+    config = {"offsets.topic.num.partitions": "2", "group.initial.rebalance.delay.ms": "0", "log.retention.ms": "-1"}
     with EmbeddedBroker(config=config) as running:
         with RawConnection(running.bootstrap_servers) as connection:
             create_topic(connection, "t", 2)
