@@ -7,6 +7,7 @@ Source: Kafka's `Utils.abs(groupId.hashCode()) % numPartitions`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Mapping, Sequence
 
 from spark_groupsource.errors import ErrorCode
@@ -34,6 +35,7 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
+@lru_cache(maxsize=100_000)  # every request of a group asks
 def group_partition(group_id: str, partition_count: int) -> int:
     """The partition of `__consumer_offsets` a group lives in; its leader is the group's coordinator."""
     value = java_hash(group_id)
