@@ -130,7 +130,7 @@ class Partition:
             raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions")
         if header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise Refusal(ErrorCode.INVALID_RECORD, "a producer with an id numbers its batches from 0")
-        if self.log.config.compacted:
+        if self.log.config.compacted and self.topic_partition.topic != OFFSETS_TOPIC:
             self._check_keys(records, header)
         return header
 
@@ -138,7 +138,7 @@ class Partition:
         try:
             _, keyed = keyed_records(records, header)
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
         if any(record.key is None for record in keyed):
             text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
             raise Refusal(ErrorCode.INVALID_RECORD, text)
