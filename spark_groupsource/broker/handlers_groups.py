@@ -97,8 +97,11 @@ def _known_topics(broker: Broker, request: Message, topic_class: Message) -> tup
     """The request's topics with the partitions that exist, and with those that do not."""
     known, unknown = [], []
     for topic in request.topics:
-        there = [p for p in topic.partitions if TopicPartition(topic.name, p.partition_index) in broker.partitions]
-        missing = [p for p in topic.partitions if p not in there]
+        there: list[Message] = []
+        missing: list[Message] = []
+        for partition in topic.partitions:
+            found = TopicPartition(topic.name, partition.partition_index) in broker.partitions
+            (there if found else missing).append(partition)
         if there:
             known.append(topic_class(name=topic.name, partitions=there))
         if missing:

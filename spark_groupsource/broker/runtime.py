@@ -229,8 +229,9 @@ class CoordinatorRuntime:
                 except Refusal as error:
                     outcome = shard.append_failed(outcome, error.code, self._now_ms, self._timestamp_ms)
                     continue
+                timestamp_ms = self._timestamp_ms
                 for record in outcome.records:
-                    shard.replay(record.key, record.value, timestamp_ms=self._timestamp_ms)
+                    shard.replay(record.key, record.value, timestamp_ms=timestamp_ms)
                 following = shard.append_done(outcome, self._now_ms, self._timestamp_ms)
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
