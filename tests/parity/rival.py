@@ -68,7 +68,8 @@ class Rivals:
         if source == OURS and "assign" not in options:
             reader = reader.option("kafka.group.id", f"g-{uuid4().hex}")
         frame = reader.options(**options).load()
-        writer = frame.writeStream.format("parquet").option("path", str(home / "rows"))
+        # few files, also for a topic of many partitions
+        writer = frame.coalesce(2).writeStream.format("parquet").option("path", str(home / "rows"))
         writer = writer.option("checkpointLocation", str(home / "checkpoint")).trigger(
             **(trigger or {"availableNow": True})
         )

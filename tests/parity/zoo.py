@@ -128,7 +128,8 @@ def trimmed(servers: str, topic: str) -> None:
 
 def times(servers: str, topic: str) -> None:
     """Partition 0: 40 records, 1: 20, 2: none; timestamps from `FIRST_MS`, one second apart."""
-    create_topic(servers, topic, 3)
+    # so old that Kafka would delete them at its next look, which comes every five minutes
+    create_topic(servers, topic, 3, {"retention.ms": "-1"})
     producer = Producer({"bootstrap.servers": servers})
     for partition, count in ((0, 40), (1, 20)):
         for n in range(count):

@@ -1,0 +1,129 @@
+"""What Spark's own Kafka source refuses ours refuses too, and what only ours refuses is listed."""
+
+from __future__ import annotations
+
+import pytest
+from drive import Batch, Stream
+from rival import OURS, THEIRS
+
+from spark_groupsource.errors import GroupSourceError
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("in_process")]
+
+LATE = "99999999999999"
+MISMATCH = "Partitions specified for Kafka .*don't match what are assigned"
+
+# (query, options, what Spark's source says, what ours says); T is a topic of three partitions, the last one empty
+REFUSED_BY_BOTH = [
+    ("batch", {"subscribe": ""}, "No topics to subscribe", "subscribe names no topic"),
+    ("batch", {"assign": '{"T":[0]}'}, "Only one of the following options", "got subscribe and assign"),
+    ("stream", {"subscribePattern": "T"}, "Only one of the following options", "got subscribe and subscribePattern"),
+    ("batch", {"startingOffsets": "latest"}, "starting offset can't be latest", "startingOffsets=latest reads nothing"),
+    ("batch", {"startingOffsets": '{"T":{"0":-1,"1":0,"2":0}}'}, "can't be latest for batch", "-1 .latest. reads"),
+    ("batch", {"startingOffsets": "first"}, "Expected e.g.", "it must be earliest, latest"),
+    ("batch", {"startingOffsets": '{"T":{"0":0}}'}, MISMATCH, "startingOffsets says nothing about T-1"),
+    ("batch", {"startingOffsets": '{"T":{"0":0,"1":0,"2":0,"7":0}}'}, MISMATCH, "startingOffsets lists T-7"),
+    ("batch", {"endingOffsets": "earliest"}, "ending offset can't be earliest", "must be latest or JSON"),
+    ("batch", {"endingOffsets": '{"T":{"0":-2,"1":0,"2":0}}'}, "can't be earliest for batch", "ends at earliest"),
+    ("batch", {"endingOffsets": '{"T":{"0":0}}'}, MISMATCH, "endingOffsets says nothing about T-1"),
+    ("batch", {"startingOffsets": '{"T":{"0":5,"1":0,"2":0}}', "endingOffsets": '{"T":{"0":3,"1":1,"2":0}}'},
+     "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET|start offset 5 is greater",
+     "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET. T-0"),
+    ("batch", {"startingTimestamp": LATE}, "No offset matched from request", "no record at or after the given time"),
+    ("batch", {"startingOffsetsByTimestamp": '{"T":{"0":1}}'}, MISMATCH, "says nothing about T-1"),
+    ("batch", {"startingTimestamp": "soon"}, "Expected a single long value", "startingTimestamp is 'soon'"),
+    ("batch", {"minPartitions": "0"}, "minPartitions must be positive", "minPartitions is '0'"),
+    ("batch", {"maxRecordsPerPartition": "0"}, "must be positive", "maxRecordsPerPartition is '0'"),
+    ("batch", {"failOnDataLoss": "maybe"}, "For input string", "must be true or false"),
+    ("batch", {"kafka.auto.offset.reset": "latest"}, "'auto.offset.reset' is not supported", "option startingOffsets"),
+    ("batch", {"kafka.key.deserializer": "x"}, "'key.deserializer' is not supported", "kafka.key.deserializer is not"),
+    ("batch", {"kafka.value.deserializer": "x"}, "'value.deserializer' is not", "kafka.value.deserializer is not"),
+    ("batch", {"kafka.enable.auto.commit": "true"}, "'enable.auto.commit' is not", "kafka.enable.auto.commit is not"),
+    ("batch", {"kafka.interceptor.classes": "x"}, "'interceptor.classes' is not", "kafka.interceptor.classes is not"),
+    ("batch", {"subscribe": "no-such-topic"}, "UnknownTopicOrPartition", "topic no-such-topic does not exist"),
+    ("stream", {"endingOffsets": "latest"}, "ending offset not valid in streaming", "endingOffsets has no meaning"),
+    ("stream", {"endingOffsetsByTimestamp": '{"T":{"0":1,"1":1,"2":1}}'}, "ending timestamp not valid in streaming",
+     "endingOffsetsByTimestamp has no meaning"),
+    ("stream", {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, r"\(9\) is higher than .*\(8\)",
+     r"minOffsetsPerTrigger \(9\) is above maxOffsetsPerTrigger \(8\)"),
+]  # fmt: skip
+
+# accepted by Spark's source, which then does nothing with it; (query, options, what ours says)
+REFUSED_BY_OURS = [
+    ("batch", {"subscrib": "x"}, "option subscrib is unknown; did you mean subscribe"),
+    ("batch", {"kafka.nonsense": "x"}, "kafka.nonsense is not known"),
+    ("batch", {"subscribe": None, "assign": '{"T":[0,9]}'}, "assign names T-9, which the topic does not have"),
+    ("batch", {"maxOffsetsPerTrigger": "x"}, "maxOffsetsPerTrigger is 'x'"),
+    ("stream", {"endingTimestamp": "5"}, "endingTimestamp has no meaning in a stream"),
+    ("stream", {"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
+]
+
+
+def given(topic, options):
+    chosen = {"subscribe": topic, **options}
+    return {name: text.replace('"T"', f'"{topic}"') for name, text in chosen.items() if text is not None}
+
+
+def ours_refuses(kafka, query, options, message):
+    with pytest.raises(GroupSourceError, match=message):
+        if query == "batch":
+            Batch(kafka, options)
+        with Stream(kafka, {"startingOffsets": "earliest", **options}) as stream:
+            stream.turn()
+
+
+@pytest.mark.parametrize("row", REFUSED_BY_BOTH, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
+def test_refused_by_both(rivals, kafka, zoo, row):
+    query, options, theirs, ours = row
+    options = given(zoo["times"], options)
+    with pytest.raises(Exception, match=theirs):
+        rivals.read(THEIRS, options).collect() if query == "batch" else rivals.stream(THEIRS, options)
+    ours_refuses(kafka, query, options, ours.replace("T-", f"{zoo['times']}-"))
+
+
+@pytest.mark.parametrize("row", REFUSED_BY_OURS, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
+def test_refused_by_ours_alone(rivals, kafka, zoo, row):
+    query, options, ours = row
+    options = given(zoo["times"], options)
+    if query == "batch":
+        rivals.read(THEIRS, options).collect()
+    else:
+        rivals.stream(THEIRS, options)
+    ours_refuses(kafka, query, options, ours.replace("T-", f"{zoo['times']}-"))
+
+
+def test_refusal_reaches_the_user_of_spark(rivals, zoo):
+    options = {"subscribe": zoo["times"]}
+    with pytest.raises(Exception, match="(?s)PYTHON_DATA_SOURCE_ERROR.*ConfigurationError: kafka.auto.offset.reset is"):
+        rivals.read(OURS, {**options, "kafka.auto.offset.reset": "latest"})
+    with pytest.raises(Exception, match="endingOffsets has no meaning in a stream query; leave it out") as raised:
+        rivals.stream(OURS, {**options, "endingOffsets": "latest"})
+    assert "parse_options" not in str(raised.value)
+
+
+def test_a_stream_may_list_partitions_it_does_not_own(rivals, kafka, zoo):
+    starts = f'{{"{zoo["times"]}":{{"0":35,"1":15,"2":0,"7":0}}}}'
+    options = {"subscribe": zoo["times"], "startingOffsets": starts}
+    with pytest.raises(Exception, match="you must specify all TopicPartitions"):
+        rivals.stream(THEIRS, options)
+    with Stream(kafka, options) as stream:
+        assert len(stream.run().rows) == 10
+
+
+def test_a_schema_of_the_user_chooses_columns(rivals, zoo):
+    readers = (rivals.spark.read.format(source).schema("value binary") for source in (THEIRS, OURS))
+    theirs, ours = (
+        reader.options(**{"kafka.bootstrap.servers": rivals.bootstrap_servers, "subscribe": zoo["times"]})
+        for reader in readers
+    )
+    with pytest.raises(Exception, match="please do not specify the schema"):
+        theirs.load()
+    assert ours.load().columns == ["value"]
+
+
+def test_end_beyond_the_log_fails_at_once(rivals, kafka, zoo):
+    options = given(zoo["times"], {"endingOffsets": '{"T":{"0":41,"1":0,"2":0}}'})
+    with pytest.raises(Exception, match="Job aborted due to stage failure"):
+        # Spark's source waits for records that may never come
+        rivals.read(THEIRS, {**options, "kafkaConsumer.pollTimeoutMs": "500"}).collect()
+    ours_refuses(kafka, "batch", options, "COULD_NOT_READ_OFFSET_RANGE.*ends at 40")
