@@ -3,7 +3,8 @@
 import pytest
 from chaos.stream import run
 
-pytestmark = pytest.mark.spark
+# most of the time goes into starting Spark again and again, which a busy machine does slowly
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def test_violent_events_lose_nothing(tmp_path):
