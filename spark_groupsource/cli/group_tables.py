@@ -131,7 +131,7 @@ def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool
     lines += [[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups]
     if not with_type and not with_state:
         return "".join(f"{line[0]}\n" for line in lines[1:])
-    widths = [_width(lines[1:], 0, 25), 20 if with_type else -1, 20 if with_state else -1]
+    widths = [10 + _width(lines[1:], 0), 20 if with_type else -1, 20 if with_state else -1]
     return "".join(
         " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0) + "\n" for line in lines
     )

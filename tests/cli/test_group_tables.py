@@ -140,3 +140,6 @@ def test_list() -> None:
         "GROUP                     TYPE                \ng1                        Classic             \n"
     )
     assert list_table(listed[1:], True, True).splitlines()[1].split() == ["g2", "-", "-"]
+    # the column is ten wider than the longest id
+    long_id = listed[0]._replace(group_id="g" * 40)
+    assert list_table([long_id], False, True).splitlines()[0] == "GROUP".ljust(51) + "STATE".ljust(20)
