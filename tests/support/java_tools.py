@@ -9,10 +9,11 @@ import importlib.util
 import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from kafka_jars import java, kafka_jars
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, get_return_value
 
 logging.getLogger("py4j").setLevel(logging.ERROR)
 
@@ -74,7 +75,9 @@ class JavaTools:
         jvm.java.lang.System.setOut(jvm.java.io.PrintStream(out, True))
         jvm.java.lang.System.setErr(jvm.java.io.PrintStream(errors, True))
         try:
-            tool.main(values)
+            # once a Spark session is there, PySpark explains every exception of py4j by asking Spark's JVM about it
+            with patch("py4j.java_gateway.get_return_value", get_return_value):
+                tool.main(values)
         except Py4JJavaError as error:
             if _EXIT not in str(error.java_exception.toString()):
                 raise
