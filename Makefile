@@ -1,6 +1,7 @@
 # make run    two Spark applications share a Kafka group over real data, with checks
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
-# make test   lint, types, layers, every test on the embedded broker and on a real Apache Kafka
+# make test   lint, types, layers, every test on the embedded broker and on a real Apache Kafka;
+#             PYTEST_ARGS='-n 0 -k word' for a few in one process
 # make lint   the first three of these
 # make conformance   writes docs/conformance.md: which test shows which behaviour of Kafka's own group tests
 #

@@ -361,17 +361,17 @@ class MemberThread:
             membership.config.group_id,
             interval_ms,
         )
+        # as in Kafka's client, the member is out before the coordinator knows: a commit meanwhile is told the cause
         with self._state.changed:
             request = membership.leave_request(POLL_EXPIRED)
+            membership.left(f"no new batch was asked for within kafka.max.poll.interval.ms ({interval_ms} ms)")
+            self._state.changed.notify_all()
         if request is not None:
             try:
                 self._call(request, self._cluster.settings.request_timeout_ms, 0)
             except GroupSourceError as error:
                 # whether it arrived does not matter: the session would time out just so
                 _log.debug("leaving by %s: %s", self.client_id, error)
-        with self._state.changed:
-            membership.left(f"no new batch was asked for within kafka.max.poll.interval.ms ({interval_ms} ms)")
-            self._state.changed.notify_all()
 
     def _fenced(self, code: int, sent: Generation | None = None) -> GenerationMismatchError:
         config = self.membership.config
