@@ -14,18 +14,19 @@ from spark_groupsource.errors import StorageError
 class FileCache:
     """Keeps the most recently used files open, at most `limit`, so that many partitions need few descriptors."""
 
-    def __init__(self, limit: int = 256) -> None:
+    def __init__(self, limit: int = 256, read_only: bool = False) -> None:
         self._limit = limit
+        self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._flusher: ThreadPoolExecutor | None = None
 
     def descriptor(self, path: Path) -> int:
-        """A read-write descriptor of `path`, which is created if missing; valid until the next call."""
+        """A descriptor of `path`, valid until the next call; where files are written, a missing one is created."""
         descriptor = self._open.get(path)
         if descriptor is not None:
             self._open.move_to_end(path)
             return descriptor
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
         self._open[path] = descriptor
         if len(self._open) > self._limit:
             _, oldest = self._open.popitem(last=False)

@@ -6,6 +6,7 @@ import click
 
 from spark_groupsource.cli.broker import broker
 from spark_groupsource.cli.groups import groups
+from spark_groupsource.cli.offsets_log import offsets_log
 from spark_groupsource.cli.options import HELP, Commands
 from spark_groupsource.cli.records import consume, produce
 from spark_groupsource.cli.topics import topics
@@ -17,5 +18,5 @@ def main() -> None:
     """Kafka consumer groups for Spark: an embedded broker, and commands for any Kafka."""
 
 
-for _command in (broker, topics, groups, produce, consume):
+for _command in (broker, topics, groups, produce, consume, offsets_log):
     main.add_command(_command)

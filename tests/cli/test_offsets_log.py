@@ -1,0 +1,207 @@
+"""``groupsource offsets-log`` prints the group log as Kafka's own dump tool does, and says what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from conftest import Cluster
+from support.dumped import dump_tool, parsed, segments
+from support.members import RdMember
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.cli.main import main
+from spark_groupsource.records.batch import CONTROL_ABORT, Record, control_key, encode_batch, iter_batches
+from spark_groupsource.wire.group_records import GroupKey, OffsetKey, OffsetValue, encode_key, encode_offset_value
+
+CONFIG = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "3",
+    "offsets.topic.segment.bytes": "1500",
+    "log.cleaner.backoff.ms": "50",
+    "log.cleaner.min.cleanable.ratio": "0.01",
+}
+
+
+def offsets_log(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["offsets-log", *map(str, arguments)])
+
+
+def commit(bootstrap_servers: str, group: str, offsets: list[TopicPartition]) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
+    consumer.commit(offsets=offsets, asynchronous=False)
+    consumer.close()
+
+
+@pytest.fixture(scope="module")
+def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A stopped embedded broker's: a group with members, commits over commits, tombstones, cleaned segments."""
+    path = tmp_path_factory.mktemp("offsets-log") / "data"
+    with EmbeddedBroker(path, config=CONFIG) as broker:
+        where = broker.bootstrap_servers
+        create_topic(where, "t", 2)
+        produce(where, "t", ((n % 2, None, b"v") for n in range(20)))
+        with RdMember(where, "g", "t", group_instance_id="one") as one, RdMember(where, "g", "t") as two:
+            wait_until(lambda: sum(one.seen.values()) + sum(two.seen.values()) >= 20, "all is read")
+            for number in range(40):
+                commit(where, "simple", [TopicPartition("t", p, number, metadata="é" * (number % 3)) for p in (0, 1)])
+            admin = AdminClient({"bootstrap.servers": where})
+            admin.delete_consumer_groups(["simple"])["simple"].result(30)
+            commit(where, "simple", [TopicPartition("t", 1, 7)])
+            wait_until(lambda: (path / "cleaner-offset-checkpoint").exists(), "the group log is compacted")
+    yield path
+
+
+@pytest.mark.kafka
+def test_a_whole_directory_is_printed_as_kafkas_tool_prints_its_segments(data_directory: Path) -> None:
+    ours = offsets_log(data_directory)
+    assert (ours.exit_code, ours.stderr) == (0, "")
+    lines = parsed(ours.stdout)
+    assert lines == dump_tool(segments(data_directory))
+    records = [line for line in lines if isinstance(line, tuple)]
+    assert any(payload == "<DELETE>" for _, _, payload in records)
+    values = [payload["data"] for _, _, payload in records if payload != "<DELETE>"]
+    members = [member for value in values for member in value.get("members", ())]
+    assert [member["subscription"]["topics"] for member in members][-1] == ["t"]
+
+
+def test_paths_may_be_files_and_partitions(data_directory: Path) -> None:
+    files = segments(data_directory)
+    assert len(files) > 3
+    whole = offsets_log(data_directory).stdout
+    assert offsets_log(*files).stdout == whole
+    directories = dict.fromkeys(path.parent for path in files)
+    assert offsets_log(*directories).stdout == whole
+
+
+def test_json_and_table_tell_the_same(data_directory: Path) -> None:
+    lines = [json.loads(line) for line in offsets_log("--format", "json", data_directory).stdout.splitlines()]
+    dumped = [line for line in parsed(offsets_log(data_directory).stdout) if isinstance(line, tuple)]
+    assert [(line["key"], line["payload"] or "<DELETE>") for line in lines] == [each[1:] for each in dumped]
+    header, *rows = offsets_log("--format", "table", data_directory).stdout.splitlines()
+    assert header.split() == ["PARTITION", "OFFSET", "TIME", "TRANSACTION", "TYPE", "GROUP", "CONTENT"]
+    told = [row.split()[:2] + row.split()[4:6] for row in rows]
+    kinds = {"1": "offset", "2": "group"}
+    assert told == [
+        [str(line["partition"]), str(line["offset"]), kinds[line["key"]["type"]], line["key"]["data"]["group"]]
+        for line in lines
+    ]
+    assert any(row.endswith("t-1 7") for row in rows) and any("consumer/range, 2 members" in row for row in rows)
+
+
+def test_one_group_alone(data_directory: Path) -> None:
+    lines = offsets_log("--format", "json", "--group", "simple", data_directory).stdout.splitlines()
+    assert lines and {json.loads(line)["key"]["data"]["group"] for line in lines} == {"simple"}
+    assert "generation" not in offsets_log("--group", "simple", data_directory).stdout
+
+
+def test_a_running_broker_is_asked(cluster: Cluster, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic)
+    commit(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 3)])
+    commit(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 4)])
+    told = offsets_log("--bootstrap-server", cluster.bootstrap_servers, "--group", group, "--format", "json")
+    assert (told.exit_code, told.stderr) == (0, "")
+    offsets = [json.loads(line)["payload"]["data"]["offset"] for line in told.stdout.splitlines()]
+    assert offsets == [3, 4]
+
+
+# --- what is not whole, and what is not plain ---
+
+
+def segment(directory: Path, *batches: bytes) -> Path:
+    """A segment whose batches follow one another."""
+    path = directory / "__consumer_offsets-7" / f"{0:020d}.log"
+    path.parent.mkdir()
+    base_offset = 0
+    with path.open("wb") as file:
+        for batch in batches:
+            file.write(struct.pack(">q", base_offset) + batch[8:])
+            (header,) = iter_batches(batch)
+            base_offset += header.last_offset_delta + 1
+    return path
+
+
+def offset(value: int, **options: object) -> bytes:
+    key, data = encode_key(OffsetKey("g", "t", 0)), encode_offset_value(OffsetValue(value, metadata="m"))
+    return encode_batch([Record(key, data, 1_000)], **options)  # type: ignore[arg-type]
+
+
+def test_transactions_and_what_is_unknown(tmp_path: Path) -> None:
+    marker = Record(control_key(CONTROL_ABORT), struct.pack(">hi", 0, 4), 1_000)
+    kip_848 = Record(struct.pack(">hh", 3, 1) + b"g", b"\0\0\0\0\0\1", 1_000)
+    newer = Record(struct.pack(">h", 99) + b"?", b"?", 1_000)
+    path = segment(
+        tmp_path,
+        offset(5, transactional=True, producer_id=8, producer_epoch=1, base_sequence=0),
+        encode_batch([marker], transactional=True, control=True, producer_id=8, producer_epoch=1),
+        encode_batch([kip_848, newer, Record(encode_key(GroupKey("g")), None, 1_000)], codec=1),
+    )
+    result = offsets_log(path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "isTransactional: true" in result.stdout and "compresscodec: gzip" in result.stdout
+    assert "offset: 1 CreateTime: 1000 keySize: 4 valueSize: 6 sequence: -1 headerKeys: [] endTxnMarker: ABORT " in (
+        result.stdout
+    )
+    assert "key: Unknown record type 99 at offset 3, skipping." in result.stdout
+    rows = offsets_log("--format", "table", path).stdout.splitlines()[1:]
+    assert [row.split()[3:] for row in rows] == [
+        ["8/1", "offset", "g", "t-0", "5", "metadata", "'m'"],
+        ["8/1", "marker", "-", "ABORT"],
+        ["-", "newer", "-", "ConsumerGroupMetadata"],
+        ["-", "unknown", "-", "record", "type", "99"],
+        ["-", "group", "g", "<DELETE>"],
+    ]
+    forms = [json.loads(line) for line in offsets_log("--format", "json", path).stdout.splitlines()]
+    assert forms[0]["transaction"] == {"producerId": 8, "producerEpoch": 1}
+    assert forms[1]["marker"] == {"type": "ABORT", "coordinatorEpoch": 4}
+    assert forms[2]["key"] == {"type": "3", "data": "AAFn"} and forms[3]["key"] == {"type": "99"}
+
+
+@pytest.mark.parametrize("form", ["dump", "table", "json"])
+def test_damage_is_named_once_the_rest_is_printed(tmp_path: Path, form: str) -> None:
+    path = segment(tmp_path, offset(1), offset(2), offset(3), offset(4))
+    data = bytearray(path.read_bytes())
+    size = len(offset(1))
+    data[size + 70] ^= 1  # the second fails its checksum
+    data[-5:] = b""  # and the last one is cut
+    path.write_bytes(data)
+    before = path.stat()
+    result = offsets_log("--format", form, path)
+    assert result.exit_code == 1
+    first, second = result.stderr.splitlines()
+    assert f"Error: {path} is damaged at byte {size} (" in first and f"): {size} bytes are left out" in first
+    assert f"Error: {path} is damaged at byte {3 * size} (" in second and f"): {size - 5} bytes are left out" in second
+    whole = [line for line in result.stdout.splitlines() if '"t"' in line or " t-0 " in line]
+    assert len(whole) == 2
+    assert path.stat() == before and sorted(os.listdir(path.parent)) == [path.name]
+
+
+def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
+    broken = encode_batch([Record(encode_key(OffsetKey("g", "t", 0)), b"\0\3short", 1_000)])
+    path = segment(tmp_path, offset(1), broken, offset(3))
+    result = offsets_log(path)
+    assert result.exit_code == 1 and f"{path}: byte {len(offset(1))}: offset 1: " in result.stderr
+    assert "| offset: 2 " in result.stdout and "key: Error at offset 1, skipping. " in result.stdout
+
+
+def test_what_is_no_group_log_is_refused(tmp_path: Path, data_directory: Path) -> None:
+    assert f"{tmp_path} holds no segment" in offsets_log(tmp_path).stderr
+    odd = tmp_path / "notes.log"
+    odd.write_text("x")
+    assert f"{odd} is no segment of a log" in offsets_log(odd).stderr
+    assert "either PATHS or --bootstrap-server" in offsets_log().stderr
+    empty = tmp_path / "read-only"
+    shutil.copytree(data_directory / "__consumer_offsets-0", empty)
+    for each in empty.iterdir():
+        each.chmod(0o444)
+    assert offsets_log(empty).exit_code == 0

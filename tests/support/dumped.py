@@ -1,0 +1,40 @@
+"""What Kafka's DumpLogSegments and ``groupsource offsets-log`` print, parsed so that the two can be compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from real_kafka import run_tool
+
+DUMP = "org.apache.kafka.tools.DumpLogSegments"
+_FORMS = re.compile(r"(.*?) key: (\{.*\})(?: payload: (\{.*\}|<DELETE>))")
+
+
+def dump_tool(files: Iterable[Path]) -> list[Any]:
+    """What Kafka's own tool prints of segments of the group log."""
+    run = run_tool(DUMP, "--offsets-decoder", "--files", ",".join(map(str, files)))
+    assert run.returncode == 0, run.stderr
+    return parsed(run.stdout)
+
+
+def parsed(text: str) -> list[Any]:
+    """Each line, its JSON parts as values."""
+    found: list[Any] = []
+    for line in text.splitlines():
+        forms = _FORMS.fullmatch(line)
+        if forms is None:
+            found.append(line)
+        else:
+            head, key, payload = forms.groups()
+            found.append((head, json.loads(key), payload if payload == "<DELETE>" else json.loads(payload)))
+    return found
+
+
+def segments(directory: Path) -> list[Path]:
+    """Every segment of the group log in a data directory, in the order of partitions."""
+    partitions = sorted(directory.glob("__consumer_offsets-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return [path for partition in partitions for path in sorted(partition.glob("*.log"))]
