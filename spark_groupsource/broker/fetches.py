@@ -5,7 +5,7 @@ and read again when they have been appended. There are no fetch sessions: every 
 clients to send all their partitions each time.
 
 Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (a first batch above the limits is sent whole),
-KIP-227 (sessions), KIP-516 (topic ids).
+KIP-227 (sessions), KIP-516 (topic ids), KIP-98 (readers of committed records).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.partitions import Partition, Partitions, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import last_batch
 from spark_groupsource.wire.messages import FetchResponse, Message
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
+_AbortedTransaction = _PartitionData.AbortedTransaction
+_READ_COMMITTED = 1
 _TOPIC_IDS_SINCE = 13
 
 
@@ -57,6 +60,7 @@ class Fetches:
         self._max_bytes = max_bytes
         self._send = send
         self._waiting: ParkedFetches[int] = ParkedFetches()
+        self._waiting_committed: ParkedFetches[int] = ParkedFetches()
         self._parked: dict[int, _Parked] = {}
 
     def __len__(self) -> int:
@@ -70,7 +74,8 @@ class Fetches:
         if answer.size >= request.min_bytes or answer.has_error or request.max_wait_ms <= 0 or not answer.partitions:
             return answer.response
         self._parked[token] = _Parked(node_id, request, api_version)
-        self._waiting.park(token, answer.partitions, request.min_bytes - answer.size)
+        waiting = self._waiting_committed if _reads_committed(request) else self._waiting
+        waiting.park(token, answer.partitions, request.min_bytes - answer.size)
         self._timers.set(("fetch", token), now_ms + request.max_wait_ms)
         return None
 
@@ -78,21 +83,33 @@ class Fetches:
         """Credits an append to the waiting requests and answers those that have enough."""
         for token in self._waiting.credit(topic_partition, size):
             self._answer(token)
+        if not len(self._waiting_committed):
+            return
+        partition = self._partitions.partition(*topic_partition)
+        # behind an open transaction nothing can be read yet; its end brings records of any age, see `transaction_ended`
+        if partition.last_stable_offset == partition.log.log_end_offset:
+            for token in self._waiting_committed.credit(topic_partition, size):
+                self._answer(token)
+
+    def transaction_ended(self, topic_partition: TopicPartition) -> None:
+        """Answers the readers of committed records who wait for this partition: there may be more than they know."""
+        for token in self._waiting_committed.wake(topic_partition):
+            self._answer(token)
 
     def wake(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Answers every request that waits for one of these: they are gone, begin elsewhere or are led elsewhere."""
         for topic_partition in topic_partitions:
-            for token in self._waiting.wake(topic_partition):
+            for token in (*self._waiting.wake(topic_partition), *self._waiting_committed.wake(topic_partition)):
                 self._answer(token)
 
     def expire(self, token: int) -> None:
         """Answers a request whose time is up with what there is."""
-        if self._waiting.remove(token):
+        if self._waiting.remove(token) or self._waiting_committed.remove(token):
             self._answer(token)
 
     def forget(self, token: int) -> None:
         """Drops a request whose client is gone."""
-        if self._waiting.remove(token):
+        if self._waiting.remove(token) or self._waiting_committed.remove(token):
             del self._parked[token]
             self._timers.cancel(("fetch", token))
 
@@ -104,6 +121,7 @@ class Fetches:
     def _read(self, node_id: int, request: Message, api_version: int) -> _Answer:
         left = min(request.max_bytes, self._max_bytes)
         size, has_error = 0, False
+        committed = _reads_committed(request)
         found: list[TopicPartition] = []
         responses = []
         for topic in request.topics:
@@ -119,7 +137,7 @@ class Fetches:
                         raise refusal
                     partition = self._partitions.partition(name, wanted.partition)
                     self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
-                    entry = self._read_partition(partition, wanted, left - size, size == 0)
+                    entry = self._read_partition(partition, wanted, left - size, size == 0, committed)
                     size += len(entry.records)
                     found.append(partition.topic_partition)
                 except Refusal as error:
@@ -130,13 +148,17 @@ class Fetches:
         response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
         return _Answer(response, found, size, has_error)
 
-    def _read_partition(self, partition: Partition, wanted: Message, left: int, first: bool) -> Message:
+    def _read_partition(
+        self, partition: Partition, wanted: Message, left: int, first: bool, committed: bool
+    ) -> Message:
         log = partition.log
+        stable = partition.last_stable_offset
+        before = stable if committed and stable < log.log_end_offset else None
         if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = min(wanted.partition_max_bytes, left)
         try:
-            records = log.read(wanted.fetch_offset, limit) if first or limit > 0 else memoryview(b"")
+            records = log.read(wanted.fetch_offset, limit, before) if first or limit > 0 else memoryview(b"")
         except CorruptRecordError as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         except StorageError as error:
@@ -147,13 +169,27 @@ class Fetches:
             partition_index=wanted.partition,
             error_code=0,
             high_watermark=log.high_watermark,
-            last_stable_offset=log.last_stable_offset,
+            last_stable_offset=stable,
             log_start_offset=log.log_start_offset,
             # null says that no transaction was looked for, which is what read_uncommitted asks
-            aborted_transactions=None,
+            aborted_transactions=_aborted(partition, wanted.fetch_offset, records) if committed else None,
             preferred_read_replica=-1,
             records=records,
         )
+
+
+def _reads_committed(request: Message) -> bool:
+    return bool(request.isolation_level == _READ_COMMITTED)
+
+
+def _aborted(partition: Partition, start: int, records: memoryview) -> list[Message]:
+    """The aborted transactions among `records`, which begin at offset `start`."""
+    if not len(partition.aborted) or not records:
+        return []
+    last = last_batch(records)
+    assert last is not None  # a read gives whole batches
+    found = partition.aborted.overlapping(start, last.next_offset)
+    return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 
 def _error_entry(partition: int, code: ErrorCode) -> Message:

@@ -11,6 +11,7 @@ from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unansw
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import BatchHeader
 from spark_groupsource.wire.messages import (
     DeleteRecordsResponse,
     InitProducerIdResponse,
@@ -27,6 +28,7 @@ _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 _NOTHING = TimestampAndOffset(-1, -1)
+_READ_COMMITTED = 1
 _PRODUCE_TOPIC_IDS_SINCE = 13
 _ZSTD_SINCE = 7
 _MAX_TIMESTAMP_SINCE = 7
@@ -53,7 +55,7 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
             try:
                 partition = _produce_target(broker, call, request, topic, data.index)
                 zstd = call.api_version >= _ZSTD_SINCE
-                done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd)
+                done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd, verify=_verify)
                 if done.size:
                     appended.append((partition.topic_partition, done.size))
                 result = _ProducedPartition(
@@ -99,6 +101,10 @@ def _produce_target(broker: Broker, call: Call, request: Message, topic: Message
     return partition
 
 
+def _verify(header: BatchHeader) -> None:
+    raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions")
+
+
 def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
     """A new producer id, or the next epoch of one; transactional ids are refused."""
     code, producer_id, epoch = ErrorCode.NONE, request.producer_id, request.producer_epoch + 1
@@ -125,7 +131,8 @@ def fetch(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
 
 
 def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
-    """Offsets by time; negative timestamps name the ends of the log."""
+    """Offsets by time; negative timestamps name the ends of the log, as far as the asker may read."""
+    committed = request.isolation_level == _READ_COMMITTED
     topics = []
     for topic in request.topics:
         results = []
@@ -134,7 +141,7 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
             try:
                 partition = broker.partitions.partition(topic.name, wanted.partition_index)
                 leader = broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
-                found = _look_up(partition, wanted, call.api_version)
+                found = _look_up(partition, wanted, call.api_version, committed)
                 leader_epoch = leader.epoch if found.offset >= 0 else -1
             except Refusal as error:
                 code = error.code
@@ -150,20 +157,23 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
 
-def _look_up(partition: Partition, wanted: Message, api_version: int) -> TimestampAndOffset:
+def _look_up(partition: Partition, wanted: Message, api_version: int, committed: bool) -> TimestampAndOffset:
     log, timestamp = partition.log, wanted.timestamp
+    end = partition.last_stable_offset if committed else log.high_watermark
     if timestamp == _LATEST:
-        return TimestampAndOffset(-1, log.high_watermark)
+        return TimestampAndOffset(-1, end)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         return TimestampAndOffset(-1, log.log_start_offset)
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return _NOTHING  # there is no tiered storage
     try:
         if timestamp == _MAX_TIMESTAMP and api_version >= _MAX_TIMESTAMP_SINCE:
-            return log.latest_timestamp() or _NOTHING
-        if timestamp < 0:
+            found = log.latest_timestamp()
+        elif timestamp < 0:
             raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
-        return log.offset_for_timestamp(timestamp) or _NOTHING
+        else:
+            found = log.offset_for_timestamp(timestamp)
+        return found if found is not None and found.offset < end else _NOTHING
     except CorruptRecordError as error:
         raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
     except StorageError as error:

@@ -1,7 +1,7 @@
 """The log of one partition: segments on disk, append, read, look-up by time, recovery at start.
 
 Knows batches as bytes with a header; what is in them is not looked at, except for a look-up by time. There is one
-replica, so the high watermark and the last stable offset are the log's end.
+replica, so the high watermark is the log's end.
 
 Recovery tells a torn tail from damage. Bytes at the very end that are no whole batch are what an interrupted write
 leaves: nobody was told that they are stored, so they are cut off. A whole batch whose checksum fails, and senseless
@@ -215,7 +215,6 @@ class PartitionLog:
         return self._active.next_offset
 
     high_watermark = log_end_offset
-    last_stable_offset = log_end_offset
 
     @property
     def size_bytes(self) -> int:
@@ -301,10 +300,11 @@ class PartitionLog:
 
     # --- read ---
 
-    def read(self, offset: int, max_bytes: int) -> memoryview:
+    def read(self, offset: int, max_bytes: int, before: int | None = None) -> memoryview:
         """Whole batches from the one holding `offset` on: at least one, else as many as `max_bytes` allows.
 
-        Empty at the end of the log. Batches of one segment only; the caller reads on with the next offset.
+        Empty at the end of the log, and at `before`, an offset at which a batch begins and which is not passed. Batches
+        of one segment only; the caller reads on with the next offset.
 
         Raises: CorruptRecordError at damage; StorageError; ValueError for an offset outside the log.
         """
@@ -313,14 +313,18 @@ class PartitionLog:
         damage = self.damage
         if damage is not None and offset >= damage.offset:
             raise self._corrupt(damage)
-        if offset == self.log_end_offset:
+        if offset == self.log_end_offset or (before is not None and offset >= before):
             return memoryview(b"")
+        if damage is not None and before is not None and before >= damage.offset:
+            before = None
         for segment in self._segments[bisect_right(self._bases, offset) - 1 :]:
+            if before is not None and segment.base_offset >= before:
+                break
             if offset >= segment.next_offset or not segment.size:
                 continue  # what compaction removed, or a segment just rolled
             end = damage.position if damage is not None and damage.segment is segment else None
             try:
-                data = segment.read(max(offset, segment.base_offset), max_bytes, end)
+                data = segment.read(max(offset, segment.base_offset), max_bytes, end, before)
                 if data:
                     return data
             except UnreadableBytes as error:

@@ -1,4 +1,4 @@
-"""The topics and partitions of one broker: created, found by name or id, opened, deleted; and the append path.
+"""The topics and partitions of one broker: created, found by name or id, opened, deleted.
 
 Knows storage and logs; knows no request. What a client did wrong is raised as `Refusal`, with the code to answer.
 """
@@ -7,168 +7,26 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Iterator, Mapping, NamedTuple
+from typing import Iterator, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig, TopicConfig, topic_config
-from spark_groupsource.broker.files import FileCache, replace_file
+from spark_groupsource.broker.files import FileCache
 from spark_groupsource.broker.log import PartitionLog, Report
-from spark_groupsource.broker.producers import NO_PRODUCER_ID, ProducerStates, SequenceError
+from spark_groupsource.broker.partition import (
+    INTERNAL_TOPICS,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    Appended,
+    Partition,
+    Refusal,
+)
 from spark_groupsource.broker.storage import DataDirectory, TopicEntry
-from spark_groupsource.errors import ConfigurationError, CorruptRecordError, ErrorCode, GroupSourceError, StorageError
+from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
-from spark_groupsource.records.retention import keyed_records
 
-OFFSETS_TOPIC = "__consumer_offsets"
+__all__ = ["INTERNAL_TOPICS", "OFFSETS_TOPIC", "TRANSACTIONS_TOPIC", "Appended", "Partition", "Partitions", "Refusal"]
+
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_ZSTD = 4
-
-
-class Refusal(GroupSourceError):
-    """A request, or one entry of it, is answered with an error: `code`, and a text where the answer has room for it."""
-
-    def __init__(self, code: ErrorCode, message: str = "") -> None:
-        super().__init__(message or code.name)
-        self.code = code
-        self.message = message or code.name
-
-
-class Appended(NamedTuple):
-    """Where a produced batch stands; `log_append_time_ms` is -1 unless the broker stamps the records."""
-
-    base_offset: int
-    log_append_time_ms: int
-    size: int
-
-
-class Partition:
-    """One partition: its log, its producers, or why it is offline."""
-
-    def __init__(self, topic_id: uuid.UUID, log: PartitionLog, report: Report) -> None:
-        self.topic_id = topic_id
-        self.topic_partition = log.topic_partition
-        self.log = log
-        self.offline: str = ""
-        self._producers = ProducerStates()
-        self._report = report
-        log.before_roll = self._write_snapshot
-
-    def open(self, clean_end_offset: int | None) -> None:
-        """Opens the log and rebuilds what is known of producers; trouble makes this partition offline, no other."""
-        try:
-            self.log.open(clean_end_offset)
-            self._load_producers()
-        except (StorageError, OSError) as error:
-            self.take_offline(error)
-
-    def take_offline(self, error: Exception) -> None:
-        """Refuses everything from now on: nobody knows what is on the disk until a start has looked."""
-        self.offline = str(error)
-        self._report(f"{self.topic_partition} is offline: {error}")
-
-    def close(self) -> None:
-        """Writes what speeds up the next start.
-
-        Raises: StorageError.
-        """
-        if not self.offline:
-            self.log.close()
-            if len(self._producers):
-                self._write_snapshot(self.log.log_end_offset)
-
-    def check_online(self) -> None:
-        """Raises: Refusal when the partition cannot be used."""
-        if self.offline:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
-
-    def append(self, records: bytes | bytearray | memoryview, timestamp_ms: int, *, zstd: bool = True) -> Appended:
-        """Checks what a producer sent and stores it.
-
-        Raises: Refusal.
-        """
-        self.check_online()
-        header = self._check_batch(records, zstd)
-        if header.producer_id != NO_PRODUCER_ID:
-            try:
-                stored = self._producers.check(header)
-            except SequenceError as error:
-                raise Refusal(error.code, str(error)) from error
-            if stored is not None:
-                return Appended(stored.base_offset, -1, 0)
-        stamped = self.log.config.message_timestamp_type == "LogAppendTime"
-        try:
-            base_offset = self.log.append(bytearray(records), header, timestamp_ms if stamped else None)
-        except StorageError as error:
-            self._report(f"{self.topic_partition}: {error}")
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        self._producers.note(header, base_offset)
-        try:
-            self.log.flush_if_due()
-        except StorageError as error:
-            self.take_offline(error)
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        return Appended(base_offset, timestamp_ms if stamped else -1, header.size)
-
-    def _check_batch(self, records: bytes | bytearray | memoryview, zstd: bool) -> BatchHeader:
-        try:
-            headers = list(iter_batches(records))
-            if len(headers) != 1 or headers[0].size != len(records):
-                raise Refusal(ErrorCode.INVALID_RECORD, "a partition takes exactly one whole record batch per request")
-            header = headers[0]
-            if header.size > self.log.config.max_message_bytes:
-                limit = self.log.config.max_message_bytes
-                text = f"a batch of {header.size} bytes is above max.message.bytes ({limit}) of {self.topic_partition}"
-                raise Refusal(ErrorCode.MESSAGE_TOO_LARGE, text)
-            check_crc(records, header)
-        except CorruptRecordError as error:
-            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
-        if header.codec > _ZSTD or (header.codec == _ZSTD and not zstd):
-            raise Refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} cannot be taken here")
-        if header.is_control or header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
-            raise Refusal(ErrorCode.INVALID_RECORD, "a producer sends whole batches of data records, counted from 0")
-        if header.is_transactional:
-            raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions")
-        if header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
-            raise Refusal(ErrorCode.INVALID_RECORD, "a producer with an id numbers its batches from 0")
-        if self.log.config.compacted and self.topic_partition.topic != OFFSETS_TOPIC:
-            self._check_keys(records, header)
-        return header
-
-    def _check_keys(self, records: bytes | bytearray | memoryview, header: BatchHeader) -> None:
-        try:
-            _, keyed = keyed_records(records, header)
-        except CorruptRecordError as error:
-            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
-        if any(record.key is None for record in keyed):
-            text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
-            raise Refusal(ErrorCode.INVALID_RECORD, text)
-
-    def last_offsets(self) -> Mapping[int, int]:
-        """Producer id -> last offset of its last batch, which compaction must leave."""
-        return self._producers.last_offsets()
-
-    def _load_producers(self) -> None:
-        start = self.log.log_start_offset
-        bases = {segment.path.with_suffix(".snapshot") for segment in self.log.segments}
-        for path in sorted(self.log.directory.glob("*.snapshot"), reverse=True):
-            if path.stem.isdigit() and start <= int(path.stem) <= self.log.log_end_offset:
-                try:
-                    self._producers = ProducerStates.decode(path.read_bytes())
-                    start = int(path.stem)
-                    break
-                except CorruptRecordError as error:
-                    self._report(f"{path}: {error}; the log is read instead")
-        try:
-            for stored in self.log.batches(start, check=False):
-                self._producers.note(stored.header, stored.header.base_offset)
-        except CorruptRecordError:
-            pass  # the damage is reported by the log, which takes no more records until it is mended
-        for path in self.log.directory.glob("*.snapshot"):
-            if path not in bases:
-                path.unlink()
-
-    def _write_snapshot(self, offset: int) -> None:
-        replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode())
 
 
 class Partitions:
@@ -296,8 +154,8 @@ class Partitions:
             config = topic_config(settings, self._config.topic)
         except ConfigurationError as error:
             raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from error
-        if name == OFFSETS_TOPIC and config.cleanup_policy != "compact":
-            text = f"{OFFSETS_TOPIC} holds what every group has committed; its cleanup.policy stays compact"
+        if name in INTERNAL_TOPICS and config.cleanup_policy != "compact":
+            text = f"{name} holds the latest of every group or transaction; its cleanup.policy stays compact"
             raise Refusal(ErrorCode.POLICY_VIOLATION, text)
         if validate_only:
             return

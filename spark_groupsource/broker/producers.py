@@ -1,6 +1,7 @@
-"""What a partition remembers of its idempotent producers: epochs, sequence numbers and the last few batches.
+"""What a partition remembers of its producers: epochs, sequence numbers, the last few batches, open transactions.
 
-Decides whether a batch is new, was stored before, or is out of order; knows no file but the form of Kafka's snapshot.
+Decides whether a batch is new, was stored before, or is out of order, and up to where the log is stable; knows no file
+but the form of Kafka's snapshot.
 
 Source: Kafka `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`; ProducerSnapshot.json v1.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
 
 import google_crc32c
 
@@ -29,20 +30,28 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class StoredSequence(NamedTuple):
-    """A stored batch as its producer numbered it."""
+    """A stored batch as its producer numbered it; a coordinator's batches have no numbers, -1."""
 
     first_sequence: int
     last_sequence: int
     base_offset: int
+    last_offset: int
     timestamp_ms: int
 
 
 @dataclass
 class ProducerEntry:
-    """One producer's epoch and its last batches, oldest first."""
+    """One producer's epoch and its last batches, oldest first.
+
+    `first_offset` is where its open transaction began, None without one; `coordinator_epoch` is the last marker's, -1
+    without one.
+    """
 
     epoch: int
     batches: deque[StoredSequence] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
+    coordinator_epoch: int = -1
+    first_offset: int | None = None
+    timestamp_ms: int = -1
 
 
 class SequenceError(Exception):
@@ -54,21 +63,29 @@ class SequenceError(Exception):
 
 
 class ProducerStates:
-    """The idempotent producers of one partition."""
+    """The producers of one partition."""
 
     def __init__(self) -> None:
         self._producers: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
+    def entries(self) -> Mapping[int, ProducerEntry]:
+        """Producer id -> what is remembered; not to be changed."""
+        return self._producers
+
     def last_offsets(self) -> dict[int, int]:
         """Producer id -> last offset of its last batch, by which the log tells of the producer."""
-        lasts = {number: entry.batches[-1] for number, entry in self._producers.items() if entry.batches}
-        return {
-            number: last.base_offset + (last.last_sequence - last.first_sequence) % _SEQUENCE_LIMIT
-            for number, last in lasts.items()
-        }
+        return {number: entry.batches[-1].last_offset for number, entry in self._producers.items() if entry.batches}
+
+    def first_unstable_offset(self, without: int = NO_PRODUCER_ID) -> int | None:
+        """Where the oldest open transaction began, that of the producer `without` aside; None when none is open."""
+        return min((offset for number, offset in self._open.items() if number != without), default=None)
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        return producer_id in self._open and self._producers[producer_id].epoch == epoch
 
     def check(self, header: BatchHeader) -> StoredSequence | None:
         """None when the batch is to be stored; what was stored when it is a duplicate.
@@ -79,33 +96,69 @@ class ProducerStates:
         if entry is None:
             # the producer may have been here before its records were deleted, so any first number is taken
             return None
-        if header.producer_epoch < entry.epoch:
-            raise SequenceError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {header.producer_id} sends epoch {header.producer_epoch}, its newest is {entry.epoch}",
-            )
+        self._check_epoch(entry, header.producer_id, header.producer_epoch)
         if header.producer_epoch > entry.epoch:
-            if header.base_sequence != 0:
-                raise self._out_of_order(header, 0)
-            return None
-        last_sequence = _add(header.base_sequence, header.last_offset_delta)
-        for stored in entry.batches:
-            if (stored.first_sequence, stored.last_sequence) == (header.base_sequence, last_sequence):
-                return stored
-        due = _add(entry.batches[-1].last_sequence, 1) if entry.batches else header.base_sequence
+            due = 0
+        else:
+            last_sequence = _add(header.base_sequence, header.last_offset_delta)
+            for stored in entry.batches:
+                if (stored.first_sequence, stored.last_sequence) == (header.base_sequence, last_sequence):
+                    return stored
+            # without a batch the epoch began with a marker, which ended a transaction of an older one
+            due = _add(entry.batches[-1].last_sequence, 1) if entry.batches else 0
         if header.base_sequence != due:
             raise self._out_of_order(header, due)
+        if entry.first_offset is not None and not header.is_transactional:
+            text = f"producer {header.producer_id} sends a plain batch while its transaction is open"
+            raise SequenceError(ErrorCode.INVALID_TXN_STATE, text)
         return None
 
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+        """Raises: SequenceError for a marker of a producer or a coordinator that was replaced."""
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            return
+        self._check_epoch(entry, producer_id, epoch)
+        if coordinator_epoch < entry.coordinator_epoch:
+            text = f"a coordinator of epoch {coordinator_epoch} was replaced by one of epoch {entry.coordinator_epoch}"
+            raise SequenceError(ErrorCode.TRANSACTION_COORDINATOR_FENCED, text)
+
+    def _check_epoch(self, entry: ProducerEntry, producer_id: int, epoch: int) -> None:
+        if epoch < entry.epoch:
+            text = f"producer {producer_id} sends epoch {epoch}, its newest is {entry.epoch}"
+            raise SequenceError(ErrorCode.INVALID_PRODUCER_EPOCH, text)
+
     def note(self, header: BatchHeader, base_offset: int) -> None:
-        """Remembers a batch that is stored at `base_offset`."""
+        """Remembers a batch of records that is stored at `base_offset`."""
         if header.producer_id == NO_PRODUCER_ID:
             return
-        entry = self._producers.get(header.producer_id)
-        if entry is None or entry.epoch != header.producer_epoch:
-            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_epoch)
-        last_sequence = _add(header.base_sequence, header.last_offset_delta)
-        entry.batches.append(StoredSequence(header.base_sequence, last_sequence, base_offset, header.max_timestamp))
+        entry = self._entry(header.producer_id, header.producer_epoch)
+        first = last = header.base_sequence
+        if first >= 0:
+            last = _add(first, header.last_offset_delta)
+        entry.timestamp_ms = header.max_timestamp
+        entry.batches.append(
+            StoredSequence(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp)
+        )
+        if header.is_transactional and entry.first_offset is None:
+            entry.first_offset = self._open[header.producer_id] = base_offset
+
+    def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int) -> int | None:
+        """Ends a producer's transaction; returns where it began, None when nothing of it is in this partition."""
+        entry = self._entry(producer_id, epoch)
+        entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
+        entry.first_offset = None
+        return self._open.pop(producer_id, None)
+
+    def _entry(self, producer_id: int, epoch: int) -> ProducerEntry:
+        """The entry of a producer, with nothing of older epochs but their transaction."""
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            entry = self._producers[producer_id] = ProducerEntry(epoch)
+        elif entry.epoch != epoch:
+            entry.epoch = epoch
+            entry.batches.clear()
+        return entry
 
     def _out_of_order(self, header: BatchHeader, due: int) -> SequenceError:
         return SequenceError(
@@ -121,12 +174,13 @@ class ProducerStates:
         body = bytearray(_COUNT.pack(0))
         count = 0
         for producer_id, entry in self._producers.items():
-            for last in entry.batches or (StoredSequence(-1, -1, -1, -1),):
-                delta = (last.last_sequence - last.first_sequence) % _SEQUENCE_LIMIT
-                last_offset = last.base_offset + delta
+            first_offset = -1 if entry.first_offset is None else entry.first_offset
+            for last in entry.batches or (StoredSequence(-1, -1, -1, -1, entry.timestamp_ms),):
+                delta = last.last_offset - last.base_offset
                 body += _SNAPSHOT_ENTRY.pack(
-                    producer_id, entry.epoch, last.last_sequence, last_offset, delta, last.timestamp_ms, -1, -1
-                )
+                    producer_id, entry.epoch, last.last_sequence, last.last_offset, delta, last.timestamp_ms,
+                    entry.coordinator_epoch, first_offset,
+                )  # fmt: skip
                 count += 1
         _COUNT.pack_into(body, 0, count)
         return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, google_crc32c.value(bytes(body))) + bytes(body)
@@ -148,13 +202,15 @@ class ProducerStates:
             raise CorruptRecordError("a snapshot of producer states is cut short") from error
         states = cls()
         for values in _SNAPSHOT_ENTRY.iter_unpack(body[_COUNT.size :]):
-            producer_id, epoch, last_sequence, last_offset, delta, timestamp, _, _ = values
-            entry = states._producers.get(producer_id)
-            if entry is None or entry.epoch != epoch:
-                entry = states._producers[producer_id] = ProducerEntry(epoch)
+            producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_offset = values
+            entry = states._entry(producer_id, epoch)
+            entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp
+            if first_offset >= 0:
+                entry.first_offset = states._open[producer_id] = first_offset
             if last_offset >= 0:
-                first = (last_sequence - delta) % _SEQUENCE_LIMIT
-                entry.batches.append(StoredSequence(first, last_sequence, last_offset - delta, timestamp))
+                first = (last_sequence - delta) % _SEQUENCE_LIMIT if last_sequence >= 0 else -1
+                stored = StoredSequence(first, last_sequence, last_offset - delta, last_offset, timestamp)
+                entry.batches.append(stored)
         return states
 
 

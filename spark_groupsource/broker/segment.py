@@ -161,16 +161,18 @@ class Segment:
     def remove(self) -> None:
         """Deletes the files."""
         self._files.forget(self.path)
-        for path in (self.path, *self.index.paths, self.path.with_suffix(".snapshot")):
+        beside = (self.path.with_suffix(suffix) for suffix in (".snapshot", ".txnindex"))
+        for path in (self.path, *self.index.paths, *beside):
             path.unlink(missing_ok=True)
 
     # --- reading ---
 
-    def read(self, offset: int, max_bytes: int, end: int | None = None) -> memoryview:
+    def read(self, offset: int, max_bytes: int, end: int | None = None, before: int | None = None) -> memoryview:
         """Whole batches from the one that holds `offset` on, at least one, then as many as `max_bytes` allows.
 
-        Empty where compaction has left nothing from `offset` on. `end` is a position in the file not to be passed.
-        Every byte returned was verified, now or before.
+        Empty where compaction has left nothing from `offset` on, and where there is nothing below the offset `before`,
+        at which a batch begins. `end` is a position in the file not to be passed. Every byte returned was verified, now
+        or before.
 
         Raises: UnreadableBytes at damage in the first batch; StorageError.
         """
@@ -178,6 +180,11 @@ class Segment:
         start = self._position_of(offset, end)
         if start is None:
             return memoryview(b"")
+        if before is not None and before < self.next_offset:
+            limit = self._position_of(before, end)
+            end = end if limit is None else limit
+            if start >= end:
+                return memoryview(b"")
         (length,) = struct.unpack_from(">i", self._bytes(start + 8, 4))
         stop = self._last_boundary(start, max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES))
         if stop > end:

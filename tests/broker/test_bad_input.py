@@ -175,7 +175,7 @@ BAD_RECORDS = {
     "none": (b"", ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "too large": (batch(b"x" * 60_000), ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes (50000)"),
     "control records": (batch(b"abc", control=True), ErrorCode.INVALID_RECORD, "data records"),
-    "a transaction": (batch(b"abc", transactional=True), ErrorCode.INVALID_TXN_STATE, "no transactions"),
+    "a transaction of nobody": (batch(b"abc", transactional=True), ErrorCode.INVALID_RECORD, "names its producer"),
 }
 
 

@@ -1,0 +1,228 @@
+"""What transactions leave in one partition: open ones hold the last stable offset, aborted ones are listed."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from broker_context import batch, values_from
+
+from spark_groupsource.broker import aborted
+from spark_groupsource.broker.aborted import AbortedTransaction, AbortedTransactions
+from spark_groupsource.broker.config import TopicConfig
+from spark_groupsource.broker.files import FileCache
+from spark_groupsource.broker.log import PartitionLog
+from spark_groupsource.broker.partition import Partition, Refusal
+from spark_groupsource.errors import CorruptRecordError, ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import control_type, iter_batches
+
+NOW = 5_000
+
+
+class Logged:
+    """A partition in a directory; `reopen` is a kill and a start, unless it was closed."""
+
+    def __init__(self, directory, config: TopicConfig = TopicConfig()) -> None:
+        self.directory, self.config = directory, config
+        self.reports: list[str] = []
+        self.partition = self._new()
+        self.partition.log.create()
+
+    def _new(self) -> Partition:
+        log = PartitionLog(self.directory, TopicPartition("t", 0), self.config, FileCache(), self.reports.append)
+        return Partition(uuid.uuid4(), log, self.reports.append)
+
+    def reopen(self, clean_end: int | None = None) -> None:
+        self.partition = self._new()
+        self.partition.open(clean_end)
+        assert not self.partition.offline
+
+    def send(self, producer_id: int, sequence: int, *values: bytes, epoch: int = 0, transactional: bool = True) -> int:
+        data = batch(
+            *values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=transactional
+        )
+        return self.partition.append(data, NOW).base_offset
+
+    def end(self, producer_id: int, committed: bool, *, epoch: int = 0, coordinator_epoch: int = 0) -> int:
+        return self.partition.append_marker(producer_id, epoch, committed, coordinator_epoch, NOW).base_offset
+
+    @property
+    def state(self):
+        """What of transactions a restart must find again."""
+        producers = {
+            number: (entry.epoch, entry.coordinator_epoch, entry.first_offset)
+            for number, entry in self.partition.producers().items()
+        }
+        end = self.partition.log.log_end_offset
+        return self.partition.last_stable_offset, self.partition.aborted.overlapping(0, end), producers
+
+    def refused(self, action, *arguments, **options) -> ErrorCode:
+        with pytest.raises(Refusal) as caught:
+            action(*arguments, **options)
+        return caught.value.code
+
+
+@pytest.fixture
+def logged(tmp_path) -> Logged:
+    return Logged(tmp_path / "t-0")
+
+
+def test_open_transactions_hold_the_last_stable_offset(logged):
+    assert logged.partition.last_stable_offset == 0
+    logged.send(1, 0, b"a", b"b")
+    logged.send(2, 0, b"c")
+    assert logged.partition.last_stable_offset == 0
+    logged.end(1, True)
+    assert logged.partition.last_stable_offset == 2, "the other's begins there"
+    logged.send(1, 2, b"d")
+    logged.end(2, True)
+    assert logged.partition.last_stable_offset == 4
+    logged.end(1, True)
+    assert logged.partition.last_stable_offset == logged.partition.log.log_end_offset == 7
+    assert logged.state[1] == []
+
+
+def test_what_was_aborted_is_listed_with_the_stable_offset_behind_it(logged):
+    logged.send(1, 0, b"a")
+    logged.send(2, 0, b"b")
+    logged.end(2, False)
+    logged.end(1, False)
+    logged.send(1, 1, b"c")
+    logged.end(1, True)
+    logged.end(9, False)  # nothing of it is here
+    assert logged.state[1] == [AbortedTransaction(2, 1, 2, 0), AbortedTransaction(1, 0, 3, 4)]
+    assert logged.partition.aborted.overlapping(3, 9) == [AbortedTransaction(1, 0, 3, 4)]
+    assert logged.partition.aborted.overlapping(0, 1) == [AbortedTransaction(1, 0, 3, 4)]
+    assert logged.partition.aborted.overlapping(4, 9) == []
+
+
+def test_markers_are_control_batches_of_their_producer(logged):
+    logged.send(3, 0, b"a", epoch=4)
+    logged.end(3, False, epoch=4, coordinator_epoch=7)
+    data = bytes(logged.partition.log.read(1, 1000))
+    (header,) = iter_batches(data)
+    assert header.is_control and header.is_transactional and control_type(data, header) == 0
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (3, 4, -1)
+    ((_, value),) = values_from(logged.partition.log, 1)
+    assert value == bytes.fromhex("0000 00000007")
+
+
+def test_zombies_are_fenced(logged):
+    logged.send(1, 0, b"a", epoch=3)
+    assert logged.refused(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert logged.refused(logged.end, 1, True, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    logged.end(1, False, epoch=4, coordinator_epoch=5)
+    assert logged.refused(logged.send, 1, 1, b"b", epoch=3) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert logged.refused(logged.end, 1, True, epoch=4, coordinator_epoch=4) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert logged.refused(logged.send, 1, 1, b"b", epoch=4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    logged.send(1, 0, b"b", epoch=4)
+
+
+def test_a_plain_batch_while_a_transaction_is_open_is_refused(logged):
+    logged.send(1, 0, b"a")
+    assert logged.refused(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE
+    logged.end(1, True)
+    logged.send(1, 1, b"b", transactional=False)
+
+
+def test_the_first_batch_of_a_transaction_is_verified_and_no_other(logged):
+    asked = []
+
+    def verify(header) -> None:
+        asked.append(header.base_sequence)
+        if len(asked) == 1:
+            raise Refusal(ErrorCode.INVALID_TXN_STATE)
+
+    def send(sequence: int) -> int:
+        data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=sequence, transactional=True)
+        return logged.partition.append(data, NOW, verify=verify).base_offset
+
+    assert logged.refused(send, 0) is ErrorCode.INVALID_TXN_STATE
+    assert [send(0), send(0), send(1)] == [0, 0, 1]
+    assert asked == [0, 0]
+
+
+def scenario(logged: Logged) -> None:
+    """Ended, aborted and open transactions over several segments."""
+    logged.send(1, 0, b"a")
+    logged.send(2, 0, b"b")
+    logged.end(1, False)
+    logged.partition.log.roll()
+    logged.send(3, 0, b"c", transactional=False)
+    logged.end(2, False, epoch=1, coordinator_epoch=2)
+    logged.send(4, 0, b"d")
+    logged.partition.log.roll()
+    logged.send(5, 0, b"e")
+    logged.end(5, False)
+    logged.send(5, 1, b"f")
+
+
+@pytest.mark.parametrize("clean", (True, False))
+def test_a_start_finds_the_same(logged, clean):
+    scenario(logged)
+    known = logged.state
+    assert known[0] == 5 and len(known[1]) == 3
+    if clean:
+        logged.partition.close()
+    logged.reopen(logged.partition.log.log_end_offset if clean else None)
+    assert logged.state == known
+    logged.end(4, True)
+    logged.end(5, True)
+    assert logged.partition.last_stable_offset == logged.partition.log.log_end_offset
+
+
+@pytest.mark.parametrize("damage", (b"torn", b"\x00\x07" + bytes(32)))
+def test_a_damaged_index_is_made_anew_from_the_log(logged, damage):
+    scenario(logged)
+    known = logged.state
+    path = sorted(logged.directory.glob("*.txnindex"))[0]
+    sound = path.read_bytes()
+    path.write_bytes(sound + damage)
+    logged.reopen()
+    assert logged.state == known and path.read_bytes() == sound
+    assert any("the log is read instead" in line for line in logged.reports)
+
+
+def test_rows_that_a_crash_left_out_are_written_again(logged):
+    scenario(logged)
+    active = logged.partition.log.segments[-1].path.with_suffix(".txnindex")
+    sound = active.read_bytes()
+    active.unlink()
+    logged.reopen()
+    assert active.read_bytes() == sound
+    logged.reopen()
+    assert len(logged.state[1]) == 3, "and not twice"
+
+
+def test_deleted_records_take_their_index_along(logged):
+    scenario(logged)
+    logged.partition.log.delete_records(6)
+    assert len(sorted(logged.directory.glob("*.txnindex"))) == 1
+    assert logged.partition.last_stable_offset == 6, "never below the log start"
+
+
+def test_reads_end_at_the_last_stable_offset(logged):
+    logged.send(1, 0, b"a")
+    logged.end(1, True)
+    logged.send(2, 0, b"b")
+    logged.partition.log.roll()
+    logged.send(3, 0, b"c")
+    log = logged.partition.log
+    stable = logged.partition.last_stable_offset
+    assert stable == 2
+    assert [header.base_offset for header in iter_batches(log.read(0, 10_000, stable))] == [0, 1]
+    assert not log.read(2, 10_000, stable) and not log.read(3, 10_000, stable)
+    assert len(log.read(2, 10_000)) > 0
+
+
+def test_index_rows_are_kafkas():
+    row = AbortedTransaction(producer_id=1, first_offset=2, last_offset=5, last_stable_offset=6)
+    data = aborted.encode([row])
+    assert data.hex() == "0000" + "0000000000000001" + "0000000000000002" + "0000000000000005" + "0000000000000006"
+    assert aborted.decode(data) == [row]
+    with pytest.raises(CorruptRecordError, match="senseless"):
+        aborted.decode(data + data)  # markers rise
+    replaced = AbortedTransactions([row])
+    replaced.replace(0, 10, [])
+    assert replaced.overlapping(0, 100) == []
