@@ -140,6 +140,31 @@ class RealKafka:
             shutil.rmtree(directory, ignore_errors=True)
         atexit.unregister(self.stop)
 
+    def kill(self) -> None:
+        """SIGKILL; the data stay for `restart`."""
+        if self._process is None:
+            raise Unavailable("this Kafka is not running; call start() first")
+        self._process.kill()
+        stop_process(self._process, STOP_TIMEOUT_S)
+
+    def restart(self) -> None:
+        """Starts what was killed again, on the same data and port; returns when it answers.
+
+        Raises: Unavailable.
+        """
+        if self._directory is None:
+            raise Unavailable("this Kafka was never started; call start() first")
+        if not self._run(self._directory / "server.properties"):
+            raise Unavailable(f"Kafka did not start again; the end of its log:\n{self.log[-2000:]}")
+
+    def hand_over(self, target: Path) -> None:
+        """Stops the broker as `stop` does, but moves its log directory to `target`, which must not exist."""
+        process, self._process = self._process, None
+        if process is not None:
+            stop_process(process, STOP_TIMEOUT_S)
+        shutil.move(self.data_directory, target)
+        self.stop()
+
     def tool(self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> ToolRun:
         """See `run_tool`."""
         return run_tool(main_class, *arguments, timeout_s=timeout_s)
@@ -152,7 +177,11 @@ class RealKafka:
         assert self._directory is not None
         properties = self._write_properties()
         self._format(properties)
-        log = (self._directory / "broker.log").open("w")
+        return self._run(properties)
+
+    def _run(self, properties: Path) -> bool:
+        assert self._directory is not None
+        log = (self._directory / "broker.log").open("a")
         with log:
             self._process = popen_leashed(
                 [*_java_prefix(self._java, self._class_path, "-Xmx512m", 4), "kafka.Kafka", str(properties)], log, log

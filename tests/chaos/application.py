@@ -1,50 +1,103 @@
 """The application under fire: streams a topic into Parquet as two members of a group until SIGTERM drains it.
 
-A query that fails is started again from its checkpoint, as a supervisor of the user's would do it.
+A query that fails is started again from its checkpoint, as a supervisor of the user's would do it; with ``--once`` the
+application ends instead. While the file of ``--gate`` exists each record waits, so that a batch is caught in mid-read.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_groupsource import run_until_signal
 
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.streaming.query import StreamingQuery
+
 SESSION_TIMEOUT_S = 4
+COLUMNS = "partition int, offset bigint, value string"
 
 
-def main(bootstrap_servers: str, topic: str, group: str, directory: str, max_offsets: str) -> None:
-    spark = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    rows = (
+def gate(path: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
+    """Passes records on, each only while `path` does not exist."""
+
+    def passing(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        for batch in batches:
+            while os.path.exists(path):
+                time.sleep(0.05)
+            yield batch
+
+    return passing
+
+
+def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
+    stream = (
         spark.readStream.format("groupsource")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("kafka.group.id", group)
+        .option("kafka.bootstrap.servers", options.bootstrap_servers)
+        .option("kafka.group.id", options.group)
         .option("kafka.session.timeout.ms", SESSION_TIMEOUT_S * 1000)
         .option("kafka.heartbeat.interval.ms", 500)
-        .option("subscribe", topic)
+        .option("kafka.client.id", os.path.basename(options.directory))
+        .option("subscribe", options.topic)
         .option("startingOffsets", "earliest")
         .option("members", 2)
-        .option("maxOffsetsPerTrigger", max_offsets)
-        .load()
-        .selectExpr("partition", "offset", "cast(value as string) as value")
+        .option("maxOffsetsPerTrigger", options.max_offsets)
     )
-    writer = rows.writeStream.format("parquet").option("path", f"{directory}/rows")
-    writer = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(processingTime="300 milliseconds")
+    if options.gate:
+        # small fetches, so that a task does not have its last record while the first waits at the gate
+        stream = stream.option("kafka.max.partition.fetch.bytes", 10_000)
+    rows = stream.load().selectExpr("partition", "offset", "cast(value as string) as value")
+    if options.gate:
+        rows = rows.mapInArrow(gate(options.gate), COLUMNS).selectExpr("partition", "offset", "trim(value) as value")
+    writer = rows.writeStream.format("parquet").option("path", f"{options.directory}/rows")
+    writer = writer.option("checkpointLocation", f"{options.directory}/checkpoint")
+    return writer.trigger(processingTime="300 milliseconds").start()
+
+
+def last_batch(directory: str) -> int:
+    """The number of the last micro-batch that was planned; -1 when there is none."""
+    plans = f"{directory}/checkpoint/offsets"
+    names = os.listdir(plans) if os.path.exists(plans) else []
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def say(text: str) -> None:
+    print(f"{time.time():.3f} {text}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--gate")
+    parser.add_argument("--once", action="store_true")
+    options = parser.parse_args()
+    builder = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true")
+    if options.gate:
+        builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
     while True:
-        query = writer.start()
-        print(f"{time.time():.3f} started {query.runId}", flush=True)
+        query = start(spark, options)
+        say(f"started {query.runId}")
         try:
             run_until_signal(query)
-            print(f"{time.time():.3f} drained", flush=True)
-            return
+            say("drained")
+            return 0
         except StreamingQueryException as error:
             cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
-            print(f"{time.time():.3f} failed: {cause[:600]}", flush=True)
+            say(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
+            if options.once:
+                return 3
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

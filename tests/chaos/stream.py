@@ -1,31 +1,35 @@
-"""Two applications of one group under a random hand that drains, kills, stops and joins; nothing may be lost.
+"""Applications of one group under a random hand that drains, kills, stops, cuts and joins; nothing may be lost.
 
-    PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7
+    PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7 [--applications 3] [--kafka]
 
-A producer writes numbered records all the while. After each event, and in between, the group's commits are compared
-with what the outputs hold. `--graceful` leaves the violent events out: then nothing may be delivered twice either.
+A producer writes numbered records all the while, and all the while the group's commits are compared with what the
+outputs hold. Each repeat must have come with a batch that was in flight when its application was hit. `--graceful`
+leaves the violent events out: then nothing may be delivered twice at all. `--kafka` puts a real Apache Kafka in the
+place of the embedded broker.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from chaos.application import SESSION_TIMEOUT_S
-from chaos.ledger import Ledger
+from chaos.applications import Application, signal_all
+from chaos.brokers import Broker, EmbeddedProcess, KafkaProcess
+from chaos.foreign import ForeignMember
+from chaos.ledger import Batch, ForeignOutput, Ledger, Output, Repeat
+from chaos.proxy import Proxy
 from confluent_kafka import Producer
-from processes import popen_leashed, stop_process
-from support.members import RdMember
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -33,21 +37,13 @@ from spark_groupsource.client.cluster import LATEST, Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import Address, listen
-from spark_groupsource.source.control import control_directory
-from spark_groupsource.source.local import is_alive
 
 # more than members, so that one who joins is given something
-PARTITIONS = 6
+PARTITIONS = 8
 MAX_OFFSETS = 500
 RECORDS_PER_S = 200
 TOPIC, GROUP = "chaos", "chaos"
-APPLICATION = Path(__file__).with_name("application.py")
-BROKER_CONFIG = {
-    "group.initial.rebalance.delay.ms": "0",
-    "group.min.session.timeout.ms": "1000",
-    "offsets.topic.num.partitions": "4",
-}
+PATIENCE_S = 180
 
 
 class Feed:
@@ -82,165 +78,180 @@ class Feed:
         return lambda error, _: None if error else self.acknowledged.add(number)
 
 
-class Broker:
-    """The embedded broker as a process that can be killed and comes back at the same address."""
+class Watch:
+    """Compares the group's commits with the outputs all the while, in a thread of its own."""
 
-    def __init__(self, data_dir: Path) -> None:
-        with listen(Address("127.0.0.1", 0)) as probe:
-            self.bootstrap_servers = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._command = [str(Path(sys.executable).parent / "groupsource"), "broker"]
-        self._command += ["--listen", self.bootstrap_servers, "--data-dir", str(data_dir)]
-        self._log = data_dir.with_suffix(".log")
-        self._command += [part for key, value in BROKER_CONFIG.items() for part in ("--config", f"{key}={value}")]
-        self.start()
+    def __init__(self, client: Cluster, ledger: Ledger) -> None:
+        self.commits: dict[int, int] = {}
+        self._client = client
+        self._ledger = ledger
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
 
-    def start(self) -> None:
-        with open(self._log, "a") as log:
-            self._process = popen_leashed(self._command, subprocess.PIPE, log)
-        assert self._process.stdout is not None
-        assert "listening" in self._process.stdout.readline(), "the broker did not start"
-
-    def kill(self) -> None:
-        self._process.kill()
-        stop_process(self._process, 5)
+    def check(self) -> None:
+        """Raises what was found wrong."""
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
-        stop_process(self._process, 20)
+        self._ended.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.3) and self._failure is None:
+            try:
+                found = self._client.fetch_committed(GROUP)
+            except GroupSourceError:
+                # the broker is down, or the proxy is closed
+                continue
+            try:
+                commits = {p.partition: commit.offset for p, commit in found.items() if commit is not None}
+                self._ledger.check_commits(commits)
+                self.commits = commits
+            except BaseException as error:  # told by `check`
+                self._failure = error
 
 
-class Application:
-    """One run after the other of the application, with an output and a checkpoint that stay."""
+class Hits:
+    """Which deliveries were in flight when their source was hit; only these may be among the repeats."""
 
-    def __init__(self, name: str, directory: Path, bootstrap_servers: str, attempts: int) -> None:
-        self.name, self.directory = name, directory / name
-        self.log = directory / f"{name}.log"
-        self._master = f"local[2,{attempts}]"
-        self._arguments = [bootstrap_servers, TOPIC, GROUP, str(self.directory), str(MAX_OFFSETS)]
-        self.directory.mkdir()
-        self.start()
+    def __init__(self) -> None:
+        self.count = 0
+        self._batches: dict[str, set[int]] = defaultdict(set)
+        self._floors: dict[str, dict[int, int]] = {}
 
-    def start(self) -> None:
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-        command = [str(Path(sys.executable).parent / "spark-submit"), "--master", self._master]
-        command += ["--driver-memory", "512m", "--conf", "spark.ui.enabled=false", str(APPLICATION), *self._arguments]
-        with open(self.log, "a") as log:
-            self.process = popen_leashed(command, log, subprocess.STDOUT, environment)
+    @contextmanager
+    def on(self, applications: Iterable[Application]) -> Iterator[None]:
+        """Around what is done to them: the batch in flight, and the one before, which may not be committed yet."""
+        before = {application: application.last_batch() - 1 for application in applications}
+        yield
+        for application, first in before.items():
+            self.count += 1
+            # one more may have been planned while the hand was lifted
+            self._batches[application.name].update(range(first, application.last_batch() + 2))
 
-    @property
-    def is_ready(self) -> bool:
-        """True once the reader of its query listens."""
-        return self.process.poll() is None and bool(self.readers())
+    def on_foreign(self, name: str, commits: dict[int, int]) -> None:
+        """On a foreign member, when `commits` were the group's: what it had consumed beyond them is in flight."""
+        self.count += 1
+        self._floors[name] = dict(commits)
 
-    def readers(self) -> list[int]:
-        """Process ids of the query's readers: one, but for a moment around a restart."""
-        pids = [int(path.name.rpartition("-")[2]) for path in control_directory(self.process.pid).iterdir()]
-        return [pid for pid in pids if is_alive(pid)]
+    def cover(self, repeat: Repeat) -> bool:
+        """True when one of the two deliveries was in flight at a hit."""
+        return any(self._has(batch, *repeat.position) for batch in (repeat.first, repeat.again))
 
-    def workers(self) -> list[int]:
-        """Process ids of the Python workers that read."""
-        table = _process_table()
-        daemons = {pid for pid, (above, args) in table.items() if "daemon" in args and above == self.process.pid}
-        return [pid for pid, (above, _) in table.items() if above in daemons and pid not in self.readers()]
-
-    def python(self) -> list[int]:
-        """The process id of the user's Python."""
-        table = _process_table()
-        return [p for p, (above, args) in table.items() if above == self.process.pid and APPLICATION.name in args]
-
-    def end(self, timeout_s: float) -> None:
-        """Waits for the end of a run that was told to stop."""
-        wait_until(lambda: self.process.poll() is not None, f"the end of application {self.name}", timeout_s, 0.1)
-        # children of a killed driver end by themselves; until then they may hold the output
-        wait_until(lambda: not self.readers(), f"the end of the readers of {self.name}", timeout_s, 0.1)
-
-
-def _process_table() -> dict[int, tuple[int, str]]:
-    told = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(None, 2) for line in told.stdout.splitlines())
-    return {int(row[0]): (int(row[1]), row[2] if len(row) > 2 else "") for row in rows}
+    def _has(self, batch: Batch, partition: int, offset: int) -> bool:
+        if batch.source in self._floors:
+            return offset >= self._floors[batch.source].get(partition, 0)
+        return batch.number in self._batches[batch.source]
 
 
 class Event(NamedTuple):
-    """One thing the hand does; `hits` is how many applications may repeat their batches in flight, 0 if graceful."""
+    """One thing the hand does; `repeats` tells whether batches in flight may be delivered again."""
 
     name: str
     weight: int
-    hits: int
+    repeats: bool
 
 
 EVENTS = (
-    Event("drain", 3, 0),
-    Event("foreign member", 2, 0),
-    Event("kill driver", 2, 1),
-    Event("kill reader", 2, 1),
-    Event("kill worker", 2, 1),
-    Event("stop reader", 2, 1),
-    Event("stop driver", 1, 1),
-    Event("kill broker", 2, 3),
+    Event("drain", 3, False),
+    Event("foreign member", 2, False),
+    Event("kill driver", 2, True),
+    Event("kill reader", 2, True),
+    Event("kill worker", 2, True),
+    Event("terminate reader", 1, True),
+    Event("terminate worker", 1, True),
+    Event("stop application", 2, True),
+    Event("stop driver", 1, True),
+    Event("stop reader", 1, True),
+    Event("stop worker", 1, True),
+    Event("kill foreign member", 1, True),
+    Event("stop foreign member", 1, True),
+    Event("kill broker", 2, True),
+    Event("cut connections", 2, True),
+    Event("slow connections", 1, True),
+    Event("hold connections", 1, True),
 )
 
 
 class Chaos:
     """One run in `directory`."""
 
-    def __init__(self, directory: Path, seed: int, graceful: bool) -> None:
+    def __init__(
+        self, directory: Path, seed: int, *, graceful: bool = False, kafka: bool = False, applications: int = 2
+    ) -> None:
+        self._directory = directory
         self._random = random.Random(seed)
-        self._events = [event for event in EVENTS if not (graceful and event.hits)]
-        self._broker = Broker(directory / "broker")
-        servers = self._broker.bootstrap_servers
-        create_topic(servers, TOPIC, PARTITIONS)
-        settings = ClientSettings.parse({"bootstrap.servers": servers, "default.api.timeout.ms": "5000"})
+        self._events = [event for event in EVENTS if not (graceful and event.repeats)]
+        self._proxy = Proxy()
+        self._broker: Broker = (KafkaProcess if kafka else EmbeddedProcess)(directory, self._proxy)
+        self._broker.start()
+        create_topic(self._proxy.address, TOPIC, PARTITIONS)
+        settings = ClientSettings.parse({"bootstrap.servers": self._proxy.address, "default.api.timeout.ms": "5000"})
         self._client = Cluster(settings.bootstrap, settings)
-        self._feed = Feed(servers)
-        self._applications = [Application(name, directory, servers, n) for name, n in (("a", 1), ("b", 4))]
-        self._ledger = Ledger([application.directory for application in self._applications])
-        self._members: list[RdMember] = []
-        self.hits = 0
+        self._ledger = Ledger()
+        self._watch = Watch(Cluster(settings.bootstrap, settings), self._ledger)
+        self._feed = Feed(self._proxy.address)
+        arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
+        arguments += ["--max-offsets", str(MAX_OFFSETS)]
+        # some fail with their first task, the others try it again
+        self._applications = [
+            Application(name, directory, attempts, arguments)
+            for name, attempts in list(zip("abc", (1, 4, 4)))[:applications]
+        ]
+        for application in self._applications:
+            self._ledger.add(Output(application.name, application.directory))
+        self._foreign: list[ForeignMember] = []
+        self.hits = Hits()
         self.repeats = 0
 
     # -- what is seen ------------------------------------------------------------------------------------------------
 
-    def commits(self) -> dict[int, int]:
-        found = self._client.fetch_committed(GROUP)
-        return {p.partition: commit.offset for p, commit in found.items() if commit is not None}
-
     def ends(self) -> dict[int, int]:
         partitions = {TopicPartition(TOPIC, n): LATEST for n in range(PARTITIONS)}
-        return {p.partition: found.offset for p, found in self._client.list_offsets(partitions).items()}
+
+        def found() -> dict[int, int] | None:
+            try:
+                return {p.partition: found.offset for p, found in self._client.list_offsets(partitions).items()}
+            except GroupSourceError:
+                return None
+
+        ends = wait_until(found, "the ends of the logs are told", 60, 0.2)
+        assert ends is not None
+        return ends
 
     def settle(self, what: str) -> None:
-        """Waits until what is in the logs now is committed, comparing commits and outputs all the while."""
+        """Waits until what is in the logs now is committed."""
         ends = self.ends()
 
         def reached() -> bool:
-            try:
-                commits = self.commits()
-            except GroupSourceError:
-                return False
-            self._ledger.check_commits(commits)
-            return all(commits.get(p, 0) >= end for p, end in ends.items())
+            self._watch.check()
+            return all(self._watch.commits.get(p, 0) >= end for p, end in ends.items())
 
-        wait_until(reached, f"all is committed after {what}", 120, 0.5)
+        wait_until(reached, f"all is committed after {what}", PATIENCE_S, 0.2)
+
+    def wait_ready(self, application: Application) -> None:
+        wait_until(lambda: application.is_ready, f"application {application.name} reads", PATIENCE_S, 0.2)
 
     # -- the hand ----------------------------------------------------------------------------------------------------
 
     def run(self, events: int) -> None:
-        wait_until(lambda: all(a.is_ready for a in self._applications), "both applications read", 120, 0.2)
+        for application in self._applications:
+            self.wait_ready(application)
         began = time.monotonic()
         for number in range(events):
             (event,) = self._random.choices(self._events, [event.weight for event in self._events])
-            self.hits += event.hits
             target = self._random.choice(self._applications)
-            wait_until(lambda: target.is_ready, f"application {target.name} reads", 120, 0.2)
+            self.wait_ready(target)
             said = getattr(self, "_" + event.name.replace(" ", "_"))(target)
             self._settle_or_go_on(event)
-            repeats = self._ledger.repeats()
-            print(
-                f"{time.monotonic() - began:6.1f} s  event {number + 1}: {event.name} {said}; "
-                f"{repeats - self.repeats} repeated",
-                flush=True,
-            )
+            self._watch.check()
+            repeats = len(self._ledger.repeats())
+            at_s = time.monotonic() - began
+            repeated = f"; {repeats - self.repeats} repeated" if repeats > self.repeats else ""
+            print(f"{at_s:6.1f} s  event {number + 1}: {event.name} {said}{repeated}", flush=True)
             self.repeats = repeats
         self._finish()
 
@@ -252,26 +263,15 @@ class Chaos:
             time.sleep(self._random.uniform(0.2, 2))
 
     def _drain(self, target: Application) -> str:
-        pids = self._random.choice([[target.process.pid], target.python()])
-        for pid in pids:
-            os.kill(pid, signal.SIGTERM)
+        signal_all(self._random.choice([[target.process.pid], target.python()]), signal.SIGTERM)
         target.end(60)
         target.start()
         return target.name
 
-    def _foreign_member(self, target: Application) -> str:
-        member = RdMember(self._broker.bootstrap_servers, GROUP, TOPIC, session_timeout_ms=6000)
-        self._ledger.foreign.append(member.seen)
-        self._members.append(member)
-        wait_until(lambda: member.partitions, "the foreign member owns something", 90, 0.1)
-        time.sleep(self._random.uniform(0.5, 3))
-        member.stop()
-        self._members.remove(member)
-        return f"consumed {sum(member.seen.values())}"
-
     def _kill_driver(self, target: Application) -> str:
-        target.process.kill()
-        target.end(60)
+        with self.hits.on([target]):
+            target.process.kill()
+            target.end(60)
         target.start()
         return target.name
 
@@ -281,35 +281,100 @@ class Chaos:
     def _kill_worker(self, target: Application) -> str:
         return self._signal(target, target.workers(), signal.SIGKILL)
 
+    def _terminate_reader(self, target: Application) -> str:
+        return self._signal(target, target.readers(), signal.SIGTERM)
+
+    def _terminate_worker(self, target: Application) -> str:
+        return self._signal(target, target.workers(), signal.SIGTERM)
+
     def _signal(self, target: Application, pids: list[int], number: signal.Signals) -> str:
-        killed = 0
-        for pid in pids:
-            try:
-                os.kill(pid, number)
-                killed += 1
-            except ProcessLookupError:
-                # ended by itself since it was looked up
-                continue
-        return f"of {target.name}, {killed} processes"
+        with self.hits.on([target]):
+            reached = signal_all(pids, number)
+        return f"of {target.name}, {reached} processes"
 
     def _stop_reader(self, target: Application) -> str:
         return self._stop(target, target.readers())
 
+    def _stop_worker(self, target: Application) -> str:
+        return self._stop(target, target.workers())
+
     def _stop_driver(self, target: Application) -> str:
         return self._stop(target, [target.process.pid])
 
+    def _stop_application(self, target: Application) -> str:
+        return self._stop(target, target.everything())
+
     def _stop(self, target: Application, pids: list[int]) -> str:
-        stopped_s = SESSION_TIMEOUT_S + self._random.uniform(1, 3)
-        self._signal(target, pids, signal.SIGSTOP)
-        time.sleep(stopped_s)
-        self._signal(target, pids, signal.SIGCONT)
-        return f"of {target.name} for {stopped_s:.1f} s"
+        with self.hits.on([target]):
+            stopped_s = self._longer_than_a_session()
+            signal_all(pids, signal.SIGSTOP)
+            time.sleep(stopped_s)
+            signal_all(pids, signal.SIGCONT)
+        return f"of {target.name}, {len(pids)} processes for {stopped_s:.1f} s"
+
+    def _longer_than_a_session(self) -> float:
+        return SESSION_TIMEOUT_S + self._random.uniform(1, 3)
+
+    def _foreign_member(self, target: Application) -> str:
+        member = self._joined()
+        time.sleep(self._random.uniform(0.5, 3))
+        member.stop()
+        return f"consumed {member.consumed}"
+
+    def _kill_foreign_member(self, target: Application) -> str:
+        member = self._joined()
+        time.sleep(self._random.uniform(0.5, 3))
+        self.hits.on_foreign(member.rows.name, self._watch.commits)
+        member.process.kill()
+        member.stop()
+        return f"consumed {member.consumed}"
+
+    def _stop_foreign_member(self, target: Application) -> str:
+        member = self._joined()
+        self.hits.on_foreign(member.rows.name, self._watch.commits)
+        signal_all([member.process.pid], signal.SIGSTOP)
+        time.sleep(self._longer_than_a_session())
+        signal_all([member.process.pid], signal.SIGCONT)
+        member.stop()
+        return f"consumed {member.consumed}"
+
+    def _joined(self) -> ForeignMember:
+        """A foreign member that consumes."""
+        rows = self._directory / f"foreign-{len(self._foreign)}.rows"
+        member = ForeignMember(self._proxy.address, GROUP, TOPIC, rows, SESSION_TIMEOUT_S * 1000)
+        self._foreign.append(member)
+        self._ledger.add(ForeignOutput(rows.name, rows))
+        wait_until(lambda: member.consumed, "the foreign member consumes", PATIENCE_S, 0.1)
+        return member
 
     def _kill_broker(self, target: Application) -> str:
-        self._broker.kill()
-        time.sleep(self._random.uniform(0.2, 3))
-        self._broker.start()
-        return ""
+        with self.hits.on(self._applications):
+            down_s = self._random.uniform(0.2, 3)
+            self._broker.kill()
+            time.sleep(down_s)
+            self._broker.start()
+        return f"for {down_s:.1f} s"
+
+    def _cut_connections(self, target: Application) -> str:
+        with self.hits.on(self._applications):
+            cut = [self._proxy.drop(self._random.choice([0.3, 1]), self._random) for _ in range(3)]
+        return f"{cut}"
+
+    def _slow_connections(self, target: Application) -> str:
+        with self.hits.on(self._applications):
+            delay_s = self._random.uniform(0.05, 0.3)
+            self._proxy.delay(delay_s)
+            time.sleep(self._random.uniform(2, 6))
+            self._proxy.delay(0)
+        return f"by {delay_s * 1000:.0f} ms"
+
+    def _hold_connections(self, target: Application) -> str:
+        with self.hits.on(self._applications):
+            held_s = self._longer_than_a_session()
+            self._proxy.hold()
+            time.sleep(held_s)
+            self._proxy.release()
+        return f"for {held_s:.1f} s"
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -317,42 +382,50 @@ class Chaos:
         self._feed.stop()
         self.settle("the last event")
         for application in self._applications:
-            wait_until(lambda: application.is_ready, f"application {application.name} reads", 120, 0.2)
+            self.wait_ready(application)
             application.process.terminate()
         for application in self._applications:
             application.end(60)
-        ends, commits = self.ends(), self.commits()
-        self._ledger.check_commits(commits)
+        ends = self.ends()
+        wait_until(lambda: self._watch.commits == ends, "the last commits are compared", 20, 0.1)
+        self._watch.check()
         missing = self._ledger.missing(ends)
-        self.repeats = self._ledger.repeats()
+        repeats = self._ledger.repeats()
+        stray = [repeat for repeat in repeats if not self.hits.cover(repeat)]
+        self.repeats = len(repeats)
+        batches = {batch for repeat in repeats for batch in (repeat.first, repeat.again)}
+        failures = sum(len(application.failures()) for application in self._applications)
         print(
-            f"{sum(ends.values())} records, {len(missing)} missing, {self.repeats} repeated "
-            f"(bound {self.bound}), commits compared with the outputs {self._ledger.checks} times",
+            f"{sum(ends.values())} records, {len(missing)} missing, {self.repeats} repeated in {len(batches)} batches "
+            f"(bound {self.bound}; {len(stray)} of them not in flight at a hit), {failures} queries failed and went "
+            f"on, commits compared with the outputs {self._ledger.checks} times",
             flush=True,
         )
         assert not missing, f"lost: {missing[:20]}"
-        assert commits == ends
-        lost = self._feed.acknowledged - set().union(*(output.values for output in self._ledger.outputs))
-        assert self._ledger.foreign or not lost, f"acknowledged and in no output: {sorted(lost)[:20]}"
+        lost = self._feed.acknowledged - self._ledger.values()
+        assert self._foreign or not lost, f"acknowledged and in no output: {sorted(lost)[:20]}"
+        assert not stray, f"repeated, but not in flight at a hit: {stray[:10]}"
         assert self.repeats <= self.bound
 
     @property
     def bound(self) -> int:
-        """Most repeats: of each application hit, the batch in flight and one that is checkpointed, not committed."""
-        return self.hits * 2 * MAX_OFFSETS
+        """Most repeats: of whoever was hit, the batch in flight and one that is checkpointed, not committed."""
+        return self.hits.count * 2 * MAX_OFFSETS
 
     def close(self) -> None:
-        for member in self._members:
+        for member in self._foreign:
             member.stop()
         for application in self._applications:
-            stop_process(application.process, 10)
+            application.close()
+        self._watch.stop()
         self._client.close()
         self._broker.stop()
+        self._proxy.close()
 
 
-def run(directory: Path, events: int, seed: int, graceful: bool = False) -> Chaos:
-    """One run; AssertionError where something was lost, repeated beyond the bound, or committed too early."""
-    chaos = Chaos(directory, seed, graceful)
+def run(directory: Path, events: int, seed: int, **how: bool | int) -> Chaos:
+    """One run; AssertionError where something was lost, repeated beyond what was in flight, or committed too early."""
+    chaos = Chaos(directory, seed, **how)  # type: ignore[arg-type]
     try:
         chaos.run(events)
     finally:
@@ -365,6 +438,8 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's events; default: a new one")
     parser.add_argument("--graceful", action="store_true", help="no violent events: nothing may be repeated")
+    parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka")
+    parser.add_argument("--applications", type=int, default=2, choices=(2, 3))
     parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")
     options = parser.parse_args()
     # so that a run which is told to end takes its children with it
@@ -373,7 +448,14 @@ def main() -> None:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="groupsource-chaos-"))
     directory.mkdir(exist_ok=True)
     print(f"seed {seed}, {options.events} events, in {directory}", flush=True)
-    run(directory, options.events, seed, options.graceful)
+    run(
+        directory,
+        options.events,
+        seed,
+        graceful=options.graceful,
+        kafka=options.kafka,
+        applications=options.applications,
+    )
 
 
 if __name__ == "__main__":

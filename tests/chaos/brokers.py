@@ -1,0 +1,89 @@
+"""Brokers that are killed and come back on the same data, at an address behind a proxy that never changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from chaos.proxy import Proxy
+from processes import popen_leashed, stop_process
+from real_kafka import RealKafka
+
+from spark_groupsource.net import Address, listen
+
+CONFIG = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "offsets.topic.num.partitions": "4",
+}
+# how soon a Kafka that was killed may register again, which it may not while its former self could be alive
+KAFKA_CONFIG = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+
+
+class Broker(Protocol):
+    """What the random hand asks of a broker; start it from the main thread."""
+
+    def start(self) -> None:
+        """Starts it, at first and after a kill; returns once clients are served."""
+
+    def kill(self) -> None:
+        """SIGKILL; everything it has told stays on the disk."""
+
+    def stop(self) -> None:
+        """Ends it for good."""
+
+
+class EmbeddedProcess:
+    """The embedded broker as a process."""
+
+    def __init__(self, directory: Path, proxy: Proxy) -> None:
+        self._proxy = proxy
+        # told clients is the proxy's address, so the port must be known beforehand
+        with listen(Address("127.0.0.1", 0)) as probe:
+            self._address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._log = directory / "broker.log"
+        self._command = [str(Path(sys.executable).parent / "groupsource"), "broker"]
+        self._command += ["--data-dir", str(directory / "broker")]
+        config = {**CONFIG, "advertised.listeners": proxy.address}
+        self._command += [part for key, value in config.items() for part in ("--config", f"{key}={value}")]
+
+    def start(self) -> None:
+        with open(self._log, "a") as log:
+            self._process = popen_leashed([*self._command, "--listen", self._address], subprocess.PIPE, log)
+        assert self._process.stdout is not None
+        told = self._process.stdout.readline()
+        assert told.startswith("listening on "), f"the broker did not start: {self._log.read_text()[-1000:]}"
+        self._proxy.lead_to(self._address)
+
+    def kill(self) -> None:
+        self._process.kill()
+        stop_process(self._process, 5)
+
+    def stop(self) -> None:
+        stop_process(self._process, 20)
+
+
+class KafkaProcess:
+    """A real Apache Kafka."""
+
+    def __init__(self, directory: Path, proxy: Proxy) -> None:
+        self._proxy = proxy
+        config = {**CONFIG, **KAFKA_CONFIG, "advertised.listeners": f"PLAINTEXT://{proxy.address}"}
+        self._kafka = RealKafka(config)
+        self._started = False
+
+    def start(self) -> None:
+        if self._started:
+            self._kafka.restart()
+        else:
+            self._kafka.start()
+        self._started = True
+        self._proxy.lead_to(self._kafka.bootstrap_servers)
+
+    def kill(self) -> None:
+        self._kafka.kill()
+
+    def stop(self) -> None:
+        self._kafka.stop()
