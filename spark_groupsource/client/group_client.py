@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.answers import FENCING
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.fencing import find_generation, mismatch
+from spark_groupsource.client.group_view import GroupView, MemberView, view_member
 from spark_groupsource.client.leader import snapshot
 from spark_groupsource.client.member_thread import GroupState, MemberThread
-from spark_groupsource.client.membership import NO_GENERATION, MemberConfig, Membership, Prepared
+from spark_groupsource.client.membership import MemberConfig, Membership, Prepared
 from spark_groupsource.client.rebalances import RebalanceEvent
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import BrokerError, GenerationMismatchError, GroupSourceError, UnsupportedVersion
+from spark_groupsource.errors import (
+    BrokerError,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+    UnsupportedVersion,
+)
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import LeaveGroupRequest
 
@@ -47,39 +53,6 @@ class RebalanceListener(Protocol):
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Gone already, probably to someone else; they must not be committed."""
-
-
-@dataclass(frozen=True)
-class MemberView:
-    """One member; `generation_id` is -1 and `member_id` empty while it is in no group.
-
-    A member that was thrown out still shows the generation and the id under which it was given its partitions, until
-    `poll` takes them away: whatever is done in their name is refused for the right reason.
-    """
-
-    index: int
-    member_id: str
-    client_id: str
-    group_instance_id: str | None
-    generation_id: int
-    partitions: tuple[TopicPartition, ...]
-
-
-class GroupView(NamedTuple):
-    """Our members; `stable` when every one owns what the group's generation gives it and knows of no rebalance."""
-
-    members: tuple[MemberView, ...]
-    stable: bool
-
-    @property
-    def generation_id(self) -> int:
-        """The highest generation of our members, -1 when none is in the group."""
-        return max((member.generation_id for member in self.members), default=NO_GENERATION)
-
-    @property
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        """What we own in all, sorted."""
-        return tuple(sorted(tp for member in self.members for tp in member.partitions))
 
 
 class GroupClient:
@@ -157,7 +130,9 @@ class GroupClient:
     def view(self) -> GroupView:
         """Our members as they are; partitions change in `poll` only."""
         with self._state.changed:
-            return GroupView(tuple(map(_view, self._state.members)), self._settled())
+            members = tuple(view_member(m.index, m.client_id, m.membership) for m in self._state.members)
+            settled = self._settled()
+            return GroupView(members, settled, settled or self._keeps())
 
     @property
     def rejoin_needed(self) -> bool:
@@ -176,11 +151,15 @@ class GroupClient:
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
         """Commits positions, each by the member that owns the partition, in its generation.
 
         Members that can commit do so even when another one cannot. A coordinator that moves or loads is waited for, up
         to default.api.timeout.ms.
+
+        Args:
+            patience_ms: how long at most to wait for an assignment of the leader, during which nobody can commit; after
+                that it is BrokerError REBALANCE_IN_PROGRESS. None: as long as for a coordinator.
 
         Raises: GenerationMismatchError, naming both generations where that can be found out, when a member is fenced:
             nothing of its partitions was committed; ValueError for a partition that none of ours owns; BrokerError and
@@ -194,7 +173,7 @@ class GroupClient:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
             if chosen:
                 try:
-                    self._commit_for(member, chosen)
+                    self._commit_for(member, chosen, patience_ms)
                 except GroupSourceError as error:
                     failure = failure or error
         if failure is not None:
@@ -207,9 +186,12 @@ class GroupClient:
         """
         return self._cluster.fetch_committed(self._settings.group_id, list(partitions))
 
-    def _commit_for(self, member: MemberThread, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def _commit_for(
+        self, member: MemberThread, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None
+    ) -> None:
         group_id = self._settings.group_id
         retry = self._cluster.retry()
+        impatient_ms = None if patience_ms is None else self._clock.now_ms() + patience_ms
         while True:
             with self._state.changed:
                 membership = member.membership
@@ -234,9 +216,8 @@ class GroupClient:
             if not code:
                 return
             with self._state.changed:
-                membership.commit_answered(code, sent)
                 # a round that was on its way has ended meanwhile: still ours, in the generation it brought
-                overtaken = membership.generation != sent and not membership.fenced
+                overtaken = membership.commit_answered(code, sent)
                 self._state.changed.notify_all()
             if code in FENCING and not overtaken:
                 raise mismatch(
@@ -247,7 +228,13 @@ class GroupClient:
                     code=code,
                 )
             # else the group waits for its leader's assignment, for which it has already counted us in
-            retry.again(BrokerError(code, f"commit by member {member.client_id} of group {group_id}"))
+            if code in FENCING:
+                code = ErrorCode.REBALANCE_IN_PROGRESS
+            error = BrokerError(code, f"commit by member {member.client_id} of group {group_id}")
+            is_between = code == ErrorCode.REBALANCE_IN_PROGRESS
+            if is_between and impatient_ms is not None and self._clock.now_ms() >= impatient_ms:
+                raise error
+            retry.again(error)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -400,6 +387,14 @@ class GroupClient:
             member.membership.settled and member.failure is None for member in self._state.members
         )
 
+    def _keeps(self) -> bool:
+        members = [member.membership for member in self._state.members]
+        return (
+            any(m.owned for m in members)
+            and all(m.config.cooperative and not m.fenced for m in members)
+            and all(member.failure is None for member in self._state.members)
+        )
+
     def _owner_is_wanted(self) -> bool:
         return any(
             member.failure is not None or member.membership.wants_prepare or member.membership.wants_complete
@@ -461,7 +456,7 @@ class GroupClient:
             if found != self._state.topics:
                 self._state.topics = found
                 for member in self._state.members:
-                    member.membership.request_rejoin("subscription has changed")
+                    member.membership.subscription_changed("subscription has changed")
 
 
 def _run_all(*steps: Callable[[], object]) -> None:
@@ -474,16 +469,3 @@ def _run_all(*steps: Callable[[], object]) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
-
-
-def _view(member: MemberThread) -> MemberView:
-    membership = member.membership
-    known = membership.owned_since if membership.fenced else membership.generation
-    return MemberView(
-        member.index,
-        known.member_id,
-        member.client_id,
-        membership.config.group_instance_id,
-        known.generation_id,
-        membership.owned,
-    )

@@ -137,6 +137,7 @@ class Membership:
         self.owned: tuple[TopicPartition, ...] = ()
         self.owned_since = Generation()
         self.loss_cause = ""
+        self._joined_with_old = False
         self._assignment: Assignment | None = None
         self._attempts = 0
         self._retry_at_ms = 0
@@ -157,6 +158,14 @@ class Membership:
             self.rejoin_needed = True
             self.rejoin_reason = reason
 
+    def subscription_changed(self, reason: str) -> None:
+        """Asks for a new round; where one is on its way with the old subscription, another one follows it.
+
+        Source: ConsumerCoordinator.rejoinNeededOrPending, which compares with what was joined with.
+        """
+        self._joined_with_old = self.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE)
+        self.request_rejoin(reason)
+
     @property
     def wants_prepare(self) -> bool:
         """True where the owner must call `prepare` before the member may join."""
@@ -176,6 +185,14 @@ class Membership:
     def fenced(self) -> bool:
         """True where partitions are owned of which the group knows nothing any more."""
         return bool(self.owned) and self.generation.generation_id == NO_GENERATION
+
+    @property
+    def claiming(self) -> bool:
+        """True while a round is on its way whose JoinGroup names what is owned: nobody else is given it.
+
+        Until the owner polls again every round names the same, so whatever generation comes, it stays ours (KIP-429).
+        """
+        return bool(self.owned) and not self.fenced and not self.prepare_needed
 
     def giving_up(self, topics: Sequence[str]) -> Prepared:
         """What `prepare` is going to give up; the owner has it committed and tells its listener first.
@@ -269,6 +286,7 @@ class Membership:
             protocols: for each configured assignor its name and the member's subscription bytes.
         """
         self.state = MemberState.PREPARING_REBALANCE
+        self._joined_with_old = False
         config = self.config
         return JoinGroupRequest(
             group_id=config.group_id,
@@ -340,8 +358,8 @@ class Membership:
             raise
         self.state = MemberState.STABLE
         # a REBALANCE_IN_PROGRESS heard before is dropped on purpose: the next heartbeat tells again
-        self.rejoin_needed = False
-        self.rejoin_reason = ""
+        self.rejoin_needed = self._joined_with_old
+        self.rejoin_reason = "subscription has changed" if self._joined_with_old else ""
         self.prepare_needed = True
         self._attempts = 0
         self._restart_timers(now_ms)
@@ -396,15 +414,23 @@ class Membership:
         self._attempts += 1
         self._heartbeat_due_ms = now_ms + delay_ms
 
-    def commit_answered(self, code: int, sent: Generation) -> None:
-        """Takes the code of a refused OffsetCommit: the group may have moved on, or be about to."""
+    def commit_answered(self, code: int, sent: Generation) -> bool:
+        """Takes the code of a refused OffsetCommit: the group may have moved on, or be about to.
+
+        Returns: True where the refusal is not final, because of a round that has ended since, or is about to end.
+        """
         if sent != self.generation:
-            return
+            return not self.fenced
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
             self.request_rejoin("offset commit failed since group is already rebalancing")
-        elif code in FENCING:
+            return True
+        if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
+            # the round has ended at the coordinator; the answer to JoinGroup, on its way, tells what became of us
+            return True
+        if code in FENCING:
             reset = Reset.GENERATION if code == ErrorCode.ILLEGAL_GENERATION else Reset.ALL
             self._reset(reset, FENCING[code], f"encountered {error_name(code)} from OffsetCommit response")
+        return False
 
     def leave_request(self, reason: str) -> Message | None:
         """LeaveGroup, or None for those that do not leave: static members, and who has no member id.

@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 # a rebalance that has begun does not end the batch in flight: it has until the rebalance time-out
 _HARMLESS = frozenset({ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS})
+# a round that fails is followed by another; more than these between two heartbeats are not looked for
+_ROUNDS_AHEAD = 16
 
 
 class TaskHeartbeat:
@@ -23,6 +25,10 @@ class TaskHeartbeat:
 
     A heartbeat that gets no answer is tried again and fails nothing: whether the member is still one, only its
     coordinator can say.
+
+    Args:
+        claiming: the batch was planned while a round was on its way in which the member keeps what is read. Then the
+            member's later generations are as good: the coordinator tells by refusing all but the right number.
     """
 
     def __init__(
@@ -34,11 +40,15 @@ class TaskHeartbeat:
         generation_id: int,
         group_instance_id: str | None = None,
         heartbeat_interval_ms: int = 3_000,
+        claiming: bool = False,
     ) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._member_id = member_id
         self._generation_id = generation_id
+        self._claiming = claiming
+        # what the coordinator knows the member by, as last heard
+        self._current_id = generation_id
         self._group_instance_id = group_instance_id
         self._interval_ms = heartbeat_interval_ms
         self._stopping = threading.Event()
@@ -111,9 +121,24 @@ class TaskHeartbeat:
             self._stopping.wait(self._interval_ms / 1000)
 
     def _beat(self, timeout_ms: int) -> int:
+        code = self._ask(self._current_id, timeout_ms)
+        if code != ErrorCode.ILLEGAL_GENERATION or not self._claiming:
+            return code
+        # upward, and from where it began: a coordinator that is lost before it has written a generation forgets it
+        tried = self._current_id
+        for generation_id in range(self._generation_id, tried + _ROUNDS_AHEAD + 1):
+            if generation_id == tried:
+                continue
+            code = self._ask(generation_id, timeout_ms)
+            if code != ErrorCode.ILLEGAL_GENERATION:
+                self._current_id = generation_id
+                break
+        return code
+
+    def _ask(self, generation_id: int, timeout_ms: int) -> int:
         request = HeartbeatRequest(
             group_id=self._group_id,
-            generation_id=self._generation_id,
+            generation_id=generation_id,
             member_id=self._member_id,
             group_instance_id=self._group_instance_id,
         )

@@ -39,6 +39,10 @@ class Ownership(Protocol):
     def is_moving(self) -> bool:
         """True when `refresh` would hand partitions over: everything read must have been committed before."""
 
+    @property
+    def keeps(self) -> bool:
+        """True when what is owned stays owned until the next `refresh`, settled or not: it may be read meanwhile."""
+
     def refresh(self, timeout_ms: int) -> bool:
         """Joins or rejoins where needed; True once what is owned is settled."""
 
@@ -51,8 +55,11 @@ class Ownership(Protocol):
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         """The group's commits; None where there is none."""
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commits for the owners. Raises: GenerationMismatchError, BrokerError, ConnectionFailed."""
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+        """Commits for the owners, waiting at most `patience_ms` for a group that is between two assignments.
+
+        Raises: GenerationMismatchError, BrokerError, ConnectionFailed.
+        """
 
     def leave(self, reason: str) -> None:
         """Leaves the group; nothing is owned afterwards."""
@@ -63,6 +70,7 @@ class AssignedPartitions:
 
     generation_id = -1
     is_moving = False
+    keeps = True
 
     def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
         self._cluster = cluster
@@ -83,7 +91,7 @@ class AssignedPartitions:
             return dict.fromkeys(partitions)
         return self._cluster.fetch_committed(self._group_id, partitions)
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
         if self._group_id is None:
             return
         try:
@@ -118,6 +126,10 @@ class GroupPartitions:
     def is_moving(self) -> bool:
         return self._group.rejoin_needed
 
+    @property
+    def keeps(self) -> bool:
+        return not self._left and self._group.view.keeps
+
     def refresh(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)
         self._report_events()
@@ -134,6 +146,7 @@ class GroupPartitions:
                 generation_id=member.generation_id,
                 group_instance_id=member.group_instance_id,
                 heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+                claiming=member.claiming,
             )
             for member in self._views()
         }
@@ -141,8 +154,8 @@ class GroupPartitions:
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         return dict(self._group.committed(list(partitions)))
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        self._group.commit(offsets)
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+        self._group.commit(offsets, patience_ms)
 
     def leave(self, reason: str) -> None:
         if not self._left:

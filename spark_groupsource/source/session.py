@@ -6,6 +6,8 @@ order inside `latest_offset` is the heart of the source:
 1. commit `start`: that Spark calls with it proves that everything up to it is checkpointed;
 2. poll the group, which may hand partitions over: nothing uncommitted may be left, or the next owner repeats it;
 3. plan what is new.
+
+A cooperative round does not stop what stays: while the others are waited for, batches of it go on.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ _log = logging.getLogger(__name__)
 
 # Spark asks about 90 times a second when idle; the brokers are asked at most once in this time
 _REFRESH_MS = 100
-_JOIN_SLICE_MS = 500
+# how long a round is waited for before what stays is read on
+_JOIN_SLICE_MS = 100
+# the same where a group is between two assignments, so that nobody can commit
+_COMMIT_PATIENCE_MS = 1_000
 _METADATA_PREFIX = "groupsource "
 # the coordinator waits for its leader's assignment, which takes moments
 _PASSING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
@@ -142,11 +147,9 @@ class StreamSession:
             if self._draining.is_set():
                 self._leave_drained()
                 return start_json
-            if not self._follow_group(start):
+            end = self._next_end(start, limits)
+            if self.drained.is_set():
                 return start_json
-            # a restarted query commits its checkpoint even if nothing new ever comes
-            self._commit(start)
-            end = self._plan(start, limits)
             self._last_end = start_json if end is None else encode_offset(end)
             return self._last_end
 
@@ -222,6 +225,8 @@ class StreamSession:
 
     def _leave_drained(self) -> None:
         if self._uncommitted:
+            self._commit_positions(dict(self._uncommitted))
+        if self._uncommitted:
             _log.warning("offsets of %s could not be committed before leaving", join_names(self._uncommitted))
         self._ownership.leave("the query was drained")
         self.drained.set()
@@ -252,8 +257,10 @@ class StreamSession:
             self._uncommitted = {}
             return
         note = f"{_METADATA_PREFIX}{self.reader}"
+        # where more batches come, one of them may commit as well; the last one has to
+        patience_ms = None if self._draining.is_set() or self._is_available_now else _COMMIT_PATIENCE_MS
         try:
-            self._ownership.commit({p: OffsetAndMetadata(offset, note) for p, offset in positions.items()})
+            self._ownership.commit({p: OffsetAndMetadata(offset, note) for p, offset in positions.items()}, patience_ms)
         except GenerationMismatchError as error:
             # the coordinator refused a former owner; the positions are checkpointed here, the group decides the rest
             self._uncommitted = {}
@@ -269,21 +276,37 @@ class StreamSession:
 
     # -- 2: follow the group -----------------------------------------------------------------------------------------
 
+    def _next_end(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
+        """Follows the group until it is settled or there is something to read; the end of the next batch, if any."""
+        while True:
+            settled = self._follow_group(start)
+            if self._group is None or self.drained.is_set():
+                return None
+            # a restarted query commits its checkpoint even if nothing new ever comes
+            self._commit(start)
+            end = self._plan(start, limits)
+            if settled or end is not None:
+                return end
+
     def _follow_group(self, start: SourceOffset) -> bool:
-        """Polls the group and takes positions of what is newly owned; False when nothing is settled yet."""
+        """Polls the group and takes positions of what is newly owned; False while a round goes on that leaves some."""
         if self._uncommitted and self._ownership.is_moving:
             # handing over now would make the next owner repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
-            return self._group is not None
-        while not self._ownership.refresh(_JOIN_SLICE_MS):
+            return True
+        settled = self._ownership.refresh(_JOIN_SLICE_MS)
+        while not settled and not (self._group and self._group.owners and self._ownership.keeps):
             if self._draining.is_set():
-                self._leave_drained()
-                return False
+                break
+            settled = self._ownership.refresh(_JOIN_SLICE_MS)
+        if self._draining.is_set():
+            self._leave_drained()
+            return settled
         group = _Group.of(self._ownership)
         if group != self._group:
             self._take_over(frozenset(group.owners), start)
-            self._group = group
-        return True
+        self._group = group
+        return settled
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         """Decides where each owned partition goes on after the group has changed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, ContextManager, Iterator, Protocol, Sequence
 
 import pyarrow as pa
@@ -33,13 +33,17 @@ _frozen = False
 
 @dataclass(frozen=True)
 class TaskMembership:
-    """The member a task acts for, as it was when the batch was planned."""
+    """The member a task acts for, as it was when the batch was planned.
+
+    `claiming`: a round was on its way then, in which the member keeps what is read; it says nothing of who owns what.
+    """
 
     group_id: str
     member_id: str
     generation_id: int
     group_instance_id: str | None
     heartbeat_interval_ms: int
+    claiming: bool = field(default=False, compare=False)
 
 
 class GroupInputPartition(InputPartition):
@@ -133,6 +137,7 @@ def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextMa
         generation_id=membership.generation_id,
         group_instance_id=membership.group_instance_id,
         heartbeat_interval_ms=membership.heartbeat_interval_ms,
+        claiming=membership.claiming,
     )
     return heartbeat
 

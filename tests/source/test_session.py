@@ -64,6 +64,10 @@ class FakeGroup:
     commit_error: Exception | None = None
     calls: list = field(default_factory=list)
     joined: bool = False
+    keeps: bool = False
+    # how many polls more find the round still going on, and what it brings when it ends
+    unsettled: int = 0
+    finally_assigned: dict | None = None
 
     def refresh(self, timeout_ms):
         self.calls.append("poll")
@@ -73,6 +77,12 @@ class FakeGroup:
             self.assigned = self.assigned if self.next_assigned is None else self.next_assigned
             self.next_assigned = None
             self.joined = True
+        if self.unsettled:
+            self.unsettled -= 1
+            return False
+        if self.finally_assigned is not None:
+            self.assigned, self.finally_assigned = self.finally_assigned, None
+            self.generation_id += 1
         return True
 
     def owners(self):
@@ -84,7 +94,7 @@ class FakeGroup:
     def committed(self, partitions):
         return {p: self.commits.get(p) for p in partitions}
 
-    def commit(self, offsets):
+    def commit(self, offsets, patience_ms=None):
         self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
         if self.commit_error is not None:
             raise self.commit_error
@@ -159,6 +169,61 @@ def test_commit_comes_before_the_hand_over():
     assert query.group.calls[:2] == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"]
     assert query.start["t"] == {"0": 10}
     assert query.start["@group"]["acquired"] == {}
+
+
+def in_a_round(query, kept, finally_assigned, *, keeps=True, polls=5):
+    """A round that takes `polls` polls; its first phase leaves `kept`."""
+    query.clock.advance_ms(500)
+    query.group.rebalance(kept)
+    query.group.keeps, query.group.unsettled, query.group.finally_assigned = keeps, polls, finally_assigned
+    query.group.calls.clear()
+
+
+def test_what_stays_is_read_while_a_cooperative_round_goes_on():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    in_a_round(query, {P0: 0}, {P0: 0, P1: 1})
+    query.cluster.logs = {p: (0, 20) for p in (P0, P1, P2)}
+    assert query.trigger() == {P0: (10, 20)}
+    assert query.group.calls[:2] == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"] and query.group.unsettled == 4
+    query.group.commits[P1] = OffsetAndMetadata(15)  # what the round brings was read on by someone else
+    assert query.trigger() == {P1: (15, 20)}
+    assert query.committed() == {P0: 20, P1: 15, P2: 10} and query.group.unsettled == 0
+
+
+def test_round_that_leaves_nothing_to_read_is_waited_for():
+    query = Query(startingOffsets="earliest")
+    query.session.prepare_available_now()
+    query.trigger()
+    in_a_round(query, {P0: 0}, {P0: 0})
+    assert query.trigger() == {} and query.group.unsettled == 4  # what was given up is written down at once
+    # nothing new of what stays: availableNow must not end before it knows what else it is given
+    query.group.finally_assigned = {P0: 0, P1: 0}
+    query.group.commits[P1] = OffsetAndMetadata(8)
+    assert query.trigger() == {P1: (8, 10)} and query.group.unsettled == 0
+    assert query.trigger() is None
+
+
+def test_eager_round_is_waited_for_whatever_there_is_to_read():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    in_a_round(query, {}, {P0: 0}, keeps=False)
+    query.cluster.logs[P0] = (0, 20)
+    assert query.trigger() == {P0: (10, 20)} and query.group.unsettled == 0
+
+
+def test_first_assignment_is_waited_for():
+    query = Query(startingOffsets="earliest", group=FakeGroup(keeps=True, unsettled=3, finally_assigned={P0: 0}))
+    assert query.trigger() == {P0: (0, 10)}
+
+
+def test_drain_during_a_round_commits_and_leaves():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    in_a_round(query, {P0: 0}, {P0: 0}, polls=10**6)
+    assert query.session.request_drain(None) is False
+    assert query.trigger() is None
+    assert query.session.drained.is_set() and query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
 def test_reacquired_partition_goes_on_where_the_other_member_committed():

@@ -1,0 +1,174 @@
+"""What a cooperative member keeps over a round, it may read, beat and commit for meanwhile; on both brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from client_support import open_cluster
+from conformance.scripted_group import T0, follower
+from support.topics import create_topic
+from support.waiting import wait_until
+from test_group_client import POLL_MS, group_client, polling, settle
+
+from spark_groupsource.client import admin
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.group_client import GroupClient, GroupView
+from spark_groupsource.client.task_heartbeat import TaskHeartbeat
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+COOPERATIVE = ("cooperative-sticky",)
+
+
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Cluster]:
+    with open_cluster(cluster.bootstrap_servers, metadata_max_age_ms="200") as opened:
+        yield opened
+
+
+def task(client: Cluster, group: str, view: GroupView, claiming: bool | None = None) -> TaskHeartbeat:
+    """The heartbeat of a task planned when the first member looked as in `view`."""
+    member = view.members[0]
+    return TaskHeartbeat(
+        client,
+        group_id=group,
+        member_id=member.member_id,
+        generation_id=member.generation_id,
+        claiming=member.claiming if claiming is None else claiming,
+    )
+
+
+def commit_all(ours: GroupClient, view: GroupView, offset: int) -> None:
+    ours.commit({tp: OffsetAndMetadata(offset) for tp in view.partitions})
+    assert {c.offset for c in ours.committed(view.partitions).values() if c} == {offset}
+
+
+def test_kept_partitions_stay_ours_through_both_phases(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 6)
+    ours, slow, late = (
+        group_client(client, group, topic, client_id=name, assignors=COOPERATIVE) for name in ("ours", "slow", "late")
+    )
+
+    def state() -> str:
+        return admin.describe_groups(client, [group])[group].state
+
+    with ours, slow, late:
+        ours.poll(POLL_MS)
+        with polling(slow):
+            settle(ours, 3)
+            wait_until(lambda: slow.view.stable and len(slow.view.partitions) == 3, "half of them each")
+        late.poll(100)
+        wait_until(lambda: ours.rejoin_needed and slow.rejoin_needed, "both hear of the third")
+
+        # first phase: `slow` is asked for by everyone and does not come
+        first = ours.poll(200)
+        assert first.keeps and not first.stable and len(first.partitions) == 3 and state() == "PreparingRebalance"
+        assert first.members[0].claiming
+        with task(client, group, first) as beating:
+            commit_all(ours, first, 1)
+            slow.poll(0)
+            wait_until(lambda: state() == "Stable", "the first phase ends without our owner")
+            # the member is in the next generation; what the batch reads is its own as before
+            beating.check_now()
+            with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
+                task(client, group, first, claiming=False).check_now()
+            commit_all(ours, first, 2)
+            beating.check_now()
+
+        # second phase: one partition is given up, and again `slow` does not come
+        wait_until(lambda: ours._state.members[0].membership.wants_complete, "the assignment is here")
+        second = ours.poll(200)
+        assert second.keeps and not second.stable and len(second.partitions) == 2
+        assert second.members[0].generation_id == first.members[0].generation_id + 1
+        assert set(second.partitions) < set(first.partitions)
+        with task(client, group, second) as beating:
+            commit_all(ours, second, 3)
+            with polling(slow, late):
+                wait_until(lambda: late.view.stable and len(late.view.partitions) == 2, "the third has its share", 40)
+                beating.check_now()
+        with polling(slow, late):
+            after = settle(ours, 2)
+        assert after.partitions == second.partitions
+        owned = [*after.partitions, *slow.view.partitions, *late.view.partitions]
+        assert sorted(owned) == [TopicPartition(topic, n) for n in range(6)]
+
+
+def test_claim_ends_with_the_membership(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic, assignors=COOPERATIVE) as ours:
+        ours.poll(POLL_MS)
+        slow = group_client(client, group, topic, assignors=COOPERATIVE)
+        with polling(slow):
+            settle(ours, 1)
+            wait_until(lambda: len(slow.view.partitions) == 1, "the other has its half")
+        ours._state.members[0].membership.request_rejoin("a test")
+        view = ours.poll(200)
+        assert view.keeps and view.members[0].claiming
+        admin.remove_members(client, group, [view.members[0].member_id])
+        with pytest.raises(GenerationMismatchError, match="UNKNOWN_MEMBER_ID"):
+            task(client, group, view).check_now()
+        wait_until(lambda: not ours.view.keeps, "the member hears of it")
+        slow.close()
+
+
+def test_eager_members_keep_nothing(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic) as ours:
+        assert ours.poll(POLL_MS).keeps
+        other = group_client(client, group, topic)
+        other.poll(200)
+        wait_until(lambda: ours.rejoin_needed, "ours hears of the other")
+        assert not ours.view.keeps
+        other.close()
+
+
+class Coordinator:
+    """Knows one member by one generation."""
+
+    def __init__(self, generation_id: int) -> None:
+        self.generation_id = generation_id
+        self.asked: list[int] = []
+
+    def call_coordinator(self, group: str, request: Any, timeout_ms: int, **versions: Any) -> Any:
+        self.asked.append(request.generation_id)
+        right = request.generation_id == self.generation_id
+        return SimpleNamespace(error_code=0 if right else ErrorCode.ILLEGAL_GENERATION)
+
+
+def beat(coordinator: Coordinator, beating: TaskHeartbeat) -> int:
+    coordinator.asked.clear()
+    return beating._beat(1_000)
+
+
+def test_claiming_task_follows_its_member_up_and_back() -> None:
+    coordinator: Any = Coordinator(4)
+    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, claiming=True)
+    assert beat(coordinator, beating) == 0 and coordinator.asked == [4]
+    coordinator.generation_id = 6
+    assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5, 6]
+    assert beat(coordinator, beating) == 0 and coordinator.asked == [6]
+    coordinator.generation_id = 4  # a coordinator that was lost before it had written the later ones
+    assert beat(coordinator, beating) == 0 and coordinator.asked == [6, 4]
+    coordinator.generation_id = 3
+    assert beat(coordinator, beating) == ErrorCode.ILLEGAL_GENERATION, "never to before the batch was planned"
+    assert 3 not in coordinator.asked and len(coordinator.asked) < 25
+
+
+def test_commit_between_the_end_of_a_round_and_its_answer_is_not_a_verdict() -> None:
+    bench = follower(T0, assignors=COOPERATIVE)
+    bench.member.request_rejoin("a test")
+    bench.poll()
+
+    def commit_meanwhile(request: Any) -> None:
+        bench.script.once("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
+        with pytest.raises(BrokerError, match="REBALANCE_IN_PROGRESS"):
+            bench.client.commit({T0: OffsetAndMetadata(5)}, patience_ms=0)
+
+    bench.script.once("JoinGroup", commit_meanwhile)
+    bench.pump()
+    assert not bench.member.fenced and bench.told == []
+    bench.client.commit({T0: OffsetAndMetadata(5)})
+    assert [r.generation_id_or_member_epoch for r in bench.script.of("OffsetCommit")] == [1, 2]
