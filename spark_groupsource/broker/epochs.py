@@ -81,6 +81,8 @@ def _read(path: Path) -> list[tuple[int, int]]:
         raise StorageError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from error
     except ValueError as error:
         raise StorageError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-    if not starts or starts != sorted(starts):
+    if not starts:
+        return [(0, 0)]  # Kafka's, where nothing was written yet
+    if starts != sorted(starts):
         raise StorageError(f"{path} is damaged (its epochs do not rise); restore it from a copy")
     return starts

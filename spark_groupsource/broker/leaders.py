@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Callable, Iterable, NamedTuple, Sequence
 
 from spark_groupsource.broker.files import replace_file
-from spark_groupsource.broker.partitions import Refusal
+from spark_groupsource.broker.partition import Refusal
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 
@@ -27,6 +27,15 @@ class Leader(NamedTuple):
 
     node_id: int
     epoch: int
+
+
+def keep_first_epoch(directory: Path, epoch: int) -> None:
+    """Lets whoever opens `directory` next begin with an epoch above `epoch`: records of another broker have had it.
+
+    Raises: StorageError.
+    """
+    kept = {"version": 1, "nodes": [], "first_epoch": epoch, "moved": []}
+    replace_file(directory / _FILE, json.dumps(kept).encode())
 
 
 class Leaders:

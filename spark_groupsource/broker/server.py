@@ -48,10 +48,11 @@ class BrokerServer:
         clock: Clock,
         report: Report,
         node_count: int = 1,
+        adopt: bool = False,
     ) -> None:
         self.config = config
         answers = Answers()
-        data = DataDirectory(data_dir)
+        data = DataDirectory(data_dir, adopt, report)
         self.broker = Broker(config, data, clock, SERVED, answers.send, report, node_count)
         self._clock = clock
         self._report = report
@@ -187,16 +188,18 @@ def serve_forever(
     ready: Callable[[str], None],
     report: Report | None = None,
     brokers: int = 1,
+    adopt: bool = False,
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config` in Kafka's setting names; `ready` is called with ``host:port`` when clients can connect; `report`
-    takes one line for the operator at a time, the log by default; `brokers` nodes listen at consecutive ports.
+    takes one line for the operator at a time, the log by default; `brokers` nodes listen at consecutive ports;
+    `adopt` takes over a Kafka broker's directory.
 
     Raises: ConfigurationError, StorageError: the broker cannot start, the message says why and what mends it.
     """
     report = report or _LOGGER.info
-    server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report, brokers)
+    server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report, brokers, adopt)
     # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -225,7 +228,8 @@ class EmbeddedBroker:
 
     Args: `data_dir` None stands for a temporary directory that is removed at `stop`; `port` 0 for any free port;
     `config` in Kafka's setting names; `brokers` nodes with consecutive ids, from ``node.id`` on, and consecutive ports,
-    which share the data and the work: leaders of partitions and coordinators of groups are spread over them.
+    which share the data and the work: leaders of partitions and coordinators of groups are spread over them; `adopt`
+    takes over a `data_dir` that is a copy of a stopped Apache Kafka broker's log directory, for good.
 
     Raises on `start`: ConfigurationError, StorageError.
     """
@@ -237,9 +241,13 @@ class EmbeddedBroker:
         port: int = 0,
         config: Mapping[str, str] | None = None,
         brokers: int = 1,
+        adopt: bool = False,
     ) -> None:
         if brokers < 1:
             raise ConfigurationError(f"brokers must be at least 1, not {brokers}")
+        if adopt and data_dir is None:
+            raise ConfigurationError("adopt takes over a Kafka broker's directory; name it as data_dir")
+        self._adopt = adopt
         self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
         self._address = Address(host, port)
@@ -358,7 +366,9 @@ class EmbeddedBroker:
     async def _serve(self, ready: concurrent.futures.Future[str]) -> None:
         assert self.data_dir is not None
         clock = SystemClock()
-        self._server = BrokerServer(self.data_dir, self._address, self._config, clock, self._note, self._brokers)
+        self._server = BrokerServer(
+            self.data_dir, self._address, self._config, clock, self._note, self._brokers, self._adopt
+        )
         self._stopped = asyncio.Event()
         addresses = await self._server.start()
         self._loop = asyncio.get_running_loop()

@@ -8,6 +8,9 @@ Knows files and names; knows no protocol. Files beside the partitions' directori
 * ``log-start-offset-checkpoint``: log starts moved by DeleteRecords, in Kafka's format;
 * ``cleaner-offset-checkpoint``: up to where compacted logs are clean, in Kafka's format; a log named there has gaps;
 * ``clean-shutdown.json``: where each log ended at a clean stop; absent while a broker runs, and after a crash.
+
+The directory of an Apache Kafka broker has the same partitions and checkpoints, but no catalogue: it is taken over when
+that is asked for, and is ours from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
+from spark_groupsource.broker.adoption import read_kafka_directory
 from spark_groupsource.broker.files import replace_file, sync_directory
+from spark_groupsource.broker.leaders import keep_first_epoch
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 
@@ -34,6 +39,7 @@ _LOG_STARTS = "log-start-offset-checkpoint"
 _CLEANED = "cleaner-offset-checkpoint"
 _CLEAN = "clean-shutdown.json"
 _LOCK = ".lock"
+_KAFKA_CLEAN = ".kafka_cleanshutdown"
 _PRODUCER_ID_BLOCK = 1000
 # names that say nothing about whose a directory is
 _IGNORED = frozenset({_LOCK, "lost+found"})
@@ -54,10 +60,15 @@ class TopicEntry:
 
 
 class DataDirectory:
-    """One broker's files under `path`. `open` must come first, `close` last."""
+    """One broker's files under `path`. `open` must come first, `close` last.
 
-    def __init__(self, path: Path) -> None:
+    With `adopt` the directory of an Apache Kafka broker is taken over; `report` is told what that did.
+    """
+
+    def __init__(self, path: Path, adopt: bool = False, report: Callable[[str], None] = lambda line: None) -> None:
         self.path = path
+        self._adopt = adopt
+        self._report = report
         self.cluster_id = ""
         self.topics: dict[str, TopicEntry] = {}
         self.log_starts: dict[TopicPartition, int] = {}
@@ -169,6 +180,8 @@ class DataDirectory:
 
     def _check_owner(self, names: set[str]) -> None:
         if not names:
+            if self._adopt:
+                raise StorageError(f"{self.path} is empty, there is nothing to adopt; name a Kafka broker's directory")
             return
         if _META not in names:
             example = ", ".join(sorted(names)[:3])
@@ -177,9 +190,16 @@ class DataDirectory:
                 "choose an empty or a new directory"
             )
         meta = self._read_meta()
-        if meta.get(_MARK) != _FORMAT:
-            owner = "a newer groupsource broker" if _MARK in meta else "another Kafka broker"
-            raise StorageError(f"data directory {self.path} belongs to {owner}; choose an empty or a new directory")
+        if _MARK in meta:
+            if meta[_MARK] != _FORMAT:
+                text = f"data directory {self.path} belongs to a newer groupsource broker"
+                raise StorageError(f"{text}; choose an empty or a new directory")
+        elif not self._adopt:
+            raise StorageError(
+                f"data directory {self.path} belongs to an Apache Kafka broker; choose an empty or a new directory, or "
+                "stop that broker, copy its directory and start on the copy with --adopt (adopt=True), which takes it "
+                "over for good"
+            )
 
     def _take_lock(self) -> None:
         path = self.path / _LOCK
@@ -189,6 +209,7 @@ class DataDirectory:
             raise StorageError(f"{path} cannot be created: {error.strerror}; check permissions") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kind that Kafka takes
         except OSError as error:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
@@ -213,6 +234,8 @@ class DataDirectory:
             replace_file(self.path / _META, "".join(f"{key}={value}\n" for key, value in meta.items()).encode())
             return
         meta = self._read_meta()
+        if _MARK not in meta:
+            meta = self._take_over(meta, node_id)
         self.cluster_id = meta.get("cluster.id", "")
         if meta.get("node.id") != str(node_id):
             raise StorageError(
@@ -228,6 +251,33 @@ class DataDirectory:
                 shutil.rmtree(self.path / name)
         if self._deleting:
             self._write_topics(self.topics, [])
+
+    def _take_over(self, meta: dict[str, str], node_id: int) -> dict[str, str]:
+        """Writes down what a Kafka broker's directory holds; the mark comes last, so a crash lets it be done again.
+
+        Raises: StorageError.
+        """
+        found = read_kafka_directory(
+            self.path, self._read_checkpoint(_LOG_STARTS), self._read_checkpoint(_CLEANED), self._report
+        )
+        self._next_producer_id = self._producer_ids_until = found.next_producer_id
+        topics = [TopicEntry(each.name, each.topic_id, each.partition_count, each.settings) for each in found.topics]
+        self._write_topics({entry.name: entry for entry in topics}, [])
+        self._write_checkpoint(_LOG_STARTS, found.log_starts)
+        self._write_checkpoint(_CLEANED, found.cleaned)
+        keep_first_epoch(self.path, found.leader_epoch)
+        former = meta.get("node.id", meta.get("broker.id", "unknown"))
+        meta = {**meta, "node.id": str(node_id), _MARK: _FORMAT}
+        (self.path / _KAFKA_CLEAN).unlink(missing_ok=True)
+        replace_file(self.path / _META, "".join(f"{key}={value}\n" for key, value in meta.items()).encode())
+        for path in self.path.glob("*/*.deleted"):
+            path.unlink()  # what Kafka had given up and would have removed a minute later
+        count = sum(entry.partition_count for entry in topics)
+        self._report(
+            f"{self.path} of Kafka broker {former} is taken over: {len(topics)} topics, {count} partitions, cluster "
+            f"{meta.get('cluster.id', '')}"
+        )
+        return meta
 
     def _read_meta(self) -> dict[str, str]:
         lines = self._read(_META).decode("utf-8", "replace").splitlines()

@@ -41,7 +41,15 @@ _FLUSH = "log.flush.interval.messages"
     help="os (the default): what is acknowledged survives a killed process; always: it is on the disk and survives a "
     "power loss, at the cost of a disk write each time.",
 )
-def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int, flush: str | None) -> None:
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Take over a --data-dir that is a copy of a stopped Apache Kafka broker's log directory. It is changed and "
+    "no longer Kafka's: topics with their ids, records, groups and what they committed go on here.",
+)
+def broker(
+    listen: str, data_dir: Path, config: tuple[str, ...], brokers: int, flush: str | None, adopt: bool
+) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
     It serves Kafka's own clients and tools, on this machine only unless --listen says otherwise, and prints
@@ -67,4 +75,5 @@ def broker(listen: str, data_dir: Path, config: tuple[str, ...], brokers: int, f
         ready=lambda where: print(f"listening on {where}", flush=True),
         report=lambda line: click.echo(line, err=True),
         brokers=brokers,
+        adopt=adopt,
     )

@@ -129,6 +129,18 @@ def iter_batches(buffer: bytes | bytearray | memoryview, *, start: int = 0) -> I
         position += size
 
 
+def decode_header(head: bytes) -> BatchHeader:
+    """The header of the batch that begins with `head`, of 61 bytes or more; its records need not be there.
+
+    Raises: CorruptRecordError where the header makes no sense; struct.error where it is cut.
+    """
+    _whole_size(head, 0)
+    fields = _HEADER.unpack_from(head)
+    header = BatchHeader._make((*fields, 0, LOG_OVERHEAD_BYTES + fields[1]))
+    _check_header(header)
+    return header
+
+
 def last_batch(buffer: bytes | bytearray | memoryview) -> BatchHeader | None:
     """The header of the last complete batch, or None where there is none; those before it are stepped over.
 

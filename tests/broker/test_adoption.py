@@ -1,0 +1,204 @@
+"""What is read out of a Kafka broker's directory, on directories made by hand; real ones are in the matrix."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_groupsource.broker.adoption import read_kafka_directory
+from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.storage import DataDirectory
+from spark_groupsource.errors import StorageError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import Record, encode_batch
+
+IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("t", "u", "gone", "__consumer_offsets")}
+
+
+class KafkaDirectory:
+    """A broker's log directory under `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reports: list[str] = []
+        path.mkdir()
+        (path / "meta.properties").write_text("#\n#today\nnode.id=7\ndirectory.id=x\nversion=1\ncluster.id=abc\n")
+
+    def partition(self, topic: str, number: int, *batches: bytes, base: int = 0) -> Path:
+        directory = self.path / f"{topic}-{number}"
+        directory.mkdir()
+        (directory / f"{base:020d}.log").write_bytes(b"".join(batches))
+        topic_id = urlsafe_b64encode(IDS[topic].bytes).decode().rstrip("=")
+        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+        return directory
+
+    def metadata(self, *records: bytes, name: str = f"{0:020d}.log", base: int = 0) -> None:
+        directory = self.path / "__cluster_metadata-0"
+        directory.mkdir(exist_ok=True)
+        (directory / name).write_bytes(encode_batch([Record(None, each, 0) for each in records], base_offset=base))
+
+    def open(self) -> DataDirectory:
+        data = DataDirectory(self.path, adopt=True, report=self.reports.append)
+        data.open(1)
+        return data
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> KafkaDirectory:
+    return KafkaDirectory(tmp_path / "kafka")
+
+
+def text(value: str) -> bytes:
+    return bytes([len(value) + 1]) + value.encode()
+
+
+def topic(name: str, *partitions: int) -> list[bytes]:
+    added = [b"\1\3\0" + struct.pack(">i", number) + IDS[name].bytes for number in partitions]
+    return [b"\1\2\0" + text(name) + IDS[name].bytes, *added]
+
+
+def setting(topic: str, name: str, value: str) -> bytes:
+    return b"\1\4\0\2" + text(topic) + text(name) + text(value)
+
+
+def removed(name: str) -> bytes:
+    return b"\1\x09\0" + IDS[name].bytes
+
+
+BEGIN, END, ABORT = b"\1\x17\0\0", b"\1\x18\0\0", b"\1\x19\0\0"
+
+
+def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0)
+    directory.partition("t", 1)
+    directory.partition("u", 0)
+    directory.metadata(
+        *topic("gone", 0), setting("gone", "retention.ms", "1"), removed("gone"),
+        *topic("t", 0, 1), setting("t", "retention.ms", "5"), setting("t", "retention.ms", "6"),
+        setting("t", "follower.replication.throttled.replicas", "*"),
+        BEGIN, *topic("u", 0), END,
+        BEGIN, removed("t"), ABORT,
+        b"\1\x0f\0" + struct.pack(">iqq", 7, 0, 3000),
+    )  # fmt: skip
+    data = directory.open()
+    assert {entry.name: (entry.topic_id, entry.partition_count) for entry in data.topics.values()} == {
+        "t": (IDS["t"], 2),
+        "u": (IDS["u"], 1),
+    }
+    assert dict(data.topics["t"].settings) == {"retention.ms": "6"}
+    assert data.next_producer_id() == 3000
+    assert data.cluster_id == "abc"
+    assert any("follower.replication.throttled.replicas=* is not followed here" in line for line in directory.reports)
+    assert "2 topics, 3 partitions, cluster abc" in directory.reports[-1] and "broker 7" in directory.reports[-1]
+    data.close(None)
+    again = DataDirectory(directory.path)
+    again.open(1)
+    assert again.topics == data.topics and again.next_producer_id() >= 3000
+    again.close(None)
+
+
+def test_a_snapshot_stands_for_the_log_before_it(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0)
+    directory.partition("u", 0)
+    directory.metadata(*topic("gone", 0))
+    directory.metadata(*topic("gone", 0), name=f"{1:020d}-{1:010d}.checkpoint")
+    directory.metadata(*topic("t", 0), name=f"{10:020d}-{1:010d}.checkpoint")
+    directory.metadata(*topic("gone", 0), name=f"{99:020d}-{1:010d}.checkpoint.part")
+    directory.metadata(*topic("u", 0), base=10, name=f"{10:020d}.log")
+    assert set(directory.open().topics) == {"t", "u"}
+
+
+def test_without_a_metadata_log_the_partitions_tell(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0)
+    (directory.partition("t", 1) / "partition.metadata").unlink()
+    directory.partition("__consumer_offsets", 0)
+    data = directory.open()
+    assert data.topics["t"].topic_id == IDS["t"] and data.topics["t"].partition_count == 2
+    assert dict(data.topics["__consumer_offsets"].settings) == {"cleanup.policy": "compact"}
+    assert "the defaults hold" in directory.reports[0]
+
+
+def test_what_is_being_deleted_and_what_belongs_to_nothing_stays_out(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0)
+    stray = directory.partition("u", 0)
+    directory.partition("gone", 0).rename(directory.path / f"gone-0.{'0' * 32}-delete")
+    directory.metadata(*topic("t", 0))
+    assert set(directory.open().topics) == {"t"}
+    assert f"{stray} belongs to no topic that exists; it is left where it is" in directory.reports
+    assert stray.exists()
+
+
+def batch(base_offset: int, *deltas: int, **options: int) -> bytes:
+    records = [Record(b"k", b"v", 1, offset_delta=delta) for delta in deltas]
+    return encode_batch(records, base_offset=base_offset, **options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "gaps"),
+    [
+        ((batch(5, 0, 1), batch(7, 0)), False),
+        ((batch(5, 0, 1), batch(8, 0)), True),
+        ((batch(5, 0, 2),), True),
+        ((), False),
+    ],
+)
+def test_begin_gaps_epochs_and_producers_come_from_the_logs(
+    directory: KafkaDirectory, batches: tuple[bytes, ...], gaps: bool
+) -> None:
+    directory.partition("t", 0, *batches, base=5)
+    directory.partition("u", 0, batch(0, 0, producer_id=1234, producer_epoch=0, base_sequence=0, leader_epoch=3))
+    data = directory.open()
+    place = TopicPartition("t", 0)
+    assert data.log_starts == {place: 5}
+    assert data.cleaned == ({place: 5} if gaps else {})
+    assert data.next_producer_id() == 2000
+    leaders = Leaders([1], directory.reports.append)
+    leaders.open(directory.path)
+    assert leaders.leader(place).epoch > 3
+
+
+def test_what_compaction_had_noted_is_kept(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0, batch(0, 0), batch(4, 0))
+    directory.partition("u", 0)
+    (directory.path / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 4\n")
+    (directory.path / "log-start-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    data = directory.open()
+    place = TopicPartition("t", 0)
+    assert (data.cleaned, data.log_starts) == ({place: 4}, {place: 2})
+
+
+Harm = Callable[[KafkaDirectory], object]
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda d: d.partition("u", 1), "lacks partitions 0 of topic u"),
+        (lambda d: d.metadata(*topic("t", 0), *topic("u", 0, 1)), "lacks partitions 0, 1 of topic u"),
+        (lambda d: (d.partition("u", 0) / f"{0:020d}.log").unlink(), "u-0 holds no segment"),
+        (lambda d: (d.path / "t-0" / "partition.metadata").write_text("version: 9"), "partition.metadata is damaged"),
+        (lambda d: d.metadata(b"\1\2\0\x7f"), "__cluster_metadata-0 cannot be read"),
+        (lambda d: (d.path / "cleaner-offset-checkpoint").write_text("0\n1\nx\n"), "checkpoint is damaged"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_named_and_left(directory: KafkaDirectory, harm: Harm, told: str) -> None:
+    directory.partition("t", 0)
+    harm(directory)
+    before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
+    with pytest.raises(StorageError, match=told):
+        directory.open()
+    (directory.path / ".lock").unlink()
+    assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
+
+
+def test_reading_changes_nothing(directory: KafkaDirectory) -> None:
+    directory.partition("t", 0, batch(0, 0))
+    before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
+    found = read_kafka_directory(directory.path, {}, {}, directory.reports.append)
+    assert [each.name for each in found.topics] == ["t"]
+    assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
