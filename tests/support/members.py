@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer
@@ -61,6 +63,15 @@ class JavaTool:
             self._process.terminate()
         self._reader.join(30)
         stop_process(self._process, 10)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT afterwards: the member is slow for so long."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL: the member is lost without a word."""

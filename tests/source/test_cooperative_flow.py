@@ -1,0 +1,199 @@
+"""Applications of one cooperative group, driven as Spark drives them: what stays flows, nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections import Counter
+
+import pytest
+from support.members import JavaMember
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.source import stream, task
+from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.stream import GroupStreamReader
+
+PARTITIONS = 6
+JAVA_COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+COLUMNS = Columns(("partition", "offset"))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
+    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
+    yield
+    for cluster in list(task._clusters.values()):
+        task._discard(cluster)
+
+
+class Application:
+    """A query with Spark's part of it in a thread: batches back to back, each followed by a pause; then a drain.
+
+    `seen` counts every (partition, offset) of finished batches; `claimed` is how many records came of batches planned
+    while a round was going on.
+    """
+
+    def __init__(self, options, pause=lambda: 0.0):
+        self._reader = GroupStreamReader(options, COLUMNS, os.getpid())
+        self._pause = pause
+        self._ending = threading.Event()
+        self.seen = Counter()
+        self.claimed = 0
+        self.batches = 0
+        self.failure = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        """Drains: the batch in flight ends, its offsets are committed, the members leave."""
+        self._ending.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive() and self.failure is None, self.failure
+
+    def _run(self):
+        try:
+            start = self._reader.initialOffset()
+            while not self._ending.is_set():
+                end = json.loads(json.dumps(self._reader.latestOffset(start, self._reader.getDefaultReadLimit())))
+                if end != start:
+                    self._read(start, end)
+                    self._reader.commit(end)
+                    start = end
+                self._ending.wait(self._pause())
+            assert self._reader._live.session().request_drain(start)
+        except Exception as error:
+            self.failure = error
+        finally:
+            self._reader.stop()
+
+    def _read(self, start, end):
+        parts = self._reader.partitions(start, end)
+        # a task beats after its last record: the pause is the batch's, and a round may go on during it
+        read = []
+        for part in parts:
+            for batch in self._reader.read(part):
+                read += zip(batch.column("partition").to_pylist(), batch.column("offset").to_pylist())
+                self._ending.wait(self._pause())
+        self.seen.update(read)
+        self.batches += 1
+        if any(part.membership is not None and part.membership.claiming for part in parts):
+            self.claimed += len(read)
+
+
+class Room:
+    """A topic, a group, and what was produced."""
+
+    def __init__(self, cluster, topic, group):
+        self.servers, self.topic, self.group = cluster.bootstrap_servers, topic, group
+        self.client = Cluster(self.servers, ClientSettings.parse({"bootstrap.servers": self.servers}))
+        self.produced = 0
+        create_topic(self.servers, topic, PARTITIONS)
+
+    def produce(self, count):
+        rows = ((n % PARTITIONS, None, b"%d" % n) for n in range(self.produced, self.produced + count))
+        self.produced += produce(self.servers, self.topic, rows)
+
+    def start(self, name, pause=lambda: 0.0, **options):
+        given = {
+            "kafka.bootstrap.servers": self.servers,
+            "subscribe": self.topic,
+            "kafka.group.id": self.group,
+            "kafka.client.id": name,
+            "startingOffsets": "earliest",
+            "members": "1",
+            "kafka.session.timeout.ms": "30000",
+            "kafka.heartbeat.interval.ms": "200",
+            "kafka.partition.assignment.strategy": "cooperative-sticky",
+            **options,
+        }
+        return Application(given, pause)
+
+    def described(self):
+        return describe_groups(self.client, [self.group])[self.group]
+
+    def assigned(self):
+        """Client id -> how many partitions, of a group that is stable."""
+        group = self.described()
+        return {m.client_id: len(m.assignment) for m in group.members} if group.state == "Stable" else {}
+
+    def committed(self):
+        return sum(c.offset for c in self.client.fetch_committed(self.group).values() if c is not None)
+
+
+@pytest.fixture
+def room(cluster, topic, group, in_process):
+    opened = Room(cluster, topic, group)
+    yield opened
+    opened.client.close()
+
+
+def test_what_stays_flows_while_a_java_member_is_slow(room):
+    room.produce(60)
+    with room.start("a") as a, JavaMember(
+        room.servers, room.group, room.topic, assignor=JAVA_COOPERATIVE, session_timeout_ms=30_000
+    ) as java:
+        java.wait_for_partitions(3)
+        wait_until(lambda: room.assigned().get("a-0") == 3, "half of the partitions each")
+        room.produce(60)
+        wait_until(lambda: len(a.seen) + java.consumed == room.produced, "everything is read")
+        with java.frozen():
+            b = room.start("b")
+            wait_until(lambda: room.described().state == "PreparingRebalance", "a round that waits for Java")
+            before = len(a.seen)
+            for _ in range(3):
+                room.produce(60)
+                before += 30
+                wait_until(lambda: len(a.seen) == before, "a goes on with its three partitions")
+            # that is committed as well, in the midst of the round
+            wait_until(lambda: room.committed() == before + java.consumed, "what was read is committed")
+            assert a.claimed >= 60 and not b.seen and room.described().state == "PreparingRebalance"
+        wait_until(lambda: list(room.assigned().values()) == [2, 2, 2], "two partitions each", 60)
+        room.produce(60)
+        wait_until(lambda: len(a.seen) + len(b.seen) + java.consumed >= room.produced, "everything is read")
+        b.stop()
+    assert set((a.seen + b.seen).values()) == {1}, "nothing is read twice"
+    assert len(a.seen) + len(b.seen) + java.consumed == room.produced and len(b.seen) == 20
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
+def test_nothing_is_lost_or_read_twice_while_applications_come_and_go(room, assignor):
+    rng, running, ended = random.Random(7), [], []
+
+    def start():
+        pauses = random.Random(rng.random())
+        names = {"members": str(rng.choice([1, 2])), "kafka.partition.assignment.strategy": assignor}
+        running.append(room.start(f"{len(running) + len(ended)}", lambda: pauses.uniform(0, 0.1), **names))
+
+    def seen():
+        return sum((app.seen for app in (*running, *ended)), Counter())
+
+    start()
+    for step in range(12):
+        room.produce(120)
+        goal = len(seen()) + 60
+        wait_until(lambda: len(seen()) >= min(goal, room.produced), f"half of it is read, step {step}", 60)
+        if len(running) == 1 or (len(running) < 4 and rng.random() < 0.6):
+            start()
+        else:
+            ended.append(running.pop(rng.randrange(len(running))))
+            ended[-1].stop()
+    wait_until(lambda: len(seen()) == room.produced, "everything is read", 60)
+    for app in running:
+        app.stop()
+    assert set(seen().values()) == {1} and room.committed() == room.produced
+    claimed = sum(app.claimed for app in (*running, *ended))
+    assert (claimed > 0) == (assignor == "cooperative-sticky")
