@@ -113,6 +113,8 @@ class StreamSession:
         self.reader = ""
         # the start of the last call as text, and where partitions taken over since then begin
         self._start_text: str | None = None
+        # until this query has owned its first partition
+        self._is_new = False
         self._acquired: Offsets = {}
         self._owned: set[TopicPartition] = set()
         self._group: _Group | None = None
@@ -236,6 +238,9 @@ class StreamSession:
     def _begin_call(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
         self.reader = start.reader or self.reader or uuid4().hex
         text = json.dumps(start_json)
+        if self._start_text is None:
+            self._is_new = not start.reader
+        self._is_new = self._is_new and not start.positions
         if text != self._start_text:
             # Spark has written the end we gave it: what was taken over is an ordinary position now
             self._start_text = text
@@ -321,10 +326,14 @@ class StreamSession:
                 fresh.append(p)
             elif acquisition.offset != start.positions.get(p):
                 self._acquired[p] = acquisition.offset
-        self._acquired.update(self._resolve_fresh(fresh, start, committed))
+        first = self._resolve_fresh(fresh, committed)
+        self._acquired.update(first)
         self._committed = {p: commit.offset for p, commit in committed.items() if commit is not None}
         self._owned = set(owned)
         self._topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
+        if self._start_spec().default != EARLIEST:
+            # nothing before it is for this group: whoever takes over before the first batch is committed goes on there
+            self._commit_positions(first)
         self._acquired.update(self._restarts(start))
         self._ends.at_ms = None
 
@@ -368,13 +377,15 @@ class StreamSession:
         _log.warning("%s (onGroupReset=%s)", told, reaction)
         return Acquisition(Winner.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
 
-    def _resolve_fresh(self, fresh: list[TopicPartition], start: SourceOffset, committed: Commits) -> Offsets:
+    def _resolve_fresh(self, fresh: list[TopicPartition], committed: Commits) -> Offsets:
         """Positions of partitions that neither the checkpoint nor the group knows."""
-        is_new_query = not start.positions and not start.reader
-        spec = PositionSpec("startingOffsets", default=EARLIEST)
-        if is_new_query:
-            spec = self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
-        return self._lookup.resolve(spec, fresh, committed) if fresh else {}
+        return self._lookup.resolve(self._start_spec(), fresh, committed) if fresh else {}
+
+    def _start_spec(self) -> PositionSpec:
+        """Where such partitions begin: later ones at their earliest offset, for they may be new."""
+        if not self._is_new:
+            return PositionSpec("startingOffsets", default=EARLIEST)
+        return self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
 
     # -- 3: plan -----------------------------------------------------------------------------------------------------
 

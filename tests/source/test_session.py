@@ -146,6 +146,36 @@ def test_fresh_query_starts_at_the_end_and_persists_that_at_once():
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
+@pytest.mark.parametrize("starting, begin", [("latest", 10), ("group-or-latest", 10), ("-4", 6), ("earliest", None)])
+def test_where_a_group_begins_is_committed_before_anything_is_read(starting, begin):
+    """A reader that dies before its first commit must leave to others where the group began, if that moves."""
+    query = Query(startingOffsets=starting, group=FakeGroup(assigned={P0: 0}))
+    end = query.session.latest_offset({}, NO_LIMITS)
+    assert query.committed() == ({} if begin is None else {P0: begin})
+    assert end["@group"]["acquired"] == {"t": {"0": begin or 0}}
+    # what was found later belongs to this group from its begin on
+    query.start = end
+    query.group.rebalance({P0: 0, P1: 0})
+    assert query.trigger() == {P1: (0, 10)}
+
+
+def test_begin_that_cannot_be_committed_stops_nothing(caplog):
+    group = FakeGroup(assigned={P0: 0}, commit_error=BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"))
+    query = Query(startingOffsets="latest", group=group)
+    assert query.trigger() == {} and query.start["t"] == {"0": 10}
+    assert "not committed yet" in caplog.text
+    query.group.commit_error = None
+    assert query.trigger() is None and query.committed() == {P0: 10}
+
+
+def test_query_that_is_given_nothing_at_first_still_starts_where_it_was_told():
+    """As every new member of a cooperative group: what it gets, others have to give up first."""
+    query = Query(startingOffsets="-4", group=FakeGroup(assigned={}))
+    assert query.trigger() == {} and query.start["@group"]["reader"]
+    query.group.rebalance({P0: 0})
+    assert query.trigger() == {P0: (6, 10)}
+
+
 def test_fresh_query_from_earliest_reads_everything_once_and_commits_within_one_trigger():
     query = Query(startingOffsets="earliest")
     assert query.trigger() == {P0: (0, 10), P1: (0, 10), P2: (0, 10)}
