@@ -132,8 +132,32 @@ class BrokerConfig:
     offsets_topic_segment_bytes: int = _setting(
         104_857_600, "offsets.topic.segment.bytes", "segment size of __consumer_offsets", low=1024, high=_INT32_MAX
     )
+    transaction_state_log_num_partitions: int = _setting(
+        50, "transaction.state.log.num.partitions", "partitions of __transaction_state; fixed once it exists", low=1,
+        high=10_000,
+    )
+    transaction_state_log_segment_bytes: int = _setting(
+        104_857_600, "transaction.state.log.segment.bytes", "segment size of __transaction_state", low=1024,
+        high=_INT32_MAX,
+    )
+    transaction_max_timeout_ms: int = _setting(
+        900_000, "transaction.max.timeout.ms", "longest transaction.timeout.ms a producer may ask for", low=1,
+        high=_INT32_MAX,
+    )
+    transactional_id_expiration_ms: int = _setting(
+        604_800_000, "transactional.id.expiration.ms", "an unused transactional id is forgotten", low=1,
+        high=_INT64_MAX,
+    )
     log_retention_check_interval_ms: int = _setting(
         300_000, "log.retention.check.interval.ms", "how often old segments are looked for", low=1, high=_INT64_MAX
+    )
+    producer_id_expiration_ms: int = _setting(
+        86_400_000, "producer.id.expiration.ms", "a partition forgets a producer that wrote nothing for so long", low=1,
+        high=_INT32_MAX,
+    )
+    producer_id_expiration_check_interval_ms: int = _setting(
+        600_000, "producer.id.expiration.check.interval.ms", "how often such producers are looked for", low=1,
+        high=_INT32_MAX,
     )
     log_cleaner_enable: bool = _setting(True, "log.cleaner.enable", "compacted topics are cleaned")
     log_cleaner_backoff_ms: int = _setting(

@@ -8,7 +8,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping
 
-from spark_groupsource.broker import handlers_configs, handlers_data, handlers_groups, handlers_topics
+from spark_groupsource.broker import (
+    handlers_configs,
+    handlers_data,
+    handlers_groups,
+    handlers_topics,
+    handlers_transactions,
+)
 from spark_groupsource.broker.node import Broker, Call, Served
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import ApiVersionsResponse, Message
@@ -54,8 +60,12 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         19: Served(2, 7, handlers_topics.create_topics),
         20: Served(1, 6, handlers_topics.delete_topics),
         21: Served(0, 2, handlers_data.delete_records),
-        22: Served(0, 5, handlers_data.init_producer_id),
+        22: Served(0, 5, handlers_transactions.init_producer_id),
         23: Served(2, 4, handlers_data.offset_for_leader_epoch),
+        24: Served(0, 3, handlers_transactions.add_partitions),
+        25: Served(0, 4, handlers_transactions.add_offsets),
+        26: Served(0, 4, handlers_transactions.end),
+        28: Served(0, 4, handlers_transactions.commit_offsets),
         32: Served(1, 4, handlers_configs.describe_configs),
         33: Served(0, 2, handlers_configs.alter_configs),
         35: Served(1, 4, handlers_configs.describe_log_dirs),

@@ -1,4 +1,4 @@
-"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, InitProducerId.
+"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
 
 Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special timestamps).
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from spark_groupsource.broker.epochs import EpochEnd
 from spark_groupsource.broker.log import TimestampAndOffset
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
-from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
+from spark_groupsource.broker.partition import INTERNAL_TOPICS, Partition, Refusal, Verify
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader
+from spark_groupsource.transactions import Producer
 from spark_groupsource.wire.messages import (
     DeleteRecordsResponse,
-    InitProducerIdResponse,
     ListOffsetsResponse,
     Message,
     OffsetForLeaderEpochResponse,
@@ -32,6 +32,15 @@ _READ_COMMITTED = 1
 _PRODUCE_TOPIC_IDS_SINCE = 13
 _ZSTD_SINCE = 7
 _MAX_TIMESTAMP_SINCE = 7
+_ABORTABLE_SINCE = 11
+_VERIFICATION_ERRORS = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    # all of these mean: ask again
+    ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_ENOUGH_REPLICAS,
+}
 
 _ProducedTopic = ProduceResponse.TopicProduceResponse
 _ProducedPartition = _ProducedTopic.PartitionProduceResponse
@@ -55,7 +64,8 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
             try:
                 partition = _produce_target(broker, call, request, topic, data.index)
                 zstd = call.api_version >= _ZSTD_SINCE
-                done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd, verify=_verify)
+                verify = _verification(broker, call, request.transactional_id, partition.topic_partition)
+                done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd, verify=verify)
                 if done.size:
                     appended.append((partition.topic_partition, done.size))
                 result = _ProducedPartition(
@@ -90,35 +100,34 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
 def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
     if request.acks not in (-1, 0, 1):
         raise Refusal(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
-    if request.transactional_id is not None:
-        raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions; unset transactional.id")
     by_id = call.api_version >= _PRODUCE_TOPIC_IDS_SINCE
     name = broker.partitions.topic_name(topic.topic_id) if by_id else topic.name
-    if name == OFFSETS_TOPIC:
-        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{OFFSETS_TOPIC} is written by the coordinator alone")
+    if name in INTERNAL_TOPICS:
+        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the coordinators alone")
     partition = broker.partitions.partition(name, number)
     broker.leaders.check(call.node_id, partition.topic_partition)
     return partition
 
 
-def _verify(header: BatchHeader) -> None:
-    raise Refusal(ErrorCode.INVALID_TXN_STATE, "this broker serves no transactions")
+def _verification(
+    broker: Broker, call: Call, transactional_id: str | None, topic_partition: TopicPartition
+) -> Verify:
+    """Asks the transaction's coordinator, once for each transaction in a partition, if it will end it (KIP-890)."""
 
+    def verify(header: BatchHeader) -> None:
+        if transactional_id is None:
+            text = "records of a transaction came in a request without transactional id"
+            raise Refusal(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+        producer = Producer(header.producer_id, header.producer_epoch)
+        code = broker.transactions.verify(transactional_id, producer, topic_partition)
+        if code is ErrorCode.NONE:
+            return
+        if code is ErrorCode.TRANSACTION_ABORTABLE and call.api_version < _ABORTABLE_SINCE:
+            code = ErrorCode.INVALID_TXN_STATE
+        code = _VERIFICATION_ERRORS.get(code, code)
+        raise Refusal(code, f"{topic_partition} is in no open transaction of {transactional_id}")
 
-def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
-    """A new producer id, or the next epoch of one; transactional ids are refused."""
-    code, producer_id, epoch = ErrorCode.NONE, request.producer_id, request.producer_epoch + 1
-    if request.transactional_id is not None:
-        # fatal for every client, where a coordinator that is not available would be asked again for ever
-        code, producer_id, epoch = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1
-        broker.report(f"client {call.client_id} asked for transactions (transactional.id), which are not served")
-    elif request.producer_id < 0 or epoch >= 2**15 - 1:
-        try:
-            producer_id, epoch = broker.data.next_producer_id(), 0
-        except StorageError as error:
-            broker.report(str(error))
-            code, producer_id, epoch = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
-    return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=epoch)
+    return verify
 
 
 # --- fetch and offsets ---

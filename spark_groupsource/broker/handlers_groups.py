@@ -19,11 +19,12 @@ from spark_groupsource.wire.messages import (
 )
 
 _GROUP_KEY = 0
+_TRANSACTION_KEY = 1
 _BATCHED_SINCE = 4
 
 
 def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
-    """Whoever leads the group's partition of the group log; transactions and share groups have no coordinator here."""
+    """Whoever leads the partition of the log that holds the group or the transactional id; share groups have none."""
     batched = call.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if batched else [request.key]
     answers = [_coordinator(broker, request.key_type, key) for key in keys]
@@ -42,10 +43,10 @@ def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
 
 def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
     try:
-        if key_type != _GROUP_KEY:
-            text = "this broker coordinates consumer groups, not transactions or shares"
+        if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
+            text = "this broker coordinates consumer groups and transactions, not shares"
             raise Refusal(ErrorCode.INVALID_REQUEST, text)
-        node = broker.coordinator.node_of(key)
+        node = (broker.coordinator if key_type == _GROUP_KEY else broker.transactions).node_of(key)
     except Refusal as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message
@@ -63,10 +64,10 @@ def group_request(broker: Broker, call: Call, request: Message) -> Unanswered:
 
 def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Offsets of partitions that do not exist are refused one by one; the others go to the group."""
-    known, unknown = _known_topics(broker, request, OffsetCommitRequest.OffsetCommitRequestTopic)
+    known, unknown = known_topics(broker, request, OffsetCommitRequest.OffsetCommitRequestTopic)
     if not unknown:
         return group_request(broker, call, request)
-    refused = _refusals(unknown, OffsetCommitResponse.OffsetCommitResponseTopic)
+    refused = refusals(unknown, OffsetCommitResponse.OffsetCommitResponseTopic)
     if not known:
         return OffsetCommitResponse(throttle_time_ms=0, topics=refused)
     checked = OffsetCommitRequest(
@@ -83,17 +84,17 @@ def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Una
 
 def offset_delete(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Like a commit: partitions that do not exist are refused one by one."""
-    known, unknown = _known_topics(broker, request, OffsetDeleteRequest.OffsetDeleteRequestTopic)
+    known, unknown = known_topics(broker, request, OffsetDeleteRequest.OffsetDeleteRequestTopic)
     if not unknown:
         return group_request(broker, call, request)
-    refused = _refusals(unknown, OffsetDeleteResponse.OffsetDeleteResponseTopic)
+    refused = refusals(unknown, OffsetDeleteResponse.OffsetDeleteResponseTopic)
     if not known:
         return OffsetDeleteResponse(error_code=0, throttle_time_ms=0, topics=refused)
     broker.coordinator.handle(call, OffsetDeleteRequest(group_id=request.group_id, topics=known), refused)
     return LATER
 
 
-def _known_topics(broker: Broker, request: Message, topic_class: Message) -> tuple[list[Message], list[Message]]:
+def known_topics(broker: Broker, request: Message, topic_class: Message) -> tuple[list[Message], list[Message]]:
     """The request's topics with the partitions that exist, and with those that do not."""
     known, unknown = [], []
     for topic in request.topics:
@@ -109,7 +110,8 @@ def _known_topics(broker: Broker, request: Message, topic_class: Message) -> tup
     return known, unknown
 
 
-def _refusals(topics: list[Message], answer_class: Message) -> list[Message]:
+def refusals(topics: list[Message], answer_class: Message) -> list[Message]:
+    """Entries of `answer_class` that say of each partition that it does not exist."""
     (entry_class,) = [each for name, each in vars(answer_class).items() if name.endswith("Partition")]
     return [
         answer_class(

@@ -10,7 +10,7 @@ from collections import Counter
 
 from spark_groupsource.broker.config import TOPIC_SETTINGS, setting_text
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Refusal
+from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
@@ -86,6 +86,8 @@ def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> Non
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
         broker.coordinator.ensure_topic()
+    elif name == TRANSACTIONS_TOPIC:
+        broker.transactions.ensure_topic()
     else:
         broker.create_topic(name, broker.config.num_partitions, {})
 
@@ -110,7 +112,7 @@ def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Mess
         error_code=0,
         name=entry.name,
         topic_id=entry.topic_id,
-        is_internal=entry.name == OFFSETS_TOPIC,
+        is_internal=entry.name in INTERNAL_TOPICS,
         partitions=partitions,
         authorized_operations=_TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
     )
@@ -253,8 +255,9 @@ def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
 
 def _check_new_count(broker: Broker, topic: Message) -> None:
     entry = broker.partitions.topic(topic.name)
-    if topic.name == OFFSETS_TOPIC:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"{OFFSETS_TOPIC} keeps its partitions: groups are found by them")
+    if topic.name in INTERNAL_TOPICS:
+        text = f"{topic.name} keeps its partitions: groups and transactions are found by them"
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
     if topic.count <= entry.partition_count:
         text = f"topic {topic.name} has {entry.partition_count} partitions; {topic.count} would not be more"
         raise Refusal(ErrorCode.INVALID_PARTITIONS, text)

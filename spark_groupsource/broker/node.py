@@ -16,9 +16,10 @@ from spark_groupsource.broker.epochs import Epochs
 from spark_groupsource.broker.fetches import Fetches
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.log import Report
-from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partitions, Refusal
+from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partitions, Refusal
 from spark_groupsource.broker.runtime import CoordinatorRuntime
 from spark_groupsource.broker.storage import DataDirectory, TopicEntry
+from spark_groupsource.broker.transactions import TransactionRuntime
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
@@ -87,6 +88,7 @@ class Broker:
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
         self.fetches = Fetches(self.partitions, self.leaders, self.timers, config.fetch_max_bytes, send)
         self.coordinator = CoordinatorRuntime(self, send)
+        self.transactions = TransactionRuntime(self)
         self.cleaner = LogCleaner(
             self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report
         )
@@ -115,7 +117,9 @@ class Broker:
             self.data.close(None)
             raise
         self.coordinator.start()
+        self.transactions.start()
         self._set_retention_timer()
+        self._set_producers_timer()
         if self.config.log_cleaner_enable:
             self.cleaner.start()
 
@@ -151,10 +155,14 @@ class Broker:
                     self.fetches.expire(token)
                 case ("retention",):
                     self._apply_retention()
+                case ("producers",):
+                    self._expire_producers()
                 case ("clean",):
                     self.cleaner.look()
                 case ("clean-slice",):
                     self.cleaner.slice()
+                case ("transactions", *_):
+                    self.transactions.expire(key)
                 case _:
                     self.coordinator.expire(key)
 
@@ -173,8 +181,10 @@ class Broker:
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic, answers the fetches that wait for it, and removes its committed offsets. Raises: Refusal."""
-        if name == OFFSETS_TOPIC:
-            text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups instead"
+        if name in INTERNAL_TOPICS:
+            text = f"{name} holds what every group has committed; delete groups instead"
+            if name == TRANSACTIONS_TOPIC:
+                text = f"{name} holds every transaction; it goes with the data directory alone"
             raise Refusal(ErrorCode.POLICY_VIOLATION, text)
         gone = self.partitions.delete_topic(name)
         self.leaders.forget(gone)
@@ -189,17 +199,19 @@ class Broker:
 
         Raises: Refusal.
         """
-        of_groups = topic_partition.topic == OFFSETS_TOPIC
+        internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
         if log.config.cleanup_policy == "compact" and log.damage is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
-            if of_groups:
-                text = f"{OFFSETS_TOPIC} holds what every group has committed; delete groups or offsets instead"
+            if internal:
+                text = f"{topic_partition.topic} keeps the latest of all groups or transactions; delete groups instead"
             raise Refusal(ErrorCode.POLICY_VIOLATION, text)
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
         self.fetches.wake([topic_partition])
-        if of_groups:
-            self.coordinator.forget_failure(topic_partition.partition)
+        if internal:
+            of_groups = topic_partition.topic == OFFSETS_TOPIC
+            runtime = self.coordinator if of_groups else self.transactions
+            runtime.forget_failure(topic_partition.partition)
         return log_start_offset
 
     # --- nodes ---
@@ -238,6 +250,8 @@ class Broker:
         for topic, number in topic_partitions:
             if topic == OFFSETS_TOPIC:
                 self.coordinator.resign(number)
+            elif topic == TRANSACTIONS_TOPIC:
+                self.transactions.resign(number)
         self.fetches.wake(topic_partitions)
 
     # --- records ---
@@ -251,6 +265,15 @@ class Broker:
 
     def _set_retention_timer(self) -> None:
         self.timers.set(("retention",), self.clock.now_ms() + self.config.log_retention_check_interval_ms)
+
+    def _set_producers_timer(self) -> None:
+        interval_ms = self.config.producer_id_expiration_check_interval_ms
+        self.timers.set(("producers",), self.clock.now_ms() + interval_ms)
+
+    def _expire_producers(self) -> None:
+        for partition in self.partitions:
+            partition.expire_producers(self.clock.timestamp_ms() - self.config.producer_id_expiration_ms)
+        self._set_producers_timer()
 
     def _apply_retention(self) -> None:
         for partition in self.partitions:

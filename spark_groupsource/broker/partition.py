@@ -148,6 +148,7 @@ class Partition:
         Raises: Refusal.
         """
         self.check_online()
+        self._check_size(len(batch))
         return self._store(batch, next(iter_batches(batch)), timestamp_ms)
 
     def append_marker(
@@ -215,10 +216,7 @@ class Partition:
             if len(headers) != 1 or headers[0].size != len(records):
                 raise Refusal(ErrorCode.INVALID_RECORD, "a partition takes exactly one whole record batch per request")
             header = headers[0]
-            if header.size > self.log.config.max_message_bytes:
-                limit = self.log.config.max_message_bytes
-                text = f"a batch of {header.size} bytes is above max.message.bytes ({limit}) of {self.topic_partition}"
-                raise Refusal(ErrorCode.MESSAGE_TOO_LARGE, text)
+            self._check_size(header.size)
             check_crc(records, header)
         except CorruptRecordError as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
@@ -230,9 +228,15 @@ class Partition:
             raise Refusal(ErrorCode.INVALID_RECORD, "a batch of a transaction names its producer")
         if header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise Refusal(ErrorCode.INVALID_RECORD, "a producer with an id numbers its batches from 0")
-        if self.log.config.compacted and self.topic_partition.topic != OFFSETS_TOPIC:
+        if self.log.config.compacted:
             self._check_keys(records, header)
         return header
+
+    def _check_size(self, size: int) -> None:
+        limit = self.log.config.max_message_bytes
+        if size > limit:
+            text = f"a batch of {size} bytes is above max.message.bytes ({limit}) of {self.topic_partition}"
+            raise Refusal(ErrorCode.MESSAGE_TOO_LARGE, text)
 
     def _check_keys(self, records: bytes | bytearray | memoryview, header: BatchHeader) -> None:
         try:
@@ -246,6 +250,10 @@ class Partition:
     def last_offsets(self) -> Mapping[int, int]:
         """Producer id -> last offset of its last batch, which compaction must leave."""
         return self._producers.last_offsets()
+
+    def expire_producers(self, until_ms: int) -> None:
+        """Forgets producers that last wrote at `until_ms` (epoch ms) or before."""
+        self._producers.expire(until_ms)
 
     def _load_producers(self) -> None:
         start = self.log.log_start_offset

@@ -23,13 +23,14 @@ from spark_groupsource.group import (
     Ownership,
     RequestContext,
     SetTimer,
+    TransactionProducer,
     error_response,
     group_partition,
     merge,
     split,
 )
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.records.batch import Record, decode_records, encode_batch
+from spark_groupsource.records.batch import CONTROL_COMMIT, Record, control_type, decode_records, encode_batch
 from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
 
 if TYPE_CHECKING:
@@ -194,6 +195,12 @@ class CoordinatorRuntime:
             elif seat is not None:
                 seat.deleted += topic_partitions
 
+    def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
+        """A marker was appended to a partition of the group log; a shard that is being loaded will come to it."""
+        seat = self._seats.get(partition)
+        if seat is not None and seat.loaded:
+            seat.shard.end_transaction(producer_id, committed)
+
     def _remove_offsets(self, seat: _Seat, topic_partitions: Sequence[TopicPartition]) -> None:
         self._apply(seat, seat.shard.partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
 
@@ -225,13 +232,14 @@ class CoordinatorRuntime:
             following = None
             if outcome.records:
                 try:
-                    self._append(shard.partition, outcome.records)
+                    self._append(shard.partition, outcome.records, outcome.producer)
                 except Refusal as error:
                     outcome = shard.append_failed(outcome, error.code, self._now_ms, self._timestamp_ms)
                     continue
                 timestamp_ms = self._timestamp_ms
+                producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
                 for record in outcome.records:
-                    shard.replay(record.key, record.value, timestamp_ms=timestamp_ms)
+                    shard.replay(record.key, record.value, timestamp_ms=timestamp_ms, producer_id=producer_id)
                 following = shard.append_done(outcome, self._now_ms, self._timestamp_ms)
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
@@ -245,11 +253,19 @@ class CoordinatorRuntime:
             else:
                 self._broker.timers.cancel(key)
 
-    def _append(self, partition: int, records: tuple[LogRecord, ...]) -> None:
+    def _append(
+        self, partition: int, records: tuple[LogRecord, ...], producer: TransactionProducer | None
+    ) -> None:
         timestamp_ms = self._timestamp_ms
-        batch = encode_batch([Record(record.key, record.value, timestamp_ms) for record in records])
+        producer_id, producer_epoch = producer or (-1, -1)
+        batch = encode_batch(
+            [Record(record.key, record.value, timestamp_ms) for record in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=producer is not None,
+        )
         target = self._partition(partition)
-        appended = target.append(batch, timestamp_ms)
+        appended = target.append_own(batch, timestamp_ms)
         self._broker.appended(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: Message) -> None:
@@ -325,10 +341,18 @@ class CoordinatorRuntime:
         for stored in log.batches(max(seat.next_offset, log.log_start_offset)):
             if replayed >= _SLICE_RECORDS:
                 return False
-            if not stored.header.is_control:
-                for record in decode_records(stored.buffer, stored.header):
+            header = stored.header
+            if header.is_control:
+                if header.record_count:  # else compaction has removed the transaction
+                    committed = control_type(stored.buffer, header) == CONTROL_COMMIT
+                    seat.shard.end_transaction(header.producer_id, committed)
+            else:
+                producer_id = header.producer_id if header.is_transactional else -1
+                for record in decode_records(stored.buffer, header):
                     if record.key is not None:
-                        seat.shard.replay(record.key, record.value, timestamp_ms=record.timestamp_ms)
+                        seat.shard.replay(
+                            record.key, record.value, timestamp_ms=record.timestamp_ms, producer_id=producer_id
+                        )
                         replayed += 1
             seat.next_offset = stored.header.next_offset
         return True

@@ -1,7 +1,7 @@
 """The group coordinator as a pure state machine: it decides, others append, send and keep the time."""
 
 from spark_groupsource.group.config import GroupConfig
-from spark_groupsource.group.failures import error_response
+from spark_groupsource.group.failures import error_response, verification_error
 from spark_groupsource.group.fanout import group_partition, merge, split
 from spark_groupsource.group.outcome import (
     CancelTimer,
@@ -12,6 +12,7 @@ from spark_groupsource.group.outcome import (
     RequestContext,
     SetTimer,
     TimerKey,
+    TransactionProducer,
 )
 from spark_groupsource.group.shard import GroupShard, Ownership
 from spark_groupsource.group.states import GroupState
@@ -29,8 +30,10 @@ __all__ = [
     "RequestContext",
     "SetTimer",
     "TimerKey",
+    "TransactionProducer",
     "error_response",
     "group_partition",
     "merge",
     "split",
+    "verification_error",
 ]

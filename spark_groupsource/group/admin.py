@@ -9,7 +9,7 @@ Source: KIP-518, KIP-1043; Kafka's GroupMetadataManager, `describeGroups` and `l
 
 from __future__ import annotations
 
-from typing import AbstractSet, Iterable, Mapping
+from typing import AbstractSet, Iterable
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic import ClassicGroup
@@ -112,7 +112,7 @@ def _lowered(names: Iterable[str] | None) -> AbstractSet[str]:
 def delete_group(
     turn: Turn,
     group: ClassicGroup | None,
-    offsets: Mapping[TopicPartition, object],
+    offsets: AbstractSet[TopicPartition],
     is_stored: bool,
 ) -> ErrorCode:
     """Tombstones for an Empty group and all its offsets, or the error that says why not."""
@@ -124,8 +124,8 @@ def delete_group(
     return error
 
 
-def remove_group(turn: Turn, group_id: str, offsets: Mapping[TopicPartition, object], is_stored: bool) -> None:
-    """Tombstones; none for the group itself where none of its records was ever written."""
+def remove_group(turn: Turn, group_id: str, offsets: AbstractSet[TopicPartition], is_stored: bool) -> None:
+    """Tombstones, also for pending offsets; none for the group itself where none of its records was ever written."""
     for topic, partition in sorted(offsets):
         turn.store_offset(OffsetKey(group_id, topic, partition), None)
     if is_stored:

@@ -7,7 +7,7 @@ top. OffsetFetch below version 2 has no error of its own, so a group's error sta
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic import NO_GENERATION, NO_LEADER, ClassicGroup
@@ -18,6 +18,7 @@ from spark_groupsource.wire.messages import (
     Message,
     OffsetCommitResponse,
     SyncGroupResponse,
+    TxnOffsetCommitResponse,
 )
 
 
@@ -118,18 +119,25 @@ def leave_error(error: ErrorCode) -> Message:
     return LeaveGroupResponse(throttle_time_ms=0, error_code=error, members=[])
 
 
-def commit_answer(topics: Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]) -> Message:
-    """`topics`: (name, (partition, error) ...)."""
-    return OffsetCommitResponse(
+def commit_answer(
+    topics: Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]], *, transactional: bool = False
+) -> Message:
+    """`topics`: (name, (partition, error) ...); of OffsetCommit or of TxnOffsetCommit."""
+    if transactional:
+        response_class: Any = TxnOffsetCommitResponse
+        topic_class: Any = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+        partition_class: Any = topic_class.TxnOffsetCommitResponsePartition
+    else:
+        response_class = OffsetCommitResponse
+        topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
+        partition_class = topic_class.OffsetCommitResponsePartition
+    return response_class(
         throttle_time_ms=0,
         topics=[
-            OffsetCommitResponse.OffsetCommitResponseTopic(
+            topic_class(
                 name=name,
                 partitions=[
-                    OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition(
-                        partition_index=partition, error_code=error
-                    )
-                    for partition, error in partitions
+                    partition_class(partition_index=partition, error_code=error) for partition, error in partitions
                 ],
             )
             for name, partitions in topics

@@ -25,6 +25,7 @@ from spark_groupsource.wire.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
 )
 
 _APPEND_ERRORS: Mapping[int, ErrorCode] = {
@@ -37,6 +38,20 @@ _APPEND_ERRORS: Mapping[int, ErrorCode] = {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
+
+# producers up to Kafka 2.0 know no loading coordinator of groups
+_LOADING_KNOWN_SINCE = 2
+_ABORTABLE_KNOWN_SINCE = 4
+_UNTIL_2_0 = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+
+
+def verification_error(error: ErrorCode, api_version: int) -> ErrorCode:
+    """What a transactional commit is answered when the transaction's coordinator does not vouch for it."""
+    if error is ErrorCode.NETWORK_EXCEPTION:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    if error is ErrorCode.TRANSACTION_ABORTABLE and api_version < _ABORTABLE_KNOWN_SINCE:
+        return ErrorCode.INVALID_TXN_STATE
+    return append_error(error)
 
 
 def append_error(error: int) -> ErrorCode:
@@ -62,6 +77,9 @@ _REFUSALS: Mapping[int, Callable[[Message, ErrorCode, int], Message]] = {
     HeartbeatRequest.API_KEY: lambda request, error, version: heartbeat_answer(error),
     LeaveGroupRequest.API_KEY: lambda request, error, version: leave_error(error),
     OffsetCommitRequest.API_KEY: lambda request, error, version: commit_error(request, error),
+    TxnOffsetCommitRequest.API_KEY: lambda request, error, version: commit_error(
+        request, _UNTIL_2_0.get(error, error) if version < _LOADING_KNOWN_SINCE else error
+    ),
     OffsetFetchRequest.API_KEY: _fetch,
     OffsetDeleteRequest.API_KEY: lambda request, error, version: delete_error(error),
     DescribeGroupsRequest.API_KEY: lambda request, error, version: _describe(request, error),

@@ -4,26 +4,32 @@ Reads the ledger and never writes it: what is decided here leaves as records. Co
 except for expiry, which walks every offset.
 
 Version notes. OffsetCommit: versions 2 to 4 carry a retention time, and version 1 (not served) a timestamp per
-partition; version 9 may answer GROUP_ID_NOT_FOUND. OffsetFetch: null topics mean all from version 2, require_stable
-comes with 7 and several groups with 8; there are no open transactions here, so every stored offset is stable.
+partition; version 9 may answer GROUP_ID_NOT_FOUND. TxnOffsetCommit: the committer's member and generation come with
+version 3. OffsetFetch: null topics mean all from version 2, require_stable comes with 7 and several groups with 8.
 
-Source: KIP-211, KIP-496; Kafka's OffsetMetadataManager and OffsetExpirationConditionImpl.
+Source: KIP-211, KIP-447, KIP-496; Kafka's OffsetMetadataManager and OffsetExpirationConditionImpl.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import AbstractSet, Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.answers import commit_answer
 from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.outcome import RequestContext, StoreOffsets, Turn
+from spark_groupsource.group.outcome import RequestContext, StoreOffsets, TransactionProducer, Turn
 from spark_groupsource.group.sessions import renew_session
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, Action, Ask
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
-from spark_groupsource.wire.messages import Message, OffsetDeleteResponse, OffsetFetchResponse
+from spark_groupsource.wire.messages import (
+    Message,
+    OffsetDeleteResponse,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
 
 _ANY_NOT_FOUND_VERSION = 9
 _GROUPS_VERSION = 8
@@ -41,6 +47,21 @@ def commit(turn: Turn, group: ClassicGroup | None, request: Message, context: Re
         return
     retention_ms = request.retention_time_ms
     expires = -1 if retention_ms == -1 or not 2 <= context.api_version <= 4 else turn.timestamp_ms + retention_ms
+    turn.reply(context.token, commit_answer(_store(turn, request, expires)))
+
+
+def commit_transactional(turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext) -> None:
+    """Like `commit`, as part of a producer's transaction: nobody sees the offsets before it has committed."""
+    error = _check_transactional(group, request)
+    if error is not ErrorCode.NONE:
+        turn.reply(context.token, commit_error(request, error))
+        return
+    turn.producer = TransactionProducer(request.producer_id, request.producer_epoch)
+    turn.reply(context.token, commit_answer(_store(turn, request, -1), transactional=True))
+
+
+def _store(turn: Turn, request: Message, expires: int) -> list[tuple[str, list[tuple[int, ErrorCode]]]]:
+    """Records of the request's offsets, and what is answered about each."""
     results: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
     for topic in request.topics:
         partitions: list[tuple[int, ErrorCode]] = []
@@ -49,20 +70,19 @@ def commit(turn: Turn, group: ClassicGroup | None, request: Message, context: Re
             if _length(metadata) > turn.config.offset_metadata_max_bytes:
                 partitions.append((partition.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
-            own_timestamp_ms = partition.commit_timestamp if context.api_version == 1 else -1
             value = OffsetValue(
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch,
                 metadata=metadata,
-                commit_timestamp_ms=turn.timestamp_ms if own_timestamp_ms == -1 else own_timestamp_ms,
+                commit_timestamp_ms=turn.timestamp_ms,
                 expire_timestamp_ms=expires,
             )
             turn.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
             partitions.append((partition.partition_index, ErrorCode.NONE))
         results.append((topic.name, partitions))
-    turn.reply(context.token, commit_answer(results))
     if turn.records:
         turn.after_append = StoreOffsets()
+    return results
 
 
 def _length(metadata: str) -> int:
@@ -97,10 +117,25 @@ def _check_commit(
     return answer.error  # C7 or NONE
 
 
+def _check_transactional(group: ClassicGroup | None, request: Message) -> ErrorCode:
+    if group is None:
+        return ErrorCode.NONE if request.generation_id < 0 else ErrorCode.ILLEGAL_GENERATION
+    answer = group.answer(Ask.COMMIT_TRANSACTIONAL)
+    # producers from before version 3 do not say who they are
+    says_who = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+    if answer.action is not Action.ACCEPT or not says_who or (request.generation_id < 0 and group.state is EMPTY):
+        return answer.error
+    error = group.check_member(request.member_id, request.group_instance_id)
+    if error is ErrorCode.NONE and request.generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
 def commit_error(request: Message, error: ErrorCode) -> Message:
-    """A whole request's error: OffsetCommit has no place for it but every partition."""
+    """A whole request's error: OffsetCommit and TxnOffsetCommit have no place for it but every partition."""
     return commit_answer(
-        [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics]
+        [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics],
+        transactional=isinstance(request, TxnOffsetCommitRequest),
     )
 
 
@@ -116,7 +151,8 @@ def commit_failed(response: Message, error: ErrorCode) -> Message:
                 ],
             )
             for topic in response.topics
-        ]
+        ],
+        transactional=isinstance(response, TxnOffsetCommitResponse),
     )
 
 
@@ -128,10 +164,12 @@ def fetch(
     group_id: str,
     stored: Mapping[TopicPartition, OffsetValue],
     topics: Sequence[Message] | None,
+    unstable: Collection[TopicPartition] = (),
 ) -> Message:
     """One group's part of an OffsetFetch answer, in the form of version 8 on; null topics mean all.
 
-    A Dead or unknown group, and a partition without an offset, is offset -1 and no error.
+    A Dead or unknown group, and a partition without an offset, is offset -1 and no error. `unstable` are the partitions
+    with an offset in an open transaction, for who asked to be told.
     """
     if group is not None and group.state is DEAD:
         stored = {}
@@ -151,6 +189,7 @@ def fetch(
                         topic_class.OffsetFetchResponsePartitions,
                         partition,
                         stored.get(TopicPartition(name, partition), NO_OFFSET),
+                        TopicPartition(name, partition) in unstable,
                     )
                     for partition in partitions
                 ],
@@ -168,13 +207,15 @@ def _by_topic(stored: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
     return list(topics.items())
 
 
-def _fetched(partition_class: Any, partition: int, value: OffsetValue) -> Message:
+def _fetched(partition_class: Any, partition: int, value: OffsetValue, is_unstable: bool) -> Message:
+    if is_unstable:
+        value = NO_OFFSET
     return partition_class(
         partition_index=partition,
         committed_offset=value.offset,
         committed_leader_epoch=value.leader_epoch,
         metadata=value.metadata,
-        error_code=ErrorCode.NONE,
+        error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT if is_unstable else ErrorCode.NONE,
     )
 
 
@@ -227,11 +268,11 @@ def fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCod
 def delete(
     turn: Turn,
     group: ClassicGroup | None,
-    stored: Mapping[TopicPartition, OffsetValue],
+    stored: AbstractSet[TopicPartition],
     request: Message,
     context: RequestContext,
 ) -> None:
-    """Removes the offsets of partitions nobody in the group subscribes to."""
+    """Removes the offsets of partitions nobody in the group subscribes to, pending ones too."""
     error = _check_delete(group)
     if error is not ErrorCode.NONE:
         turn.reply(context.token, delete_error(error))

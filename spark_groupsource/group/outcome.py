@@ -73,6 +73,13 @@ class LogRecord(NamedTuple):
     value: bytes | None
 
 
+class TransactionProducer(NamedTuple):
+    """Whose transaction records belong to."""
+
+    producer_id: int
+    epoch: int
+
+
 class Reply(NamedTuple):
     """The answer to the request whose context carried `token`; each token is answered once."""
 
@@ -155,7 +162,7 @@ class Outcome:
     """What one call of the shard decided; see the module for what to do with it.
 
     `replies` leave only once `records` are durable. `after_append` is opaque: `append_done` and `append_failed`
-    continue from it.
+    continue from it. With a `producer` the records are part of its transaction, and are replayed as such.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -163,6 +170,7 @@ class Outcome:
     timers: tuple[SetTimer | CancelTimer, ...] = ()
     events: tuple[GroupEvent, ...] = ()
     after_append: AfterAppend | None = None
+    producer: TransactionProducer | None = None
 
 
 @dataclass
@@ -181,6 +189,7 @@ class Turn:
     timers: list[SetTimer | CancelTimer] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     after_append: AfterAppend | None = None
+    producer: TransactionProducer | None = None
 
     def reply(self, token: object, response: Message) -> None:
         """Answers `token`, once the records of this turn are durable."""
@@ -209,5 +218,6 @@ class Turn:
     def outcome(self) -> Outcome:
         """What was decided, frozen."""
         return Outcome(
-            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append
-        )
+            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append,
+            self.producer,
+        )  # fmt: skip

@@ -51,6 +51,7 @@ from spark_groupsource.wire.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
 )
 
 
@@ -65,7 +66,14 @@ class Ownership(Enum):
 # the APIs that take no empty group id
 _GROUP_ID_REQUIRED = frozenset(
     api.API_KEY
-    for api in (JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest, OffsetDeleteRequest)
+    for api in (
+        JoinGroupRequest,
+        SyncGroupRequest,
+        HeartbeatRequest,
+        LeaveGroupRequest,
+        OffsetDeleteRequest,
+        TxnOffsetCommitRequest,
+    )
 )
 # Old clients know no loading error in these answers: a heartbeat is simply believed, and a SyncGroup that is told
 # REBALANCE_IN_PROGRESS makes its sender join again, by when loading is over.
@@ -94,6 +102,7 @@ class GroupShard:
             HeartbeatRequest.API_KEY: self._heartbeat,
             LeaveGroupRequest.API_KEY: self._leave,
             OffsetCommitRequest.API_KEY: self._commit,
+            TxnOffsetCommitRequest.API_KEY: self._commit_transactional,
             OffsetFetchRequest.API_KEY: self._fetch,
             OffsetDeleteRequest.API_KEY: self._delete_offsets,
             DescribeGroupsRequest.API_KEY: self._describe,
@@ -178,13 +187,22 @@ class GroupShard:
 
     # --- lasting state
 
-    def replay(self, key: bytes, value: bytes | None, *, timestamp_ms: int) -> None:
+    def replay(self, key: bytes, value: bytes | None, *, timestamp_ms: int, producer_id: int = -1) -> None:
         """Takes one record of the log over, at load and after each append: the only change of lasting state.
+
+        `producer_id` is that of the transaction the record belongs to, -1 for none.
 
         Raises: CorruptRecordError on bytes that cannot be understood; the partition must not be served then.
         """
         del timestamp_ms  # every value carries the times that matter
-        self.ledger.replay(key, value)
+        if producer_id < 0:
+            self.ledger.replay(key, value)
+        else:
+            self.ledger.replay_transactional(producer_id, key, value)
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """Takes over the marker of a transaction, at load and after each append."""
+        self.ledger.end_transaction(producer_id, committed)
 
     def loaded(self, now_ms: int, timestamp_ms: int = -1) -> Outcome:
         """Begins to serve after the log was replayed: every member gets a full session from now."""
@@ -233,8 +251,8 @@ class GroupShard:
         """Tombstones for the offsets of deleted partitions in every group, whatever their age."""
         turn = self._turn(now_ms, timestamp_ms)
         deleted = set(topic_partitions)
-        for group_id, stored in self.ledger.offsets.items():
-            for topic, partition in sorted(deleted & stored.keys()):
+        for group_id in self.ledger.group_ids():
+            for topic, partition in sorted(deleted & self.ledger.partitions_of(group_id)):
                 turn.store_offset(OffsetKey(group_id, topic, partition), None)
         return turn.outcome()
 
@@ -248,10 +266,13 @@ class GroupShard:
         count = 0
         for group in self._all_groups():
             stored = self.ledger.offsets_of(group.group_id)
-            gone = list(offsets.expired(group, stored, self.config.offsets_retention_ms, timestamp_ms))
+            pending = self.ledger.pending.of(group.group_id)
+            over = offsets.expired(group, stored, self.config.offsets_retention_ms, timestamp_ms)
+            gone = [topic_partition for topic_partition in over if topic_partition not in pending]
             count += len(gone)
-            if group.state is EMPTY and not group.pending_joins and len(gone) == len(stored):
-                admin.remove_group(turn, group.group_id, stored, group.group_id in self.ledger.groups)
+            unused = group.state is EMPTY and not group.pending_joins and not pending
+            if unused and len(gone) == len(stored):
+                admin.remove_group(turn, group.group_id, stored.keys(), group.group_id in self.ledger.groups)
                 removed.append(group.group_id)
             else:
                 for topic, partition in sorted(gone):
@@ -365,15 +386,22 @@ class GroupShard:
     def _commit(self, turn: Turn, request: Message, context: RequestContext) -> None:
         offsets.commit(turn, self._find(request.group_id), request, context)
 
+    def _commit_transactional(self, turn: Turn, request: Message, context: RequestContext) -> None:
+        offsets.commit_transactional(turn, self._find(request.group_id), request, context)
+
     def _fetch(self, turn: Turn, request: Message, context: RequestContext) -> None:
+        ledger = self.ledger
+        unstable_of = ledger.pending.of if request.require_stable else lambda group_id: ()
         groups = [
-            offsets.fetch(self._find(group_id), group_id, self.ledger.offsets_of(group_id), topics)
+            offsets.fetch(
+                self._find(group_id), group_id, ledger.offsets_of(group_id), topics, unstable_of(group_id)
+            )
             for group_id, topics in offsets.requested_groups(request, context.api_version)
         ]
         turn.reply(context.token, offsets.fetch_answer(groups, context.api_version))
 
     def _delete_offsets(self, turn: Turn, request: Message, context: RequestContext) -> None:
-        stored = self.ledger.offsets_of(request.group_id)
+        stored = self.ledger.partitions_of(request.group_id)
         offsets.delete(turn, self._find(request.group_id), stored, request, context)
 
     def _describe(self, turn: Turn, request: Message, context: RequestContext) -> None:
@@ -392,7 +420,7 @@ class GroupShard:
         for group_id in dict.fromkeys(request.groups_names):
             error = ErrorCode.INVALID_GROUP_ID
             if group_id is not None:
-                stored = self.ledger.offsets_of(group_id)
+                stored = self.ledger.partitions_of(group_id)
                 error = admin.delete_group(turn, self._find(group_id), stored, group_id in self.ledger.groups)
             results.append((group_id, error))
         turn.reply(context.token, admin.delete_answer(results))

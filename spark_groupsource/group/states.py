@@ -88,6 +88,7 @@ class Ask(Enum):
     LEAVE = "LeaveGroup"
     COMMIT_MEMBER = "OffsetCommit of a member"
     COMMIT_SIMPLE = "OffsetCommit without generation and member"
+    COMMIT_TRANSACTIONAL = "TxnOffsetCommit"
     FETCH = "OffsetFetch"
     DELETE_OFFSETS = "OffsetDelete of a consumer group"
     DELETE_OFFSETS_OTHER = "OffsetDelete of a group with another protocol type"
@@ -138,6 +139,7 @@ REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
         Ask.LEAVE: _ACCEPT,  # there are only pending ids to leave
         Ask.COMMIT_MEMBER: _UNKNOWN,
         Ask.COMMIT_SIMPLE: _ACCEPT,
+        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
         Ask.FETCH: _ACCEPT,
         Ask.DELETE_OFFSETS: _ACCEPT,
         Ask.DELETE_OFFSETS_OTHER: _ACCEPT,
@@ -154,6 +156,8 @@ REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
         # members commit what they have before they rejoin: the old generation is still good
         Ask.COMMIT_MEMBER: _ALIVE,
         Ask.COMMIT_SIMPLE: _UNKNOWN,
+        # its producer is fenced by its epoch, which outlasts a rebalance
+        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
         Ask.FETCH: _ACCEPT,
         Ask.DELETE_OFFSETS: _ACCEPT,
         Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
@@ -170,6 +174,8 @@ REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
         Ask.LEAVE: _ACCEPT,
         Ask.COMMIT_MEMBER: _REBALANCING,
         Ask.COMMIT_SIMPLE: _UNKNOWN,
+        # its producer is fenced by its epoch, which outlasts a rebalance
+        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
         Ask.FETCH: _ACCEPT,
         Ask.DELETE_OFFSETS: _ACCEPT,
         Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
@@ -185,6 +191,8 @@ REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
         Ask.LEAVE: _ACCEPT,
         Ask.COMMIT_MEMBER: _ALIVE,
         Ask.COMMIT_SIMPLE: _UNKNOWN,
+        # its producer is fenced by its epoch, which outlasts a rebalance
+        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
         Ask.FETCH: _ACCEPT,
         Ask.DELETE_OFFSETS: _ACCEPT,
         Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
@@ -199,6 +207,7 @@ REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
         Ask.LEAVE: _GONE,
         Ask.COMMIT_MEMBER: _GONE,
         Ask.COMMIT_SIMPLE: _GONE,
+        Ask.COMMIT_TRANSACTIONAL: _GONE,
         Ask.FETCH: _ACCEPT,  # every offset is -1
         Ask.DELETE_OFFSETS: _NOT_FOUND,
         Ask.DELETE_OFFSETS_OTHER: _NOT_FOUND,

@@ -75,10 +75,18 @@ with warnings.catch_warnings():
         MetadataResponse,
     )
     from kafka.protocol.producer import (
+        AddOffsetsToTxnRequest,
+        AddOffsetsToTxnResponse,
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnResponse,
+        EndTxnRequest,
+        EndTxnResponse,
         InitProducerIdRequest,
         InitProducerIdResponse,
         ProduceRequest,
         ProduceResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
     )
     from kafka.protocol.sasl import (
         SaslAuthenticateRequest,
@@ -101,6 +109,12 @@ with warnings.catch_warnings():
 
     class GroupMetadataValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
         """Value of a group with its members."""
+
+    class TransactionLogKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Key of a transactional id in `__transaction_state`."""
+
+    class TransactionLogValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+        """Value of a transactional id."""
 
 
 Message = Any
@@ -151,6 +165,10 @@ APIS: dict[int, Api] = {
         _api(DeleteRecordsRequest, DeleteRecordsResponse),
         _api(InitProducerIdRequest, InitProducerIdResponse),
         _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
+        _api(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
+        _api(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
+        _api(EndTxnRequest, EndTxnResponse),
+        _api(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
         _api(DescribeConfigsRequest, DescribeConfigsResponse),
         _api(AlterConfigsRequest, AlterConfigsResponse),
         _api(DescribeLogDirsRequest, DescribeLogDirsResponse),
@@ -172,6 +190,10 @@ def api_of(message: Message) -> Api:
 
 __all__ = [
     "APIS",
+    "AddOffsetsToTxnRequest",
+    "AddOffsetsToTxnResponse",
+    "AddPartitionsToTxnRequest",
+    "AddPartitionsToTxnResponse",
     "AlterConfigsRequest",
     "AlterConfigsResponse",
     "Api",
@@ -198,6 +220,8 @@ __all__ = [
     "DescribeGroupsResponse",
     "DescribeLogDirsRequest",
     "DescribeLogDirsResponse",
+    "EndTxnRequest",
+    "EndTxnResponse",
     "FetchRequest",
     "FetchResponse",
     "FindCoordinatorRequest",
@@ -239,6 +263,10 @@ __all__ = [
     "SaslHandshakeResponse",
     "SyncGroupRequest",
     "SyncGroupResponse",
+    "TransactionLogKey",
+    "TransactionLogValue",
+    "TxnOffsetCommitRequest",
+    "TxnOffsetCommitResponse",
     "UUID",
     "api_of",
 ]

@@ -195,17 +195,20 @@ def test_produce_to_what_is_not_there(broker, neighbour):
     assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_produce_with_senseless_acks_or_a_transaction(broker, neighbour):
+def test_produce_with_senseless_acks_or_to_a_transaction_that_is_not_open(broker, neighbour):
     def code_of(request):
         return neighbour.call(request, 9).responses[0].partition_responses[0].error_code
 
     assert code_of(produce_request("neighbour", batch(b"x"), acks=2)) == ErrorCode.INVALID_REQUIRED_ACKS
-    request = produce_request("neighbour", batch(b"x"), transactional_id="t")
-    assert code_of(request) == ErrorCode.INVALID_TXN_STATE
+    data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+    request = produce_request("neighbour", data, transactional_id="t")
+    assert code_of(request) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert code_of(produce_request("neighbour", data)) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
-def test_the_group_log_takes_no_records_from_outside(broker, neighbour):
-    assert produce(neighbour, "__consumer_offsets", batch(b"x")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+@pytest.mark.parametrize("topic", ("__consumer_offsets", "__transaction_state"))
+def test_the_coordinators_logs_take_no_records_from_outside(broker, neighbour, topic):
+    assert produce(neighbour, topic, batch(b"x")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("offset", [-5, 10**9])

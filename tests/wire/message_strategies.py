@@ -51,7 +51,7 @@ def _elements(field, version):
 
 def _simple(field):
     kind, name = field.type_str, field.name
-    if name == "error_code":
+    if name.endswith("error_code"):
         return _ERROR_CODES
     if kind in ("int32", "int64") and ("time" in name or name.endswith("_ms")):
         return _TIMES if kind == "int64" else st.integers(0, 2**31 - 1)

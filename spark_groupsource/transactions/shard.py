@@ -1,0 +1,251 @@
+"""The coordinator of the transactional ids in one partition of `__transaction_state`: decisions and replay.
+
+Decide, append, replay, answer. A method that decides changes nothing; it returns a `Decision`, and its caller
+
+1. answers `error` at once if there is no `value`;
+2. else appends the record of `value`; on failure the client is told so, and nothing has happened;
+3. on success replays the record and calls `stored`, then answers `error`, and where `ends(value.status)` writes the
+   markers and appends what `complete` returns.
+
+Knows no clock, no log and no chance: times and fresh producer ids come as arguments. Not thread-safe: one writer.
+
+Source: KIP-98, KIP-360 (epochs raised by the client), KIP-890 part 1 (verification); Kafka's TransactionCoordinator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Collection, Iterator, NamedTuple
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.transactions.states import (
+    ANSWERS,
+    COMPLETED,
+    EMPTY,
+    FORGETTABLE,
+    ONGOING,
+    PREPARE_ABORT,
+    PREPARE_COMMIT,
+    TRANSITIONS,
+    Action,
+    Ask,
+    ends,
+)
+from spark_groupsource.wire.transaction_records import TransactionValue, decode_key, decode_value
+
+NO_EPOCH = -1
+_LARGEST_EPOCH = 2**15 - 1
+
+
+@dataclass(frozen=True)
+class TransactionConfig:
+    """Kafka's settings of the coordinator, in ms."""
+
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+
+
+class Producer(NamedTuple):
+    """A producer id with its epoch."""
+
+    producer_id: int
+    epoch: int
+
+
+class Decision(NamedTuple):
+    """`error` is the answer, after `value` was stored where there is one; `last_epoch` goes to `stored`."""
+
+    error: ErrorCode
+    value: TransactionValue | None = None
+    last_epoch: int = NO_EPOCH
+
+
+class TransactionShard:
+    """Transactional ids of one partition; `replay` the log first. `transactions` is the lasting state: read only."""
+
+    def __init__(self, config: TransactionConfig | None = None) -> None:
+        self.config = config or TransactionConfig()
+        self.transactions: dict[str, TransactionValue] = {}
+        # the epoch before the last one, so that a client may ask again; as in Kafka a restart forgets it
+        self._last_epochs: dict[str, int] = {}
+
+    # --- lasting state
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Takes one record of the log over, at load and after each append.
+
+        Raises: CorruptRecordError.
+        """
+        transactional_id = decode_key(key)
+        if transactional_id is None:
+            return
+        if value is None:
+            self.transactions.pop(transactional_id, None)
+            self._last_epochs.pop(transactional_id, None)
+        else:
+            self.transactions[transactional_id] = decode_value(value)
+
+    def stored(self, transactional_id: str, decision: Decision) -> None:
+        """To be called when the value of a decision was stored and replayed."""
+        self._last_epochs[transactional_id] = decision.last_epoch
+
+    # --- decisions
+
+    def init(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: Producer | None,
+        timestamp_ms: int,
+        fresh_id: Callable[[], int],
+    ) -> Decision:
+        """InitProducerId: an epoch for whoever has the transactional id from now on.
+
+        `expected` is what a producer has that wants to go on after an error (KIP-360); another one is fenced.
+        """
+        if not transactional_id:
+            return Decision(ErrorCode.INVALID_REQUEST)
+        if not 0 < timeout_ms <= self.config.transaction_max_timeout_ms:
+            return Decision(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        known = self.transactions.get(transactional_id)
+        if known is None:
+            new = TransactionValue(fresh_id(), 0, timeout_ms, EMPTY, updated_ms=timestamp_ms)
+            return self._store(transactional_id, new)
+        if expected is not None and not _may_expect(expected, known):
+            return Decision(ErrorCode.PRODUCER_FENCED)
+        answer = ANSWERS[known.status][Ask.INIT]
+        if answer.action is Action.REFUSE:
+            return Decision(answer.error)
+        if answer.action is Action.FENCE:
+            return self._store(transactional_id, _fenced(known, timestamp_ms), error=answer.error)
+        fresh = replace(
+            known, timeout_ms=timeout_ms, status=EMPTY, partitions=frozenset(), updated_ms=timestamp_ms, start_ms=-1
+        )
+        current = Producer(known.producer_id, known.producer_epoch)
+        if _is_exhausted(current.epoch) and expected in (None, current):
+            rotated = replace(fresh, producer_id=fresh_id(), producer_epoch=0, previous_producer_id=known.producer_id)
+            return self._store(transactional_id, rotated, NO_EPOCH if expected is None else known.producer_epoch)
+        return self._raise_epoch(transactional_id, known, fresh, expected)
+
+    def _raise_epoch(
+        self, transactional_id: str, known: TransactionValue, fresh: TransactionValue, expected: Producer | None
+    ) -> Decision:
+        raised = replace(fresh, producer_epoch=known.producer_epoch + 1)
+        if expected is None:
+            return self._store(transactional_id, raised)
+        if expected.epoch == known.producer_epoch:
+            return self._store(transactional_id, raised, known.producer_epoch)
+        last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
+        if expected.epoch == last_epoch:
+            # its answer was lost and it asks again; a new producer would have erased the last epoch
+            return self._store(transactional_id, fresh, last_epoch)
+        return Decision(ErrorCode.PRODUCER_FENCED)
+
+    def add(
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], timestamp_ms: int
+    ) -> Decision:
+        """AddPartitionsToTxn, AddOffsetsToTxn: partitions that get a marker when the transaction ends."""
+        error = self._check(transactional_id, producer)
+        if error is not ErrorCode.NONE:
+            return Decision(error)
+        known = self.transactions[transactional_id]
+        answer = ANSWERS[known.status][Ask.ADD]
+        if answer.action is Action.REFUSE:
+            return Decision(answer.error)
+        if answer.action is Action.EXTEND and known.partitions.issuperset(partitions):
+            return Decision(ErrorCode.NONE)
+        start_ms = known.start_ms if answer.action is Action.EXTEND else timestamp_ms
+        together = known.partitions.union(partitions)
+        last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
+        began = replace(known, status=ONGOING, partitions=together, updated_ms=timestamp_ms, start_ms=start_ms)
+        return self._store(transactional_id, began, last_epoch)
+
+    def end(self, transactional_id: str, producer: Producer, committed: bool, timestamp_ms: int) -> Decision:
+        """EndTxn: how the transaction ends."""
+        error = self._check(transactional_id, producer)
+        if error is not ErrorCode.NONE:
+            return Decision(error)
+        known = self.transactions[transactional_id]
+        answer = ANSWERS[known.status][Ask.COMMIT if committed else Ask.ABORT]
+        if answer.action is not Action.END:
+            return Decision(answer.error)
+        status = PREPARE_COMMIT if committed else PREPARE_ABORT
+        last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
+        return self._store(transactional_id, replace(known, status=status, updated_ms=timestamp_ms), last_epoch)
+
+    def expire(self, transactional_id: str, timestamp_ms: int) -> Decision:
+        """What is to be done when the time of a transaction may be over."""
+        known = self.transactions.get(transactional_id)
+        if known is None or ANSWERS[known.status][Ask.EXPIRE].action is not Action.FENCE:
+            return Decision(ErrorCode.NONE)
+        if self.time_left_ms(transactional_id, timestamp_ms) > 0:
+            return Decision(ErrorCode.NONE)
+        return self._store(transactional_id, _fenced(known, timestamp_ms))
+
+    def complete(self, transactional_id: str, timestamp_ms: int) -> Decision:
+        """What is to be stored when every marker is written."""
+        known = self.transactions[transactional_id]
+        done = replace(known, status=COMPLETED[known.status], partitions=frozenset(), updated_ms=timestamp_ms)
+        return self._store(transactional_id, done, self._last_epochs.get(transactional_id, NO_EPOCH))
+
+    # --- questions
+
+    def verify(self, transactional_id: str, producer: Producer, partition: TopicPartition) -> ErrorCode:
+        """Whether a partition belongs to the producer's open transaction, so that its records will be ended."""
+        error = self._check(transactional_id, producer)
+        if error is not ErrorCode.NONE:
+            return error
+        known = self.transactions[transactional_id]
+        if ends(known.status):
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        return ErrorCode.NONE if partition in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
+
+    def time_left_ms(self, transactional_id: str, timestamp_ms: int) -> int:
+        """Until the transaction's time is over; 0 when it is, or by how much it is."""
+        known = self.transactions[transactional_id]
+        return known.start_ms + known.timeout_ms - timestamp_ms
+
+    def unused(self, timestamp_ms: int) -> Iterator[str]:
+        """The transactional ids that are to be forgotten, for nobody has used them for long."""
+        oldest_ms = timestamp_ms - self.config.transactional_id_expiration_ms
+        for transactional_id, value in self.transactions.items():
+            if value.status in FORGETTABLE and value.updated_ms <= oldest_ms:
+                yield transactional_id
+
+    def _store(
+        self,
+        transactional_id: str,
+        value: TransactionValue,
+        last_epoch: int = NO_EPOCH,
+        error: ErrorCode = ErrorCode.NONE,
+    ) -> Decision:
+        known = self.transactions.get(transactional_id)
+        before = EMPTY if known is None else known.status
+        if before not in TRANSITIONS[value.status]:
+            raise RuntimeError(f"{transactional_id} cannot go from {before.name} to {value.status.name}")
+        return Decision(error, value, last_epoch)
+
+    def _check(self, transactional_id: str, producer: Producer) -> ErrorCode:
+        if not transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        known = self.transactions.get(transactional_id)
+        if known is None or known.producer_id != producer.producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return ErrorCode.NONE if known.producer_epoch == producer.epoch else ErrorCode.PRODUCER_FENCED
+
+
+def _fenced(known: TransactionValue, timestamp_ms: int) -> TransactionValue:
+    return replace(known, producer_epoch=known.producer_epoch + 1, status=PREPARE_ABORT, updated_ms=timestamp_ms)
+
+
+def _is_exhausted(epoch: int) -> bool:
+    # one is left for the fence of a transaction that is open
+    return epoch >= _LARGEST_EPOCH - 1
+
+
+def _may_expect(expected: Producer, known: TransactionValue) -> bool:
+    """Whether a producer may once have been told what it has: the epoch is looked at when it is raised."""
+    if expected.producer_id == known.producer_id:
+        return True
+    return expected.producer_id == known.previous_producer_id and _is_exhausted(expected.epoch)
