@@ -160,6 +160,15 @@ class ProducerStates:
             entry.batches.clear()
         return entry
 
+    def expire(self, until_ms: int) -> None:
+        """Forgets producers that last wrote at `until_ms` (epoch ms) or before; never one whose transaction is open.
+
+        The stamps of their records are what counts, as in Kafka.
+        """
+        for number in [number for number, entry in self._producers.items() if entry.timestamp_ms <= until_ms]:
+            if number not in self._open:
+                del self._producers[number]
+
     def _out_of_order(self, header: BatchHeader, due: int) -> SequenceError:
         return SequenceError(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
