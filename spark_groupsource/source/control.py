@@ -1,7 +1,9 @@
-"""The control socket of a query's reader process: through it the driver's Python asks for a drain.
+"""The control socket of a query's reader process: for the driver's Python, and readers of the same application.
 
-One line of JSON each way. Request: ``{"drain": true, "proof": <offset or null>}``, repeated as often as there is a new
-proof; answer, once: ``{"drained": true}``. The socket lies in a directory of this user alone, named by the driver JVM.
+One line of JSON each way. The driver asks for a drain, ``{"drain": true, "proof": <offset or null>}``, repeated as
+often as there is a new proof; answer, once: ``{"drained": true}``. A reader of the same group that waits asks
+``{"group": <group id>, "least_ms": <n>}``; answer: ``{"standing": <value of Standing>}``. The socket lies in a
+directory of this user alone, named by the driver JVM.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, Callable
 from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
 from spark_groupsource.net import LocalChannel, LocalListener
 from spark_groupsource.source.local import is_alive, private_directory, sweep
+from spark_groupsource.source.siblings import Standing
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +31,10 @@ def control_directory(driver: int) -> Path:
     return private_directory(f"control-{driver}")
 
 
-def sockets_of(driver: int, reader: str) -> list[Path]:
-    """The control sockets of one reader: one, or two for a moment after a restart."""
-    return sorted(control_directory(driver).glob(f"{reader[:_NAME_LENGTH]}-*"))
+def sockets_of(driver: int, reader: str = "") -> list[Path]:
+    """The control sockets of one reader: one, or two for a moment after a restart; without a name, of all."""
+    pattern = f"{reader[:_NAME_LENGTH]}-*" if reader else "*-*"
+    return sorted(control_directory(driver).glob(pattern))
 
 
 def _sweep_sockets(directory: Path) -> None:
@@ -42,14 +46,26 @@ def _sweep_sockets(directory: Path) -> None:
 
 
 class ControlServer:
-    """Listens until closed; `request_drain` is called with each proof and tells whether the reader has drained."""
+    """Listens until closed.
 
-    def __init__(self, driver: int, reader: str, request_drain: Callable[[dict[str, Any] | None], bool]) -> None:
+    Args:
+        request_drain: called with each proof; tells whether the reader has drained.
+        tell_standing: called with a group and how long a planned batch must have waited; tells how the reader stands.
+    """
+
+    def __init__(
+        self,
+        driver: int,
+        reader: str,
+        request_drain: Callable[[dict[str, Any] | None], bool],
+        tell_standing: Callable[[str, int], Standing] = lambda group_id, least_ms: Standing.ELSEWHERE,
+    ) -> None:
         sweep("control")
         self._directory = control_directory(driver)
         _sweep_sockets(self._directory)
         self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
         self._request_drain = request_drain
+        self._tell_standing = tell_standing
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()
@@ -87,6 +103,10 @@ class ControlServer:
                 if line is None:
                     return
                 request = json.loads(line)
+                if "group" in request:
+                    standing = self._tell_standing(str(request["group"]), int(request["least_ms"]))
+                    channel.send(json.dumps({"standing": standing.value}))
+                    return
                 asked, proof = bool(request["drain"]), request["proof"]
             except RequestTimedOut:
                 # no newer proof; the drain may have come about meanwhile

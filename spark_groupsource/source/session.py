@@ -50,6 +50,7 @@ from spark_groupsource.source.planning import (
     plan_tasks,
 )
 from spark_groupsource.source.positions import PositionSpec
+from spark_groupsource.source.siblings import Siblings, Stance, Standing
 from spark_groupsource.source.sizes import measure
 from spark_groupsource.source.task import GroupInputPartition, TaskMembership
 
@@ -100,7 +101,12 @@ class StreamSession:
     """Positions, commits and plans of one query."""
 
     def __init__(
-        self, cluster: Cluster, options: SourceOptions, ownership: Ownership, clock: Clock | None = None
+        self,
+        cluster: Cluster,
+        options: SourceOptions,
+        ownership: Ownership,
+        clock: Clock | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self._cluster = cluster
         self._options = options
@@ -127,6 +133,10 @@ class StreamSession:
         self._is_available_now = False
         self._planned_ms: int | None = None
         self._last_end: dict[str, Any] | None = None
+        # of the same query there may be more sources in this group, see the module `siblings`
+        self._siblings = siblings
+        self._stance = Stance(self._clock)
+        self._gives_way = False
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -142,6 +152,7 @@ class StreamSession:
         with self._lock:
             start = decode_offset(start_json)
             self._begin_call(start, start_json)
+            self._stance.called()
             if self.drained.is_set():
                 self._clock.sleep_ms(_REFRESH_MS)
                 return start_json
@@ -152,6 +163,7 @@ class StreamSession:
             end = self._next_end(start, limits)
             if self.drained.is_set():
                 return start_json
+            self._stance.answered(end is not None, self._is_committed(start))
             self._last_end = start_json if end is None else encode_offset(end)
             return self._last_end
 
@@ -164,6 +176,7 @@ class StreamSession:
     def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
         """The tasks of a batch, one per member or more; of a logged batch whatever the group says now."""
         with self._lock:
+            self._stance.taken_up()
             start, end = decode_offset(start_json), decode_offset(end_json)
             ranges, unknown = logged_ranges(start, end)
             for p, begin in self._lookup.earliest(unknown).items():
@@ -285,7 +298,7 @@ class StreamSession:
         """Follows the group until it is settled or there is something to read; the end of the next batch, if any."""
         while True:
             settled = self._follow_group(start)
-            if self._group is None or self.drained.is_set():
+            if self._group is None or self._gives_way or self.drained.is_set():
                 return None
             # a restarted query commits its checkpoint even if nothing new ever comes
             self._commit(start)
@@ -299,19 +312,48 @@ class StreamSession:
             # handing over now would make the next owner repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
             return True
-        settled = self._ownership.refresh(_JOIN_SLICE_MS)
+        settled = self._poll()
         while not settled and not (self._group and self._group.owners and self._ownership.keeps):
-            if self._draining.is_set():
+            if self._draining.is_set() or self._gives_way:
                 break
-            settled = self._ownership.refresh(_JOIN_SLICE_MS)
+            settled = self._poll()
         if self._draining.is_set():
             self._leave_drained()
             return settled
+        if self._gives_way:
+            return False
         group = _Group.of(self._ownership)
         if group != self._group:
             self._take_over(frozenset(group.owners), start)
         self._group = group
         return settled
+
+    def _poll(self) -> bool:
+        settled = self._ownership.refresh(_JOIN_SLICE_MS)
+        self._gives_way = self._siblings is not None and self._siblings.are_waiting(settled, self._is_available_now)
+        return settled
+
+    def _is_committed(self, start: SourceOffset) -> bool:
+        """True when the group has all of `start` that is ours, so that handing it over makes nobody repeat anything."""
+        owned = self._group.owners if self._group else {}
+        return not self._uncommitted and all(
+            self._committed.get(p) == offset for p, offset in start.positions.items() if p in owned
+        )
+
+    def tell_standing(self, group_id: str, least_ms: int) -> Standing:
+        """How this reader stands to one of the same application that waits for the group; called by the control thread.
+
+        With nothing in flight it rejoins here, for Spark may be unable to ask it. What it owns then, the next call of
+        Spark finds out.
+        """
+        if group_id != self._options.group_id or self._options["assign"] is not None:
+            return Standing.ELSEWHERE
+        if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
+            return Standing.BUSY
+        try:
+            return self._stance.tell(least_ms, self._ownership.refresh)
+        finally:
+            self._lock.release()
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         """Decides where each owned partition goes on after the group has changed."""

@@ -170,7 +170,7 @@ class _Live:
         session = self.session()
         end = session.latest_offset(start, limits)
         if self._control is None:
-            self._control = ControlServer(self._driver, session.reader, session.request_drain)
+            self._control = ControlServer(self._driver, session.reader, session.request_drain, session.tell_standing)
         return end
 
     def stop(self) -> None:
@@ -193,10 +193,12 @@ class _Live:
 
     def _open(self) -> StreamSession:
         from spark_groupsource.client.cluster import Cluster
+        from spark_groupsource.source.control import sockets_of
         from spark_groupsource.source.embedded import resolve_bootstrap
         from spark_groupsource.source.lookup import Lookup
         from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
         from spark_groupsource.source.session import StreamSession
+        from spark_groupsource.source.siblings import Siblings
 
         options = self.options
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
@@ -208,7 +210,8 @@ class _Live:
             readable = len(Lookup(cluster, options).partitions())
             wanted = options["members"] or self._parallelism or os.cpu_count() or 1
             ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(wanted, readable)))
-        session = StreamSession(cluster, options, ownership)
+        siblings = Siblings(options.group_id or "", lambda: sockets_of(self._driver), SystemClock())
+        session = StreamSession(cluster, options, ownership, siblings=siblings)
         if self.is_available_now:
             session.prepare_available_now()
         return session

@@ -1,0 +1,133 @@
+"""Several sources of one query in one group: how they do not wait for each other for ever.
+
+Spark asks the sources of a query one after another on one thread. So while one of them waits in `latestOffset` for the
+group to settle, the others are not asked and cannot rejoin: the group waits for them, and they for Spark. The reader
+that waits therefore asks the other readers of its application, over their control sockets, how they stand:
+
+* one that has nothing in flight rejoins there and then, and the group settles;
+* one whose planned batch Spark has not taken up is held up by whoever asks: that one gives way, its turn comes with the
+  next trigger. A source of another query looks like that only for the moment in which Spark writes its offset log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Callable, Iterable
+
+from spark_groupsource.clock import Clock
+from spark_groupsource.errors import ConnectionFailed, GroupSourceError
+from spark_groupsource.net import dial_local
+
+_log = logging.getLogger(__name__)
+
+# a group of other applications alone settles without our asking around
+_PATIENCE_MS = 1_000
+# what a batch may wait between its planning and its tasks without anybody being in the way
+_WRITING_MS = 500
+# the same where giving way in vain would end the query: availableNow ends with the first trigger that brings nothing
+_LONG_WRITING_MS = 5_000
+_ANSWER_MS = 3_000
+# how long one that is asked to rejoin stays with it
+_REJOIN_SLICE_MS = 1_000
+
+
+class Standing(Enum):
+    """How a reader stands when another asks; the value travels."""
+
+    ELSEWHERE = "elsewhere"
+    BUSY = "busy"
+    REJOINED = "rejoined"
+    PLANNED = "planned"
+
+
+class Stance:
+    """What a reader is doing between two calls of Spark; whoever uses it holds the reader's lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._planned_ms: int | None = None
+        self._is_idle = False
+        self._failure: GroupSourceError | None = None
+
+    def called(self) -> None:
+        """Spark asks for the next end. Raises: what a rejoining in between has met."""
+        self._planned_ms, self._is_idle = None, False
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def answered(self, has_planned: bool, is_committed: bool) -> None:
+        """Spark has its end; `is_committed` tells that nobody would repeat anything of what went before."""
+        self._planned_ms = self._clock.now_ms() if has_planned else None
+        self._is_idle = not has_planned and is_committed
+
+    def taken_up(self) -> None:
+        """Spark runs what was planned."""
+        self._planned_ms = None
+
+    def tell(self, least_ms: int, rejoin: Callable[[int], bool]) -> Standing:
+        """How it stands; with nothing in flight it calls `rejoin` with the time that may take."""
+        if self._planned_ms is not None:
+            has_waited = self._clock.now_ms() - self._planned_ms >= least_ms
+            return Standing.PLANNED if has_waited else Standing.BUSY
+        if not self._is_idle:
+            return Standing.BUSY
+        try:
+            rejoin(_REJOIN_SLICE_MS)
+        except GroupSourceError as error:
+            # it is this reader's query that has failed, not the one that asks
+            self._failure = error
+        return Standing.REJOINED
+
+
+class Siblings:
+    """The other readers of this application, seen from one that waits for the group.
+
+    Args:
+        paths: where they listen now, the asking one's own socket among them.
+    """
+
+    def __init__(self, group_id: str, paths: Callable[[], Iterable[Path]], clock: Clock) -> None:
+        self._group_id = group_id
+        self._paths = paths
+        self._clock = clock
+        self._since_ms: int | None = None
+
+    def are_waiting(self, settled: bool, is_available_now: bool) -> bool:
+        """Told after each look at the group; True when one of them cannot go on before the caller returns to Spark."""
+        if settled:
+            self._since_ms = None
+            return False
+        now_ms = self._clock.now_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if now_ms - self._since_ms < _PATIENCE_MS:
+            return False
+        least_ms = _LONG_WRITING_MS if is_available_now else _WRITING_MS
+        # each of them is asked: the group may wait for more than one
+        waiting = [self._ask(path, least_ms) for path in self._paths() if path.name.rpartition("-")[2] != _own_pid()]
+        self._since_ms = now_ms
+        return Standing.PLANNED in waiting
+
+    def _ask(self, path: Path, least_ms: int) -> Standing:
+        try:
+            channel = dial_local(str(path), 1000)
+        except ConnectionFailed:
+            # left behind by a reader that was killed
+            return Standing.ELSEWHERE
+        try:
+            channel.send(json.dumps({"group": self._group_id, "least_ms": least_ms}))
+            return Standing(json.loads(channel.receive(_ANSWER_MS) or "{}").get("standing"))
+        except (ConnectionFailed, ValueError) as error:
+            _log.debug("%s does not tell how it stands: %s", path, error)
+            return Standing.BUSY
+        finally:
+            channel.close()
+
+
+def _own_pid() -> str:
+    return str(os.getpid())
