@@ -121,11 +121,12 @@ class TaskHeartbeat:
             self._stopping.wait(self._interval_ms / 1000)
 
     def _beat(self, timeout_ms: int) -> int:
-        code = self._ask(self._current_id, timeout_ms)
+        # read once: the beating thread and whoever checks now may both find a later one
+        tried = self._current_id
+        code = self._ask(tried, timeout_ms)
         if code != ErrorCode.ILLEGAL_GENERATION or not self._claiming:
             return code
         # upward, and from where it began: a coordinator that is lost before it has written a generation forgets it
-        tried = self._current_id
         for generation_id in range(self._generation_id, tried + _ROUNDS_AHEAD + 1):
             if generation_id == tried:
                 continue

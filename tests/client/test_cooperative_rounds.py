@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,9 +131,11 @@ class Coordinator:
     def __init__(self, generation_id: int) -> None:
         self.generation_id = generation_id
         self.asked: list[int] = []
+        self.on_ask: Callable[[], None] = lambda: None
 
     def call_coordinator(self, group: str, request: Any, timeout_ms: int, **versions: Any) -> Any:
         self.asked.append(request.generation_id)
+        self.on_ask()
         right = request.generation_id == self.generation_id
         return SimpleNamespace(error_code=0 if right else ErrorCode.ILLEGAL_GENERATION)
 
@@ -155,6 +157,17 @@ def test_claiming_task_follows_its_member_up_and_back() -> None:
     coordinator.generation_id = 3
     assert beat(coordinator, beating) == ErrorCode.ILLEGAL_GENERATION, "never to before the batch was planned"
     assert 3 not in coordinator.asked and len(coordinator.asked) < 25
+
+
+def test_claiming_task_follows_its_member_while_its_other_thread_does_so_too() -> None:
+    coordinator: Any = Coordinator(5)
+    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, claiming=True)
+
+    def found_by_the_other() -> None:
+        beating._current_id = 5
+
+    coordinator.on_ask = found_by_the_other
+    assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5]
 
 
 def test_commit_between_the_end_of_a_round_and_its_answer_is_not_a_verdict() -> None:
