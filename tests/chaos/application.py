@@ -27,11 +27,12 @@ COLUMNS = "partition int, offset bigint, value string"
 
 
 def gate(path: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
-    """Passes records on, each only while `path` does not exist."""
+    """Passes records on, each only while `path` does not exist; makes ``<path>.waiting`` when one has to wait."""
 
     def passing(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         for batch in batches:
             while os.path.exists(path):
+                open(f"{path}.waiting", "w").close()
                 time.sleep(0.05)
             yield batch
 
@@ -43,7 +44,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         spark.readStream.format("groupsource")
         .option("kafka.bootstrap.servers", options.bootstrap_servers)
         .option("kafka.group.id", options.group)
-        .option("kafka.session.timeout.ms", SESSION_TIMEOUT_S * 1000)
+        .option("kafka.session.timeout.ms", options.session_timeout_s * 1000)
         .option("kafka.heartbeat.interval.ms", 500)
         .option("kafka.client.id", os.path.basename(options.directory))
         .option("subscribe", options.topic)
@@ -77,6 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--session-timeout-s", type=int, default=SESSION_TIMEOUT_S)
     parser.add_argument("--gate")
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()

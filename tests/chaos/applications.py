@@ -24,14 +24,26 @@ class Application:
 
     Args:
         attempts: how often Spark tries a task; with more than one a killed worker does not fail the query.
-        options: further arguments of ``application.py``.
+        arguments: of `script`, which gets ``--directory`` too.
+        java: options of the driver JVM.
     """
 
-    def __init__(self, name: str, directory: Path, attempts: int, arguments: Iterable[object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        attempts: int,
+        arguments: Iterable[object],
+        script: Path = APPLICATION,
+        java: str = "",
+    ) -> None:
         self.name, self.directory = name, directory / name
         self.log = directory / f"{name}.log"
         self._master = f"local[2,{attempts}]"
-        self._arguments = [str(argument) for argument in arguments]
+        self._script = script
+        self._submit = ["--driver-memory", "512m", "--conf", "spark.ui.enabled=false"]
+        self._submit += ["--driver-java-options", java] if java else []
+        self._arguments = ["--directory", str(self.directory), *map(str, arguments)]
         self.directory.mkdir()
         self.start()
 
@@ -39,11 +51,9 @@ class Application:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         command = [str(Path(sys.executable).parent / "spark-submit"), "--master", self._master]
-        command += ["--driver-memory", "512m", "--conf", "spark.ui.enabled=false", str(APPLICATION)]
+        command += [*self._submit, str(self._script), *self._arguments]
         with open(self.log, "a") as log:
-            self.process = popen_leashed(
-                [*command, "--directory", str(self.directory), *self._arguments], log, subprocess.STDOUT, environment
-            )
+            self.process = popen_leashed(command, log, subprocess.STDOUT, environment)
 
     @property
     def is_ready(self) -> bool:
@@ -64,7 +74,7 @@ class Application:
     def python(self) -> list[int]:
         """The process id of the user's Python."""
         table = process_table()
-        return [p for p, (above, args) in table.items() if above == self.process.pid and APPLICATION.name in args]
+        return [p for p, (above, args) in table.items() if above == self.process.pid and self._script.name in args]
 
     def everything(self) -> list[int]:
         """All its processes, the driver JVM first."""

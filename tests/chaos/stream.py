@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +26,10 @@ from typing import NamedTuple
 from chaos.application import SESSION_TIMEOUT_S
 from chaos.applications import Application, signal_all
 from chaos.brokers import Broker, EmbeddedProcess, KafkaProcess
+from chaos.feed import Feed
 from chaos.foreign import ForeignMember
 from chaos.ledger import Batch, ForeignOutput, Ledger, Output, Repeat
 from chaos.proxy import Proxy
-from confluent_kafka import Producer
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -44,38 +44,6 @@ MAX_OFFSETS = 500
 RECORDS_PER_S = 200
 TOPIC, GROUP = "chaos", "chaos"
 PATIENCE_S = 180
-
-
-class Feed:
-    """A producer of the numbers 0, 1, 2, …; `acknowledged` are those a broker has taken."""
-
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 5, "log_level": 0}
-        )
-        self.acknowledged: set[int] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "the producer cannot send its last records"
-
-    def _run(self) -> None:
-        number = 0
-        while not self._ended.wait(0.05):
-            for _ in range(RECORDS_PER_S // 20):
-                self._producer.produce(
-                    TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered(number)
-                )
-                number += 1
-            self._producer.poll(0)
-        self._producer.flush(100)
-
-    def _delivered(self, number: int) -> Callable[[object, object], None]:
-        return lambda error, _: None if error else self.acknowledged.add(number)
 
 
 class Watch:
@@ -193,7 +161,7 @@ class Chaos:
         self._client = Cluster(settings.bootstrap, settings)
         self._ledger = Ledger()
         self._watch = Watch(Cluster(settings.bootstrap, settings), self._ledger)
-        self._feed = Feed(self._proxy.address)
+        self._feed = Feed(self._proxy.address, TOPIC, PARTITIONS, RECORDS_PER_S)
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
         arguments += ["--max-offsets", str(MAX_OFFSETS)]
         # some fail with their first task, the others try it again

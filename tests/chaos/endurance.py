@@ -1,0 +1,185 @@
+"""Micro-batches back to back, with rebalances among them, while somebody counts: nothing may grow.
+
+    PYTHONPATH=jobs:tests python tests/chaos/endurance.py [--minutes 5] [--kafka]
+
+Two members stream a steady trickle of records without a pause between batches, and a foreign member joins for 20 s,
+stays away for 20 s, and so on. Each second the memory, threads, sockets and file descriptors of the driver JVM, of the
+query's reader and of the Python workers are taken, and every five the heap of the JVM after a collection. The second
+fifth of the run, when all is warm, is compared with the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from chaos.applications import Application
+from chaos.feed import Feed
+from chaos.foreign import ForeignMember
+from real_kafka import RealKafka
+from support.topics import create_topic
+from support.waiting import wait_until
+
+from spark_groupsource.broker.server import EmbeddedBroker
+
+SCRIPT = Path(__file__).with_name("endurance_application.py")
+TOPIC, GROUP = "endurance", "endurance"
+PARTITIONS = 6
+RECORDS_PER_S = 200
+VISIT_S = 20.0
+BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+# the whole heap is touched at the start, so that the memory of the JVM tells what lies outside of it
+JAVA = "-Xms512m -XX:+AlwaysPreTouch"
+
+# what may be more at the end: a share, and an amount on top for what comes and goes
+TOLERANCE = {
+    "rss_mb": (0.05, 6.0),
+    "threads": (0.0, 3.0),
+    "sockets": (0.0, 3.0),
+    "descriptors": (0.0, 4.0),
+    "processes": (0.0, 1.0),
+    "heap_mb": (0.05, 4.0),
+}
+
+
+class Sample(NamedTuple):
+    """What the processes of one role hold together."""
+
+    rss_mb: float
+    threads: int
+    sockets: int
+    descriptors: int
+    processes: int
+
+
+def look(pids: Iterable[int]) -> Sample:
+    """A sample of these processes; one that has just ended counts as nothing."""
+    found = Sample(0.0, 0, 0, 0, 0)
+    for pid in pids:
+        try:
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            open_files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            one = Sample(
+                int(status["VmRSS"].split()[0]) / 1024,
+                int(status["Threads"]),
+                sum(name.startswith("socket:") for name in open_files),
+                len(open_files),
+                1,
+            )
+        except (OSError, KeyError):
+            # it ends, or one of its files was closed while they were counted
+            continue
+        found = Sample(*(a + b for a, b in zip(found, one)))
+    return found
+
+
+class Endurance:
+    """One run of `minutes`; `tell` gives what was found."""
+
+    def __init__(self, directory: Path, bootstrap_servers: str, minutes: float) -> None:
+        self._directory = directory
+        self._servers = bootstrap_servers
+        self._seconds = minutes * 60
+        self._samples: dict[str, list[Sample]] = {"driver": [], "reader": [], "workers": []}
+        self._visits = 0
+        arguments = ["--bootstrap-servers", bootstrap_servers, "--topic", TOPIC, "--group", GROUP]
+        self._application = Application("endurance", directory, 1, arguments, SCRIPT, JAVA)
+
+    def run(self) -> None:
+        application = self._application
+        wait_until(lambda: application.is_ready, "the application reads", 120, 0.2)
+        wait_until(lambda: self.reports, "the first batches", 60, 0.2)
+        ended = threading.Event()
+        visitor = threading.Thread(target=self._visit, args=(ended,), daemon=True)
+        visitor.start()
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            assert application.process.poll() is None, application.log.read_text()[-3000:]
+            self._samples["driver"].append(look([application.process.pid]))
+            self._samples["reader"].append(look(application.readers()))
+            self._samples["workers"].append(look(application.workers()))
+            time.sleep(1)
+        self._all_reports = self.reports
+        ended.set()
+        visitor.join(60)
+        application.process.terminate()
+        application.end(60)
+
+    def _visit(self, ended: threading.Event) -> None:
+        """Has a foreign member join and leave; it ends with this thread."""
+        while not ended.wait(VISIT_S):
+            rows = self._directory / f"foreign-{self._visits}.rows"
+            with ForeignMember(self._servers, GROUP, TOPIC, rows, 10_000):
+                ended.wait(VISIT_S)
+                self._visits += 1
+
+    @property
+    def reports(self) -> list[dict[str, float]]:
+        lines = self._application.log.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith('{"time"')]
+
+    def tell(self) -> list[str]:
+        """Prints the run as a table; what has grown, one line each."""
+        first, last = self._all_reports[0], self._all_reports[-1]
+        batches, seconds = last["batch"] - first["batch"], last["time"] - first["time"]
+        print(f"{batches:.0f} batches in {seconds:.0f} s, {batches / seconds:.1f} a second; {self._visits} visits")
+        print(f"{'':10}{'':14}{'second fifth':>14}{'last fifth':>14}")
+        grown = []
+        for role, samples in self._samples.items():
+            for name in Sample._fields:
+                grown += self._compare(role, name, [getattr(sample, name) for sample in samples])
+        heap = [report["heap_bytes"] / 2**20 for report in self._all_reports]
+        return grown + self._compare("driver", "heap_mb", heap)
+
+    def _compare(self, role: str, name: str, values: list[float]) -> list[str]:
+        fifth = len(values) // 5
+        before, after = values[fifth : 2 * fifth], values[-fifth:]
+        was, is_now = statistics.median(before), statistics.median(after)
+        print(f"{role:10}{name:14}{was:14.1f}{is_now:14.1f}")
+        share, amount = TOLERANCE[name]
+        return [f"{role}: {name} grew from {was:.1f} to {is_now:.1f}"] if is_now > was * (1 + share) + amount else []
+
+    def close(self) -> None:
+        self._application.close()
+
+
+def run(directory: Path, minutes: float, kafka: bool = False) -> None:
+    """One run; AssertionError with what has grown."""
+    with ExitStack() as stack:
+        broker = RealKafka(BROKER_CONFIG) if kafka else EmbeddedBroker(config=BROKER_CONFIG)
+        servers = stack.enter_context(broker).bootstrap_servers
+        create_topic(servers, TOPIC, PARTITIONS)
+        feed = Feed(servers, TOPIC, PARTITIONS, RECORDS_PER_S)
+        stack.callback(feed.stop)
+        endurance = Endurance(directory, servers, minutes)
+        stack.callback(endurance.close)
+        endurance.run()
+        grown = endurance.tell()
+    assert not grown, "; ".join(grown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Micro-batches back to back: nothing may grow.")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka")
+    parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="groupsource-endurance-"))
+    directory.mkdir(exist_ok=True)
+    run(directory, options.minutes, options.kafka)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A librdkafka member as a process: ``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS``.
+
+Each record's position is in the file before its offset may be committed, so commits never pass what the file holds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from confluent_kafka import Consumer
+
+
+def main(bootstrap_servers: str, group: str, topic: str, rows: str, session_timeout_ms: str) -> None:
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.offset.store": False,
+            "auto.commit.interval.ms": 200,
+            "session.timeout.ms": int(session_timeout_ms),
+            "heartbeat.interval.ms": 500,
+        }
+    )
+    consumer.subscribe([topic])
+    handle = os.open(rows, os.O_WRONLY | os.O_APPEND)
+    while not ended.is_set():
+        message = consumer.poll(0.05)
+        if message is None:
+            continue
+        if message.error():
+            print(message.error(), flush=True)
+            continue
+        os.write(handle, b"%d %d\n" % (message.partition(), message.offset()))
+        try:
+            consumer.store_offsets(message)
+        except Exception as error:  # its partition was taken away meanwhile
+            print(error, flush=True)
+    consumer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
