@@ -218,3 +218,19 @@ def test_leader_is_who_the_coordinator_names() -> None:
     request = membership.sync_request({"m": b"a", "n": b"b"})
     assert {a.member_id: a.assignment for a in request.assignments} == {"m": b"a", "n": b"b"}
     assert (request.generation_id, request.protocol_name, request.protocol_type) == (5, "range", "consumer")
+
+
+def test_a_subscription_that_changes_during_a_round_is_followed_by_another_round() -> None:
+    membership = member()
+    membership.prepare(("t",))
+    membership.join_request([("range", b"t")])
+    joined = membership.join_answered(join_answer(generation_id=1), membership.generation, 0)
+    assert isinstance(joined, Joined)
+    membership.subscription_changed("subscription has changed")
+    membership.sync_request({})
+    membership.sync_answered(sync_answer(partitions=(T0,)), joined.generation, 0)
+
+    assert membership.rejoin_needed and membership.rejoin_reason == "subscription has changed"
+    membership.complete(lambda topic: True)
+    run_round(membership, 2, T0, U0)
+    assert not membership.rejoin_needed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from group_context import CONFIG, GroupContext
+from group_invariants import check_books, check_state, check_timers, promised
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -14,7 +14,7 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.ledger import Ledger
 from spark_groupsource.group.members import Protocols
-from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import EMPTY, PREPARING, STABLE
 from spark_groupsource.model import TopicPartition
 
 GROUPS = st.sampled_from(["a", "a", "b"])
@@ -167,42 +167,11 @@ class Coordinator(RuleBasedStateMachine):
         assert ledger == self.context.shard.ledger
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def every_group_is_sound(self) -> None:
         for group in self.context.shard._groups.values():
-            members = group.members
-            assert group.joined_count == sum(m.parked_join is not None for m in members.values())
-            assert group.static_members == {
-                m.group_instance_id: m.member_id for m in members.values() if m.group_instance_id is not None
-            }
-            assert group._protocol_support == Counter(n for m in members.values() for n in m.protocol_names)
-            assert not group.pending_joins & members.keys()
-            assert group.pending_syncs <= members.keys()
-            assert (group.leader_id in members) if members else group.leader_id is None
-
-    @invariant()
-    def nobody_waits_without_a_timer(self) -> None:
-        timers = self.context.timers
-        for group in self.context.shard._groups.values():
-            for member_id, member in group.members.items():
-                assert ("session", group.group_id, member_id) in timers or member.counts_as_alive
-            for member_id in group.pending_joins:
-                assert ("session", group.group_id, member_id) in timers
-            assert (("join", group.group_id) in timers) is (group.state is PREPARING)
-            if group.pending_syncs and group.state in (COMPLETING, STABLE):
-                assert ("sync", group.group_id) in timers
-
-    @invariant()
-    def states_mean_what_they_say(self) -> None:
-        for group in self.context.shard._groups.values():
-            parked_syncs = sum(m.parked_sync is not None for m in group.members.values())
-            if group.state is EMPTY:
-                assert not group.members
-            if group.state is not PREPARING and not self.context._held:
-                assert group.joined_count == 0
-            if group.state is not COMPLETING:
-                assert parked_syncs == 0
-            if group.state in (COMPLETING, STABLE):
-                assert group.members and group.protocol_name in group.candidates()
+            check_books(group)
+            check_timers(group, self.context.timers)
+            check_state(group, appends_pending=bool(self.context._held))
 
     @invariant()
     def a_restart_finds_what_was_promised(self) -> None:
@@ -213,19 +182,6 @@ class Coordinator(RuleBasedStateMachine):
                 continue
             stored = ClassicGroup.from_value(group.group_id, self.context.shard.ledger.groups.get(group.group_id))
             assert promised(stored) == promised(group)
-
-
-def promised(group: ClassicGroup) -> object:
-    members = {m.member_id: (m.group_instance_id, m.assignment, m.session_timeout_ms) for m in group.members.values()}
-    return (
-        group.state,
-        group.generation_id,
-        group.protocol_type,
-        group.protocol_name,
-        group.leader_id,
-        group.static_members,
-        members,
-    )
 
 
 TestCoordinator = Coordinator.TestCase

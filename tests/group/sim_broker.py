@@ -1,0 +1,193 @@
+"""The broker of the simulation: one shard, its log, its timers; it crashes, moves, and appends late or not at all.
+
+Each call of the shard is followed by the checks. Records that are appended late are in the log at once, but their
+replies leave when they are durable, in order; a crash may cut off what is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Callable, NamedTuple
+
+from sim_checks import Cause, Checks
+from sim_time import Time
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupConfig, GroupShard, Outcome, Ownership, RequestContext, SetTimer, TimerKey
+from spark_groupsource.model import TopicPartition
+
+
+@dataclass
+class Waiting:
+    """A request that has arrived and is not answered."""
+
+    request: Any
+    version: int
+    answer: Callable[[Any], None]
+    decided: object = None
+
+
+class _Held(NamedTuple):
+    outcome: Outcome
+    cause: Cause
+    log_start: int
+
+
+class Broker:
+    """One coordinator after the other, with one log."""
+
+    def __init__(self, time: Time, config: GroupConfig) -> None:
+        self.time = time
+        self.config = config
+        self.incarnation = 0
+        self.crashes = 0
+        self.shard = GroupShard(0, config)
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.timers: dict[TimerKey, int] = {}
+        self.waiting: dict[int, Waiting] = {}
+        self.checks = Checks(self)
+        self.fails_until_ms = self.late_until_ms = 0
+        self.append_error = ErrorCode.NONE
+        self.append_delay_ms = 0
+        self.held: deque[_Held] = deque()
+        self._held_until_ms = 0
+        self._tokens = 0
+        self._deleted_while_loading: list[TopicPartition] = []
+        self._loaded()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.shard.ownership is Ownership.OWNED
+
+    # --- requests and timers
+
+    def receive(self, request: Any, version: int, client_id: str, answer: Callable[[Any], None]) -> None:
+        """Gives a request to the shard; `answer` is called with the response, now or later."""
+        self._tokens += 1
+        token = self._tokens
+        waiting = self.waiting[token] = Waiting(request, version, answer)
+        waiting.decided = self.checks.before(request)
+        context = RequestContext(token, version, client_id, "/127.0.0.1", f"u{token}", self.time.timestamp_ms)
+        cause = Cause("request", getattr(request, "group_id", None), request, token)
+        self._run(self.shard.handle(request, context, self.time.now_ms), cause)
+
+    def _expire(self, incarnation: int, key: TimerKey, deadline_ms: int) -> None:
+        if incarnation == self.incarnation and self.timers.get(key) == deadline_ms:
+            del self.timers[key]
+            outcome = self.shard.expire(key, self.time.now_ms, self.time.timestamp_ms)
+            self._run(outcome, Cause(f"timer {key[0]}", key[1]))
+
+    def expire_offsets(self) -> None:
+        if self.is_loaded:
+            self._run(self.shard.expire_offsets(self.time.timestamp_ms, self.time.now_ms), Cause("expire offsets"))
+
+    def drop_partitions(self, partitions: list[TopicPartition]) -> None:
+        """Partitions were deleted: as the broker does, it tells the shard when that has loaded."""
+        if not self.is_loaded:
+            self._deleted_while_loading += partitions
+            return
+        outcome = self.shard.partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
+        self._run(outcome, Cause(f"drop {partitions[0].topic}"))
+
+    # --- crash and move
+
+    def crash(self, load_ms: int, keep: bool) -> None:
+        """Everything but the log is gone; `keep`: what was appended is in it, durable by then or not."""
+        if self.held and not keep:
+            del self.log[self.held[0].log_start :]
+        self.crashes += 1
+        self.held.clear()
+        self.waiting.clear()
+        self._seat(load_ms)
+
+    def move(self, load_ms: int) -> None:
+        """The shard is unloaded; what waits is told so."""
+        self._release(len(self.held))
+        if self.is_loaded:
+            self._run(self.shard.unload(self.time.now_ms, self.time.timestamp_ms), Cause("move"))
+            self.checks.nobody_waits()
+        self._seat(load_ms)
+
+    def _seat(self, load_ms: int) -> None:
+        self.incarnation += 1
+        self.timers.clear()
+        self.shard = GroupShard(0, self.config)
+        self.checks.reloading(self.log)
+        middle = len(self.log) // 2
+        self._replay(0, middle)
+        self.time.call_in(load_ms, self._load_rest, self.incarnation, middle)
+
+    def _load_rest(self, incarnation: int, start: int) -> None:
+        if incarnation == self.incarnation:
+            self._replay(start, len(self.log))
+            self._loaded()
+
+    def _loaded(self) -> None:
+        self._run(self.shard.loaded(self.time.now_ms, self.time.timestamp_ms), Cause("load"))
+        deleted, self._deleted_while_loading = self._deleted_while_loading, []
+        if deleted:
+            self.drop_partitions(deleted)
+
+    def _replay(self, start: int, end: int) -> None:
+        for key, value in self.log[start:end]:
+            self.shard.replay(key, value, timestamp_ms=self.time.timestamp_ms)
+
+    # --- decide, append, replay, reply
+
+    def _run(self, outcome: Outcome, cause: Cause) -> None:
+        self._settle(outcome, cause)
+        self.checks.after(cause)
+
+    def _settle(self, outcome: Outcome, cause: Cause) -> None:
+        now_ms, timestamp_ms = self.time.now_ms, self.time.timestamp_ms
+        for timer in outcome.timers:
+            if isinstance(timer, SetTimer):
+                self.timers[timer.key] = timer.deadline_ms
+                self.time.call_at(timer.deadline_ms, self._expire, self.incarnation, timer.key, timer.deadline_ms)
+            else:
+                self.timers.pop(timer.key, None)
+        if not outcome.records:
+            self._reply(outcome)
+        elif now_ms < self.fails_until_ms:
+            self.checks.append_failed(outcome.records)
+            self._settle(self.shard.append_failed(outcome, self.append_error, now_ms, timestamp_ms), cause)
+        else:
+            log_start = len(self.log)
+            for key, value in outcome.records:
+                self.checks.appending(cause, key, value)
+                self.log.append((key, value))
+                self.shard.replay(key, value, timestamp_ms=timestamp_ms)
+            if now_ms < self.late_until_ms or self.held:
+                self._hold(_Held(outcome, cause, log_start))
+            else:
+                self._appended(outcome, cause)
+
+    def _appended(self, outcome: Outcome, cause: Cause) -> None:
+        self._reply(outcome)
+        self._settle(self.shard.append_done(outcome, self.time.now_ms, self.time.timestamp_ms), cause)
+
+    def _hold(self, held: _Held) -> None:
+        self.held.append(held)
+        delay_ms = self.append_delay_ms if self.time.now_ms < self.late_until_ms else 0
+        self._held_until_ms = max(self.time.now_ms + delay_ms, self._held_until_ms)
+        self.time.call_at(self._held_until_ms, self._durable, self.incarnation, held)
+
+    def _durable(self, incarnation: int, held: _Held) -> None:
+        # appends become durable in their order; a move may have made it so already
+        if incarnation == self.incarnation and self.held and self.held[0] is held:
+            self._release(1)
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
+            held = self.held.popleft()
+            self._appended(held.outcome, held.cause)
+            self.checks.after(held.cause)
+
+    def _reply(self, outcome: Outcome) -> None:
+        for token, response in outcome.replies:
+            assert isinstance(token, int)
+            waiting = self.waiting.pop(token, None)
+            assert waiting is not None, f"answered twice, or nobody asked: {response}"
+            self.checks.replied(token, waiting, response)
+            waiting.answer(response)

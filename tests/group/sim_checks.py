@@ -1,0 +1,405 @@
+"""What must hold after every event of the simulation, as seen from outside: from requests, answers and the log.
+
+One leader, one generation; each partition one owner; acknowledged commits never lost; the replay of the log equals the
+live state. What a breach violates is the first word of its text.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+from group_invariants import check_books, check_state, check_timers, promised
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import LogRecord
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.states import EMPTY, STABLE
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription
+from spark_groupsource.wire.group_records import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+)
+
+if TYPE_CHECKING:
+    from sim_broker import Broker, Waiting
+
+read_key = lru_cache(maxsize=10_000)(decode_key)
+read_offset = lru_cache(maxsize=10_000)(decode_offset_value)
+read_group = lru_cache(maxsize=10_000)(decode_group_value)
+
+
+class Breach(AssertionError):
+    """Something that must never be has come to be."""
+
+
+class Cause(NamedTuple):
+    """What made the shard decide: a request with its token, or a timer, a load and so on; None is every group."""
+
+    kind: str
+    group_id: str | None = None
+    request: Any = None
+    token: int = 0
+
+
+class Before(NamedTuple):
+    """What the group of a request was when it arrived."""
+
+    generation_id: int
+    member_ids: frozenset[str]
+    instance_ids: dict[str, str]
+
+
+class Log:
+    """What the log says, read without the package's own replay: the last record of a key counts."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, GroupValue] = {}
+        self.offsets: dict[str, dict[TopicPartition, OffsetValue]] = {}
+
+    def take(self, key: bytes, value: bytes | None) -> None:
+        what = read_key(key)
+        if isinstance(what, GroupKey):
+            self.groups.pop(what.group_id, None)
+            if value is not None:
+                self.groups[what.group_id] = read_group(value)
+            return
+        assert isinstance(what, OffsetKey)
+        offsets = self.offsets.setdefault(what.group_id, {})
+        offsets.pop(TopicPartition(what.topic, what.partition), None)
+        if value is not None:
+            offsets[TopicPartition(what.topic, what.partition)] = read_offset(value)
+        elif not offsets:
+            del self.offsets[what.group_id]
+
+
+def canonical(member_id: str) -> str:
+    """A member as its group sees it: a static one is its instance, whatever id it has at the moment."""
+    return member_id.partition("-")[0] if member_id.startswith("i") else member_id
+
+
+class Checks:
+    """Follows one broker; raises Breach."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.log = Log()
+        self.replies = 0
+        self._stored_by: dict[int, dict[TopicPartition, int]] = {}
+        self._changed: set[str] = set()
+        self._groups_seen: dict[str, GroupValue] = {}
+        self._offsets_seen: dict[str, dict[TopicPartition, OffsetValue]] = {}
+        self._promises: dict[str, object] = {}
+        self._births: dict[str, int] = {}
+        self.unstored: set[str] = set()  # groups whose last record could not be appended
+        self._leaders: dict[tuple[object, ...], str] = {}
+        self._leading: dict[tuple[object, ...], str] = {}
+        self._lives: dict[str, tuple[ClassicGroup, int]] = {}
+        self._generations: dict[tuple[str, int], int] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._owners: dict[tuple[object, ...], str] = {}
+        self._committers: dict[tuple[object, ...], str] = {}
+
+    # --- requests
+
+    def before(self, request: Any) -> Before | None:
+        """What has to be remembered until the request is answered."""
+        group_id = getattr(request, "group_id", None)
+        if not self._broker.is_loaded or not group_id:
+            return None
+        group = self._broker.shard._find(group_id)
+        if group is None:
+            return Before(-1, frozenset(), {})
+        return Before(group.generation_id, frozenset(group.members), dict(group.static_members))
+
+    def replied(self, token: int, waiting: Waiting, response: Any) -> None:
+        """An answer is about to leave."""
+        self.replies += 1
+        check = getattr(self, f"_replied_{type(waiting.request).__name__}", None)
+        if check is not None and self._broker.is_loaded:
+            check(token, waiting, response)
+
+    def _replied_JoinGroupRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        if answer.error_code:
+            return
+        group = self._group(waiting.request.group_id)
+        member_id = answer.member_id
+        now = answer.generation_id == group.generation_id
+        _check(now, "generation", "{} joined {}", member_id, answer.generation_id)
+        _check(member_id in group.members, "generation", "{} joined and is no member", member_id)
+        life = self._life(group)
+        key = (group.group_id, life, answer.generation_id)
+        leads = answer.leader == member_id
+        if leads and not answer.skip_assignment:
+            _check(self._leading.setdefault(key, member_id) == member_id, "leader", "{} leads {} too", member_id, key)
+        known = self._leaders.setdefault(key, canonical(answer.leader))
+        _check(known == canonical(answer.leader), "leader", "{} and {} lead {}", known, answer.leader, key)
+        _check(known == canonical(group.leader_id or ""), "leader", "{} leads {}", answer.leader, key)
+        if leads and not answer.skip_assignment:
+            told = {member.member_id for member in answer.members}
+            _check(told == set(group.members), "leader", "the leader of {} was told {}", key, told)
+        last = self._generations.get((group.group_id, life), -1)
+        _check(answer.generation_id >= last, "generation", "{} comes after {}", key, last)
+        self._generations[group.group_id, life] = answer.generation_id
+
+    def _replied_SyncGroupRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        if answer.error_code:
+            return
+        request = waiting.request
+        group = self._group(request.group_id)
+        _check(
+            request.generation_id == group.generation_id and group.state is STABLE,
+            "generation",
+            "{} was given a share of generation {}, {}",
+            request.member_id,
+            request.generation_id,
+            Shown(group),
+        )
+        self._check_member(request, group.members.keys(), group.static_members)
+        self._acknowledged[group.group_id] = group.generation_id
+        partitions: Sequence[TopicPartition] = ()
+        if answer.assignment:
+            partitions = decode_assignment(bytes(answer.assignment)).partitions
+        who = canonical(request.member_id)
+        generation = (group.group_id, self._births.get(group.group_id, 0), group.generation_id)
+        for partition in partitions:
+            owner = self._owners.setdefault((*generation, partition), who)
+            _check(owner == who, "owner", "{} and {} own {} in {}", who, owner, partition, generation)
+
+    def _replied_HeartbeatRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        if answer.error_code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self._check_generation(waiting.request, waiting.request.generation_id, waiting.decided)
+
+    def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        stored = self._stored_by.pop(token, {})
+        request = waiting.request
+        asked = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
+        told = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
+        done = {partition for partition, entry in told.items() if not entry.error_code}
+        for partition in done:
+            offset = asked[partition].committed_offset
+            _check(stored.get(partition) == offset, "acknowledged", "{} is not stored: {}", partition, request)
+        _check(done == stored.keys(), "acknowledged", "stored {}, told {}", stored, done)
+        if not done:
+            return
+        generation_id, before = request.generation_id_or_member_epoch, waiting.decided
+        assert isinstance(before, Before)
+        if generation_id < 0:
+            _check(not before.member_ids, "generation", "a simple commit in a group of {}", before.member_ids)
+            return
+        self._check_generation(request, generation_id, before)
+        who = canonical(request.member_id)
+        generation = (request.group_id, self._births.get(request.group_id, 0), generation_id)
+        for partition in done:
+            other = self._committers.setdefault((*generation, partition), who)
+            _check(other == who, "owner", "{} and {} committed {} in {}", who, other, partition, generation)
+
+    def _replied_OffsetFetchRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        groups = answer.groups if waiting.version >= 8 else [answer]
+        for group in groups:
+            group_id = group.group_id if waiting.version >= 8 else waiting.request.group_id
+            stored = self.log.offsets.get(group_id, {})
+            for topic in group.topics:
+                for entry in topic.partitions:
+                    value = stored.get(TopicPartition(topic.name, entry.partition_index))
+                    expected = -1 if value is None else value.offset
+                    _check(
+                        entry.committed_offset == expected,
+                        "acknowledged",
+                        "fetched {}, stored {}",
+                        entry,
+                        expected,
+                    )
+
+    def _replied_DeleteGroupsRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        for result in answer.results:
+            if not result.error_code and not self._broker.held:
+                left = result.group_id in self.log.groups or result.group_id in self.log.offsets
+                _check(not left, "delete", "{} was deleted and is stored", result.group_id)
+
+    def _check_generation(self, request: Any, generation_id: int, before: object) -> None:
+        if before is None:
+            return  # it was loading
+        assert isinstance(before, Before)
+        _check(
+            generation_id == before.generation_id,
+            "generation",
+            "{} of generation {} was believed in {}",
+            request.member_id,
+            generation_id,
+            before.generation_id,
+        )
+        self._check_member(request, before.member_ids, before.instance_ids)
+
+    def _check_member(self, request: Any, member_ids: Any, instance_ids: dict[str, str]) -> None:
+        _check(request.member_id in member_ids, "generation", "{} was believed and is no member", request.member_id)
+        instance_id = request.group_instance_id
+        if instance_id is not None:
+            _check(
+                instance_ids.get(instance_id) == request.member_id,
+                "generation",
+                "{} was believed to be {}",
+                request.member_id,
+                instance_id,
+            )
+
+    # --- the log
+
+    def appending(self, cause: Cause, key: bytes, value: bytes | None) -> None:
+        """A record goes to the log; nothing may be in it that nobody asked for."""
+        what = read_key(key)
+        request = type(cause.request).__name__ if cause.request is not None else cause.kind
+        if isinstance(what, GroupKey):
+            self.unstored.discard(what.group_id)
+            if value is None:
+                _check(request in ("DeleteGroupsRequest", "expire offsets"), "delete", "{} by {}", what, request)
+                _check(self._group(what.group_id).state is EMPTY, "delete", "{} is not empty", what)
+                self._births[what.group_id] = self._births.get(what.group_id, 0) + 1
+                self._acknowledged.pop(what.group_id, None)
+        else:
+            assert isinstance(what, OffsetKey)
+            if value is None:
+                self._check_removal(cause, request, what)
+            else:
+                _check(request == "OffsetCommitRequest", "acknowledged", "{} was written by {}", what, request)
+                stored = self._stored_by.setdefault(cause.token, {})
+                stored[TopicPartition(what.topic, what.partition)] = read_offset(value).offset
+        self.log.take(key, value)
+        self._changed.add(what.group_id)
+        self._promises.pop(what.group_id, None)
+
+    def _check_removal(self, cause: Cause, request: str, key: OffsetKey) -> None:
+        group = self._group(key.group_id)
+        if request == "OffsetDeleteRequest":
+            named = {topic.name for topic in cause.request.topics}
+            allowed = key.topic in named and key.topic not in _subscribed(group)
+        elif request == "DeleteGroupsRequest":
+            allowed = key.group_id in cause.request.groups_names and not group.members
+        elif request == "expire offsets":
+            value = self.log.offsets[key.group_id][TopicPartition(key.topic, key.partition)]
+            since = value.commit_timestamp_ms
+            if not group.members and group.state_timestamp_ms >= 0:
+                since = min(since, group.state_timestamp_ms)
+            age_ms = self._broker.time.timestamp_ms - since
+            allowed = age_ms >= self._broker.config.offsets_retention_ms and key.topic not in _subscribed(group)
+        else:
+            allowed = request == f"drop {key.topic}"
+        _check(allowed, "acknowledged", "{} was removed by {}, {}", key, request, Shown(group))
+
+    def append_failed(self, records: Sequence[LogRecord]) -> None:
+        for record in records:
+            what = read_key(record.key)
+            if isinstance(what, GroupKey):
+                self.unstored.add(what.group_id)
+
+    def reloading(self, log: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """A new shard reads this log."""
+        self.log = Log()
+        for key, value in log:
+            self.log.take(key, value)
+        self._changed = {*self.log.groups, *self.log.offsets}
+        self._groups_seen, self._offsets_seen = {}, {}
+        self._promises.clear()
+        self.unstored.clear()
+        self._stored_by.clear()
+
+    # --- after each event
+
+    def after(self, cause: Cause) -> None:
+        """The shard has decided, and what could be appended and answered at once is."""
+        broker = self._broker
+        if not broker.is_loaded:
+            return
+        held = bool(broker.held)
+        self._compare()
+        groups = broker.shard._groups
+        for group in list(groups.values()) if cause.group_id is None else (groups.get(cause.group_id),):
+            if group is not None:
+                self._check_group(group, held)
+
+    def _compare(self) -> None:
+        """The shard knows what the log says; what was equal and is the same object still is not looked at again."""
+        ledger, log = self._broker.shard.ledger, self.log
+        for group_id in self._changed:
+            groups, offsets = ledger.groups.get(group_id), ledger.offsets.get(group_id)
+            _check(groups == log.groups.get(group_id), "replay", "{}, log {}", groups, log.groups.get(group_id))
+            _check(offsets == log.offsets.get(group_id), "replay", "{}, log {}", offsets, log.offsets.get(group_id))
+        if self._changed:
+            known, stored = ledger.groups.keys() | ledger.offsets.keys(), log.groups.keys() | log.offsets.keys()
+            _check(known == stored, "replay", "groups {}, log {}", known, stored)
+            self._changed.clear()
+            self._groups_seen = dict(ledger.groups)
+            self._offsets_seen = {group_id: dict(offsets) for group_id, offsets in ledger.offsets.items()}
+        _check(ledger.groups == self._groups_seen, "replay", "{} has become {}", self._groups_seen, ledger.groups)
+        _check(ledger.offsets == self._offsets_seen, "replay", "{} has become {}", self._offsets_seen, ledger.offsets)
+
+    def _check_group(self, group: ClassicGroup, held: bool) -> None:
+        try:
+            check_books(group)
+            check_timers(group, self._broker.timers)
+            check_state(group, appends_pending=held)
+        except AssertionError as error:
+            raise Breach(f"books: {error}, {Shown(group)}") from error
+        group_id = group.group_id
+        acknowledged = self._acknowledged.get(group_id, -1)
+        _check(group.generation_id >= acknowledged, "generation", "{}, acknowledged was {}", Shown(group), acknowledged)
+        if held or group_id in self.unstored or group.state not in (EMPTY, STABLE):
+            return
+        stored = self._promises.get(group_id)
+        if stored is None:
+            stored = promised(ClassicGroup.from_value(group_id, self.log.groups.get(group_id)))
+            self._promises[group_id] = stored
+        _check(stored == promised(group), "replay", "live {}, log {}", promised(group), stored)
+
+    def nobody_waits(self) -> None:
+        """Every request that arrived has been answered."""
+        waiting = [entry.request for entry in self._broker.waiting.values()]
+        _check(not waiting, "answers", "nobody answered {}", waiting)
+
+    # --- groups
+
+    def _group(self, group_id: str) -> ClassicGroup:
+        group = self._broker.shard._find(group_id)
+        if group is None:
+            raise Breach(f"group: {group_id} is spoken of and not there")
+        return group
+
+    def _life(self, group: ClassicGroup) -> int:
+        """Counts the times a group came into being in some coordinator: a round lives as long as one of them."""
+        known, life = self._lives.get(group.group_id, (None, 0))
+        if known is not group:
+            life += 1
+            self._lives[group.group_id] = (group, life)
+        return life
+
+
+def _check(holds: bool, what: str, text: str, *args: object) -> None:
+    if not holds:
+        raise Breach(f"{what}: {text.format(*args)}")
+
+
+def _subscribed(group: ClassicGroup) -> set[str]:
+    """Topics that are surely subscribed to.
+
+    Those who joined after the last generation do not count yet, and a static member may have come back with others.
+    """
+    if group.state is not STABLE or group.protocol_name is None:
+        return set()
+    members = [member for member in group.members.values() if not member.is_static]
+    return {topic for m in members for topic in decode_subscription(m.metadata(group.protocol_name)).topics}
+
+
+class Shown(NamedTuple):
+    """A group as text, made only where it is needed."""
+
+    group: ClassicGroup
+
+    def __format__(self, spec: str) -> str:
+        group = self.group
+        return f"group {group.group_id} {group.state.value} {group.generation_id} of {sorted(group.members)}"

@@ -1,0 +1,492 @@
+"""The clients of the simulation: members that follow the protocol, whatever the network does to them.
+
+`Ours` drives the package's own `Membership` as its member thread does; `Foreign` is an eager consumer written down as
+simply as it goes, in any version of the protocol. A client asks one thing at a time. Both commit offsets that no other
+commit of the run carries.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+
+from sim_requests import Versions, commit_request, error_of, fetch_request, join_request, leave_request, sync_request
+
+from spark_groupsource.assign import load_assignor
+from spark_groupsource.client.answers import Rule, Then
+from spark_groupsource.client.membership import (
+    Beat,
+    Generation,
+    Idle,
+    Join,
+    Joined,
+    LeaveUnpolled,
+    LoseCoordinator,
+    MemberConfig,
+    Membership,
+)
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import Assignment, GroupMember, Subscription, TopicPartition
+from spark_groupsource.wire.consumer_protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from spark_groupsource.wire.messages import HeartbeatRequest
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+SESSION_MS = 600
+HEARTBEAT_MS = 200
+REBALANCE_MS = 800
+PARTITIONS = {"x": 3, "y": 2}
+_JOIN_TIMEOUT_MS = REBALANCE_MS + 300
+_TIMEOUT_MS = 250
+_BACKOFF_MS = 40
+_COMMIT_MS = 350
+_FENCED = ErrorCode.FENCED_INSTANCE_ID
+_OUT = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+_REFUSED = (ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+_REMEMBERED: Any = lru_cache(maxsize=1_000)
+read_subscription: Callable[[bytes], Subscription] = _REMEMBERED(decode_subscription)
+read_assignment: Callable[[bytes], Assignment] = _REMEMBERED(decode_assignment)
+write_subscription: Callable[[Subscription], bytes] = _REMEMBERED(encode_subscription)
+
+
+class Spec(NamedTuple):
+    """How a client was started."""
+
+    group_id: str
+    make: str
+    topics: str
+    instance: str
+    protocols: str
+    version: int
+
+
+class Client:
+    """What both makes share: one request at a time, standing still, stopping."""
+
+    def __init__(self, world: World, name: str, spec: Spec) -> None:
+        self.world = world
+        self.name = name
+        self.spec = spec
+        self.topics = tuple(spec.topics)
+        self.instance_id = None if spec.instance == "-" else spec.instance
+        self.protocol_names = spec.protocols.split("+")
+        self.versions = Versions.of(spec.version)
+        self.stopped = ""
+        self.paused_until_ms = 0
+        self.before: tuple[str, int, Sequence[TopicPartition]] | None = None
+        self.fetched = True
+        self.commit_due_ms = 0
+        self._asked = 0
+        self._awaited = 0
+        self._awaited_kind = ""
+        self._wake = 0
+
+    # --- what the makes decide
+
+    member_id: str
+    generation_id: int
+    owned: Sequence[TopicPartition]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it owns what its group's generation gives it, and wants nothing."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Does what is to be done now, if anything; called while nothing is awaited."""
+        raise NotImplementedError
+
+    def on_answer(self, kind: str, answer: Any) -> None:
+        raise NotImplementedError
+
+    def on_lost(self, kind: str) -> None:
+        raise NotImplementedError
+
+    def resubscribe(self, topics: str) -> None:
+        raise NotImplementedError
+
+    # --- what happens to it
+
+    def stop(self, why: str) -> None:
+        self.stopped = self.stopped or why
+
+    def leave(self) -> None:
+        """Ends properly: a dynamic member says so."""
+        if not self.stopped and self.instance_id is None and self.member_id:
+            request = leave_request(self.spec.group_id, self.member_id, self.versions)
+            self._send(request, self.versions.leave, lambda answer: None)
+        self.stop("left")
+
+    def disconnected(self) -> None:
+        """The broker is gone, and with it the answer."""
+        if self._awaited:
+            self.world.time.call_in(1, self._lose, self._awaited)
+
+    def act_stale(self) -> None:
+        """Commits and beats as what it was one generation ago."""
+        if self.before is None or self.stopped:
+            return
+        member_id, generation_id, owned = self.before
+        beat = self._beat_request(member_id, generation_id)
+        self._send(beat, self.versions.heartbeat, lambda answer: None)
+        commit = self._commit_request(member_id, generation_id, owned or [TopicPartition("x", 0)])
+        self._send(commit, self.versions.commit, lambda answer: None)
+
+    # --- asking
+
+    def call(self, kind: str, request: Any, version: int, timeout_ms: int = _TIMEOUT_MS) -> None:
+        self._asked += 1
+        asked = self._awaited = self._asked
+        self._awaited_kind = kind
+        self._send(request, version, lambda answer: self._take(asked, answer))
+        self.world.time.call_in(timeout_ms, self._lose, asked)
+
+    def _send(self, request: Any, version: int, answered: Callable[[Any], None]) -> None:
+        self.world.link(self.name).send(request, version, answered, in_bytes=self.spec.version < 9)
+
+    def wake_at(self, at_ms: int) -> None:
+        self._wake += 1
+        self.world.time.call_at(at_ms, self._woken, self._wake)
+
+    def go(self) -> None:
+        """Goes on, unless it is gone, stands still or waits for an answer."""
+        if self.stopped or self._awaited:
+            return
+        if self.world.time.now_ms < self.paused_until_ms:
+            self.wake_at(self.paused_until_ms)
+        else:
+            self.step()
+
+    def _woken(self, wake: int) -> None:
+        if wake == self._wake:
+            self.go()
+
+    def _take(self, asked: int, answer: Any) -> None:
+        if self.stopped or asked != self._awaited:
+            return
+        if self.world.time.now_ms < self.paused_until_ms:
+            self.world.time.call_at(self.paused_until_ms, self._take, asked, answer)
+            return
+        self._awaited = 0
+        self.on_answer(self._awaited_kind, answer)
+        self.go()
+
+    def _lose(self, asked: int) -> None:
+        if self.stopped or asked != self._awaited:
+            return
+        if self.world.time.now_ms < self.paused_until_ms:
+            # an answer that has come meanwhile is read first
+            self.world.time.call_at(self.paused_until_ms + 1, self._lose, asked)
+            return
+        self._awaited = 0
+        self.on_lost(self._awaited_kind)
+        self.go()
+
+    # --- requests
+
+    def commit(self, partitions: Sequence[TopicPartition]) -> None:
+        self.commit_due_ms = self.world.time.now_ms + _COMMIT_MS
+        request = self._commit_request(self.member_id, self.generation_id, partitions)
+        self.call("commit", request, self.versions.commit)
+
+    def fetch(self) -> None:
+        request = fetch_request(self.spec.group_id, self.owned, self.versions)
+        self.call("fetch", request, self.versions.fetch)
+
+    def _commit_request(self, member_id: str, generation_id: int, partitions: Sequence[TopicPartition]) -> Any:
+        offsets = {partition: self.world.next_offset() for partition in partitions}
+        return commit_request(self.spec.group_id, member_id, generation_id, self.instance_id, offsets)
+
+    def _beat_request(self, member_id: str, generation_id: int) -> Any:
+        return HeartbeatRequest(
+            group_id=self.spec.group_id,
+            generation_id=generation_id,
+            member_id=member_id,
+            group_instance_id=self.instance_id,
+        )
+
+    def remember(self) -> None:
+        """Keeps what it is until now, for `act_stale`."""
+        self.before = (self.member_id, self.generation_id, self.owned)
+
+    def refused(self, code: int) -> None:
+        """The group will not have it."""
+        self.world.refused(self, ErrorCode(code))
+
+    def assign(self, name: str, members: Sequence[tuple[str, str | None, bytes]]) -> dict[str, bytes]:
+        """What this leader gives everybody."""
+        known = [GroupMember(member_id, read_subscription(data), i) for member_id, i, data in members]
+        topics = sorted({topic for member in known for topic in member.subscription.topics})
+        shares = load_assignor(name).assign({topic: PARTITIONS[topic] for topic in topics}, known)
+        return {member_id: encode_assignment(Assignment(tuple(share))) for member_id, share in shares.items()}
+
+
+class Ours(Client):
+    """The package's own member."""
+
+    def __init__(self, world: World, name: str, spec: Spec) -> None:
+        super().__init__(world, name, spec)
+        config = MemberConfig(
+            group_id=spec.group_id,
+            assignors=tuple(self.protocol_names),
+            cooperative=spec.protocols == "cooperative-sticky",
+            group_instance_id=self.instance_id,
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+        )
+        self.membership = Membership(config, world.time.now_ms)
+        self._sent = Generation()
+        self._given_up = False
+        self._last: tuple[tuple[TopicPartition, ...], int] = ((), -1)
+
+    @property
+    def member_id(self) -> str:  # type: ignore[override]
+        return self.membership.generation.member_id
+
+    @property
+    def generation_id(self) -> int:  # type: ignore[override]
+        return self.membership.generation.generation_id
+
+    @property
+    def owned(self) -> Sequence[TopicPartition]:  # type: ignore[override]
+        return self.membership.owned
+
+    @property
+    def settled(self) -> bool:
+        return self.membership.settled and self.fetched
+
+    def resubscribe(self, topics: str) -> None:
+        self.topics = tuple(topics)
+        self.membership.subscription_changed("the subscription has changed")
+
+    def step(self) -> None:
+        now_ms, membership = self.world.time.now_ms, self.membership
+        action = membership.next_action(now_ms)
+        if isinstance(action, LeaveUnpolled):
+            request = membership.leave_request("unpolled")
+            membership.left("unpolled")
+            if request is not None:
+                return self.call("leave", request, self.versions.leave)
+        if isinstance(action, LoseCoordinator):
+            membership.coordinator_found(now_ms)
+        if self._poll(now_ms):
+            return
+        action = membership.next_action(now_ms)
+        if isinstance(action, Join):
+            self._sent = membership.generation
+            self.call("join", membership.join_request(self._protocols()), self.versions.join, _JOIN_TIMEOUT_MS)
+        elif isinstance(action, Beat):
+            self._sent = membership.generation
+            self.call("beat", membership.heartbeat_request(now_ms), self.versions.heartbeat)
+        elif isinstance(action, Idle):
+            self.wake_at(min(action.until_ms, max(self.commit_due_ms, now_ms + 20)))
+        else:
+            raise AssertionError(f"{self.name} has just {action} and is to do it again")
+
+    def _poll(self, now_ms: int) -> bool:
+        """The owner's part; True if something was asked."""
+        membership = self.membership
+        membership.polled(now_ms)
+        if membership.wants_complete:
+            assignment, generation = membership.assignment, membership.generation
+            completed = membership.complete(lambda topic: topic in self.topics)
+            if completed is not None and assignment is not None:
+                self._last = (tuple(sorted(assignment.partitions)), generation.generation_id)
+                self.fetched = not completed.gained and self.fetched
+        if membership.wants_prepare:
+            self.remember()
+            revoked = membership.giving_up(self.topics).revoked
+            if revoked and not self._given_up:
+                self._given_up = True
+                self._sent = membership.generation
+                self.commit(revoked)
+                return True
+            self._given_up = False
+            membership.prepare(self.topics)
+        elif membership.settled and membership.owned and now_ms >= self.commit_due_ms:
+            self._sent = membership.generation
+            if self.fetched:
+                self.commit(membership.owned)
+            else:
+                self.fetch()
+            return True
+        elif membership.settled and not membership.owned:
+            self.fetched = True
+        return False
+
+    def _protocols(self) -> list[tuple[str, bytes]]:
+        membership = self.membership
+        return [
+            (
+                name,
+                write_subscription(
+                    Subscription(
+                        self.topics,
+                        load_assignor(name).user_data(self.topics, *self._last),
+                        membership.owned,
+                        membership.generation.generation_id,
+                    )
+                ),
+            )
+            for name in self.protocol_names
+        ]
+
+    def on_answer(self, kind: str, answer: Any) -> None:
+        now_ms, membership = self.world.time.now_ms, self.membership
+        if kind == "join":
+            joined = membership.join_answered(answer, self._sent, now_ms)
+            if isinstance(joined, Joined):
+                self._sync(joined)
+            else:
+                self._round_failed(joined, answer.error_code)
+        elif kind == "sync":
+            rule = membership.sync_answered(answer, self._sent, now_ms)
+            if rule.then is not Then.GO_ON:
+                self._round_failed(rule, answer.error_code)
+        elif kind == "beat":
+            rule = membership.heartbeat_answered(answer.error_code, self._sent, now_ms)
+            if rule.then is Then.BEAT_LATER:
+                membership.beat_failed(now_ms, _BACKOFF_MS)
+            elif rule.then is Then.FENCED:
+                self.world.fenced(self)
+        elif kind == "commit":
+            membership.commit_answered(error_of(answer), self._sent)
+        elif kind == "fetch":
+            self.fetched = error_of(answer) == ErrorCode.NONE
+            self.commit_due_ms = now_ms + _BACKOFF_MS
+
+    def _sync(self, joined: Joined) -> None:
+        assignments: dict[str, bytes] = {}
+        if joined.is_leader and not joined.skip_assignment:
+            assignments = self.assign(joined.generation.protocol_name or "", joined.members)
+        self._sent = self.membership.generation
+        self.call("sync", self.membership.sync_request(assignments), self.versions.sync, _JOIN_TIMEOUT_MS)
+
+    def _round_failed(self, rule: Rule, code: int) -> None:
+        if rule.then is Then.REJOIN_LATER:
+            self.membership.retry_after(self.world.time.now_ms, _BACKOFF_MS)
+        elif rule.then is Then.FENCED:
+            self.world.fenced(self)
+        elif rule.then is Then.FAIL:
+            self.refused(rule.code or code)
+
+    def on_lost(self, kind: str) -> None:
+        now_ms, membership = self.world.time.now_ms, self.membership
+        if kind in ("join", "sync"):
+            membership.round_lost(f"no answer to {kind}")
+            membership.retry_after(now_ms, _BACKOFF_MS)
+        elif kind == "beat":
+            membership.beat_failed(now_ms, _BACKOFF_MS)
+
+
+class Foreign(Client):
+    """An eager consumer as other people write them."""
+
+    def __init__(self, world: World, name: str, spec: Spec) -> None:
+        super().__init__(world, name, spec)
+        self.member_id = ""
+        self.generation_id = -1
+        self.owned: Sequence[TopicPartition] = ()
+        self._protocol_name = ""
+        self._joined_with = self.topics
+        self._rejoins = True
+        self._retry_at_ms = self._beat_due_ms = 0
+
+    @property
+    def settled(self) -> bool:
+        return not self._rejoins and self.fetched
+
+    def resubscribe(self, topics: str) -> None:
+        self.topics = tuple(topics)
+        self._rejoins = True
+
+    def step(self) -> None:
+        now_ms = self.world.time.now_ms
+        if now_ms < self._retry_at_ms:
+            self.wake_at(self._retry_at_ms)
+        elif self._rejoins and self.owned:
+            self.remember()
+            partitions, self.owned = self.owned, ()
+            self.commit(partitions)
+        elif self._rejoins:
+            self._joined_with = self.topics
+            metadata = write_subscription(Subscription(self.topics))
+            protocols = [(name, metadata) for name in self.protocol_names]
+            request = join_request(
+                self.spec.group_id, self.member_id, self.instance_id, protocols, SESSION_MS, REBALANCE_MS
+            )
+            self.call("join", request, self.versions.join, _JOIN_TIMEOUT_MS)
+        elif now_ms >= self._beat_due_ms:
+            self._beat_due_ms = now_ms + HEARTBEAT_MS
+            self.call("beat", self._beat_request(self.member_id, self.generation_id), self.versions.heartbeat)
+        elif not self.fetched:
+            self.fetch()
+        elif self.owned and now_ms >= self.commit_due_ms:
+            self.commit(self.owned)
+        else:
+            self.wake_at(min(self._beat_due_ms, self.commit_due_ms if self.owned else self._beat_due_ms))
+
+    def on_answer(self, kind: str, answer: Any) -> None:
+        code = error_of(answer)
+        if code == _FENCED:
+            self.world.fenced(self)
+        elif code in _REFUSED:
+            self.refused(code)
+        elif kind == "fetch":
+            self.fetched = code == ErrorCode.NONE
+            self._retry_at_ms = self.world.time.now_ms + (0 if self.fetched else _BACKOFF_MS)
+        elif code == ErrorCode.NONE:
+            self._succeeded(kind, answer)
+        else:
+            self._failed(kind, code, answer)
+
+    def _succeeded(self, kind: str, answer: Any) -> None:
+        if kind == "join":
+            self.member_id, self.generation_id = answer.member_id, answer.generation_id
+            self._protocol_name = answer.protocol_name or ""
+            assignments: dict[str, bytes] = {}
+            if answer.leader == answer.member_id and not answer.skip_assignment:
+                members = [(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members]
+                assignments = self.assign(self._protocol_name, members)
+            request = sync_request(
+                self.spec.group_id,
+                self.member_id,
+                self.generation_id,
+                self.instance_id,
+                self._protocol_name,
+                assignments,
+            )
+            self.call("sync", request, self.versions.sync, _JOIN_TIMEOUT_MS)
+        elif kind == "sync":
+            self.owned = read_assignment(bytes(answer.assignment)).partitions
+            self._rejoins = self._joined_with != self.topics
+            self.fetched = not self.owned
+            self._beat_due_ms = self.world.time.now_ms + HEARTBEAT_MS
+
+    def _failed(self, kind: str, code: int, answer: Any) -> None:
+        now_ms = self.world.time.now_ms
+        if code == ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = answer.member_id
+            return
+        if code in _OUT:
+            self.remember()
+            self.generation_id, self.owned, self._rejoins = -1, (), True
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+        elif code == ErrorCode.REBALANCE_IN_PROGRESS:
+            self._rejoins = True
+        if kind in ("join", "sync"):
+            self._rejoins = True
+        self._retry_at_ms = now_ms + (_BACKOFF_MS if kind != "beat" else 0)
+
+    def on_lost(self, kind: str) -> None:
+        if kind in ("join", "sync"):
+            self._rejoins = True
+            self._retry_at_ms = self.world.time.now_ms + _BACKOFF_MS

@@ -1,0 +1,81 @@
+"""The way between a client and the broker: requests and answers that are delayed, lost and repeated as told."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from sim_broker import Broker
+from sim_time import Time
+
+WAY_MS = 2
+Trace = Callable[[str], None]
+
+
+class Link:
+    """One client's way to the broker; it asks one thing at a time."""
+
+    def __init__(self, time: Time, broker: Broker, name: str, trace: Trace | None) -> None:
+        self.cut_until_ms = 0
+        self._time = time
+        self._broker = broker
+        self._name = name
+        self._trace = trace
+        self._faults: list[tuple[str, int]] = []
+
+    def arm(self, fault: str, ms: int) -> None:
+        """The next request meets this fault."""
+        self._faults.append((fault, ms))
+
+    def mend(self) -> None:
+        """Nothing goes wrong any more."""
+        self._faults.clear()
+        self.cut_until_ms = 0
+
+    def send(self, request: Any, version: int, answered: Callable[[Any], None], in_bytes: bool) -> None:
+        """Sends a request; `answered` may never be called.
+
+        `in_bytes`: through the bytes of the version, which may lack fields; the newest ones need not, to save time.
+        """
+        faults, self._faults = dict(self._faults), []
+        if self._trace is not None:
+            self._trace(f"{self._time.now_ms} {self._name} sends v{version} {request} {faults or ''}")
+        if self._is_cut or "lose-request" in faults:
+            return
+        if in_bytes:
+            request = through_bytes(request, version)
+        way_ms = WAY_MS + faults.get("slow-request", 0)
+        crashes = self._broker.crashes
+
+        def arrives(last: bool) -> None:
+            if crashes == self._broker.crashes and not self._is_cut:
+                self._broker.receive(request, version, self._name, leaves if last else _to_nobody)
+
+        def leaves(response: Any) -> None:
+            if self._trace is not None:
+                self._trace(f"{self._time.now_ms} {self._name} is answered {response}")
+            if "lose-answer" not in faults:
+                response = through_bytes(response, version) if in_bytes else response
+                self._time.call_in(WAY_MS + faults.get("slow-answer", 0), comes, response)
+
+        def comes(response: Any) -> None:
+            if crashes == self._broker.crashes and not self._is_cut:
+                answered(response)
+
+        repeated = "repeat" in faults
+        self._time.call_in(way_ms, arrives, not repeated)
+        if repeated:
+            # as after a lost connection: the client listens to the later answer
+            self._time.call_in(way_ms + faults["repeat"], arrives, True)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._time.now_ms < self.cut_until_ms
+
+
+def through_bytes(message: Any, version: int) -> Any:
+    """The message as its reader has it: without what the version does not carry."""
+    return type(message).decode(message.encode(version=version), version=version)
+
+
+def _to_nobody(response: Any) -> None:
+    """The connection the answer would go to is gone."""

@@ -1,0 +1,41 @@
+"""The time of the simulation: what is to happen, in order, and the two clocks."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any, Callable
+
+_EPOCH_MS = 1_700_000_000_000
+# offsets are kept for a minute at least, so the epoch clock runs ahead of the monotonic one
+_EPOCH_SPEED = 40
+
+
+class Time:
+    """A queue of calls; the clock stands still during each."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._calls = 0
+
+    @property
+    def timestamp_ms(self) -> int:
+        return _EPOCH_MS + self.now_ms * _EPOCH_SPEED
+
+    def call_at(self, at_ms: int, what: Callable[..., None], *args: Any) -> None:
+        """Calls of one moment come in the order they were asked for."""
+        self._calls += 1
+        heappush(self._queue, (max(at_ms, self.now_ms), self._calls, what, args))
+
+    def call_in(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
+        self.call_at(self.now_ms + delay_ms, what, *args)
+
+    def run(self, until_ms: int, done: Callable[[], bool] | None = None) -> None:
+        """Does what is due up to `until_ms`, or as long as `done`, asked after each call, is false."""
+        queue = self._queue
+        while queue and queue[0][0] <= until_ms:
+            self.now_ms, _, what, args = heappop(queue)
+            what(*args)
+            if done is not None and done():
+                return
+        self.now_ms = until_ms

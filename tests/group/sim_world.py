@@ -1,0 +1,282 @@
+"""One run of a schedule: clients, their network, the broker; then calm, and everybody has to get what is due.
+
+After the last fault each client that lives must get into a Stable group within `PATIENCE_MS`, all partitions
+subscribed to must have one owner each, and every request must have its answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from group_invariants import promised
+from sim_broker import Broker
+from sim_checks import Breach
+from sim_clients import PARTITIONS, SESSION_MS, Client, Foreign, Ours, Spec
+from sim_network import Link, Trace
+from sim_requests import Versions, commit_request, leave_request
+from sim_schedule import HORIZON_MS, Event, Schedule
+from sim_time import Time
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupConfig, GroupShard
+from spark_groupsource.group.states import EMPTY, STABLE
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    OffsetDeleteRequest,
+)
+
+PATIENCE_MS = 8_000
+_RESTART_MS = 200
+_NO_LIMIT = 1_000
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, schedule: Schedule, trace: Trace | None = None) -> None:
+        self.schedule = schedule
+        self.time = Time()
+        sizes = [event[2] for event in schedule if event[1] == "config"]
+        self.max_size = int(str(sizes[-1])) if sizes else _NO_LIMIT
+        config = GroupConfig(
+            group_min_session_timeout_ms=10,
+            group_initial_rebalance_delay_ms=40,
+            group_max_size=self.max_size,
+            group_new_member_join_timeout_ms=2 * SESSION_MS,
+            offsets_retention_minutes=1,
+        )
+        self.broker = Broker(self.time, config)
+        self.clients: dict[str, Client] = {}
+        self._links: dict[str, Link] = {}
+        self._trace = trace
+        self._offsets = 0
+        self._calm = False
+
+    def run(self) -> None:
+        """Raises Breach, or whatever the coordinator raises."""
+        for event in self.schedule:
+            self.time.call_at(int(str(event[0])), self._happens, event)
+        self.time.run(HORIZON_MS)
+        self._become_calm()
+        self.time.run(HORIZON_MS + PATIENCE_MS, self._all_is_well)
+        if not self._all_is_well():
+            raise Breach(f"liveness: after {PATIENCE_MS} ms of calm {self._misery()}")
+        self.broker.checks.nobody_waits()
+        self._check_restart()
+
+    # --- for clients
+
+    def link(self, name: str) -> Link:
+        link = self._links.get(name)
+        if link is None:
+            link = self._links[name] = Link(self.time, self.broker, name, self._trace)
+        return link
+
+    def next_offset(self) -> int:
+        """No two commits carry the same offset, so each is known wherever it turns up."""
+        self._offsets += 1
+        return self._offsets
+
+    def fenced(self, client: Client) -> None:
+        """Another process has its instance id, or its own request that came late."""
+        if client.instance_id is None:
+            raise Breach(f"fenced: {client.name} has no instance id")
+        client.stop("fenced")
+        self.time.call_in(_RESTART_MS, self._restart, client)
+
+    def refused(self, client: Client, error: ErrorCode) -> None:
+        if error is ErrorCode.GROUP_MAX_SIZE_REACHED and self.max_size < _NO_LIMIT:
+            client.stop("too many")
+        elif error is ErrorCode.UNKNOWN_SERVER_ERROR:  # what a record too large for the log looks like
+            client.stop("failed")
+            self.time.call_in(_RESTART_MS, self._restart, client)
+        else:
+            raise Breach(f"refused: {client.name} of group {client.spec.group_id} was told {error.name}")
+
+    def _restart(self, client: Client) -> None:
+        who = (client.spec.group_id, client.instance_id)
+        living = [other for other in self.clients.values() if not other.stopped]
+        taken = client.instance_id and any((other.spec.group_id, other.instance_id) == who for other in living)
+        if self.clients[client.name] is client and not taken:
+            self._start(client.name, client.spec)
+
+    def _start(self, name: str, spec: Spec) -> None:
+        if name in self.clients:
+            self.clients[name].stop("replaced")
+        client = self.clients[name] = (Ours if spec.make == "ours" else Foreign)(self, name, spec)
+        client.go()
+
+    # --- events
+
+    def _happens(self, event: Event) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.time.now_ms} ---- {' '.join(map(str, event[1:]))}")
+        kind, args = str(event[1]).replace("-", "_"), event[2:]
+        if args and args[0] in self.clients and kind != "start":
+            client = self.clients[str(args[0])]
+            if not client.stopped:
+                getattr(self, f"_on_{kind}")(client, *args[1:])
+        elif not str(args[0] if args else "").startswith("m") or kind == "start":
+            getattr(self, f"_on_{kind}")(*args)
+
+    def _on_config(self, max_size: int) -> None:
+        """Known from the beginning."""
+
+    def _on_start(self, name: str, *spec: Any) -> None:
+        self._start(name, Spec(*spec))
+
+    def _on_leave(self, client: Client) -> None:
+        client.leave()
+
+    def _on_kill(self, client: Client) -> None:
+        client.stop("killed")
+
+    def _on_pause(self, client: Client, ms: int) -> None:
+        client.paused_until_ms = self.time.now_ms + ms
+
+    def _on_cut(self, client: Client, ms: int) -> None:
+        self.link(client.name).cut_until_ms = self.time.now_ms + ms
+
+    def _on_topics(self, client: Client, topics: str) -> None:
+        if client.instance_id is None:
+            client.resubscribe(topics)
+            client.go()
+
+    def _on_lose_request(self, client: Client) -> None:
+        self.link(client.name).arm("lose-request", 0)
+
+    def _on_lose_answer(self, client: Client) -> None:
+        self.link(client.name).arm("lose-answer", 0)
+
+    def _on_slow_request(self, client: Client, ms: int) -> None:
+        self.link(client.name).arm("slow-request", ms)
+
+    def _on_slow_answer(self, client: Client, ms: int) -> None:
+        self.link(client.name).arm("slow-answer", ms)
+
+    def _on_repeat(self, client: Client, ms: int) -> None:
+        self.link(client.name).arm("repeat", ms)
+
+    def _on_stale(self, client: Client) -> None:
+        client.act_stale()
+
+    def _on_crash(self, load_ms: int, keep: str) -> None:
+        self.broker.crash(load_ms, keep == "keep")
+        for client in self.clients.values():
+            client.disconnected()
+
+    def _on_move(self, load_ms: int) -> None:
+        self.broker.move(load_ms)
+
+    def _on_fail_appends(self, ms: int, error: str) -> None:
+        self.broker.fails_until_ms = self.time.now_ms + ms
+        self.broker.append_error = ErrorCode[error]
+
+    def _on_slow_appends(self, ms: int, delay_ms: int) -> None:
+        self.broker.late_until_ms = self.time.now_ms + ms
+        self.broker.append_delay_ms = delay_ms
+
+    def _on_delete_group(self, group_id: str) -> None:
+        self._administer(DeleteGroupsRequest(groups_names=[group_id]), 2)
+
+    def _on_delete_offsets(self, group_id: str, topic: str) -> None:
+        topic_class = OffsetDeleteRequest.OffsetDeleteRequestTopic
+        partitions = [topic_class.OffsetDeleteRequestPartition(partition_index=p) for p in range(PARTITIONS[topic])]
+        topics = [topic_class(name=topic, partitions=partitions)]
+        self._administer(OffsetDeleteRequest(group_id=group_id, topics=topics), 0)
+
+    def _on_remove_instance(self, group_id: str, instance_id: str) -> None:
+        self._administer(leave_request(group_id, "", Versions.of(9), instance_id), 5)
+
+    def _on_simple_commit(self, group_id: str, topic: str) -> None:
+        offsets = {TopicPartition(topic, 0): self.next_offset()}
+        self._administer(commit_request(group_id, "", -1, None, offsets), 8)
+
+    def _on_look(self, group_id: str) -> None:
+        self._administer(DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False), 5)
+        self._administer(ListGroupsRequest(states_filter=[], types_filter=[]), 5)
+
+    def _on_drop_topic(self, topic: str) -> None:
+        self.broker.drop_partitions([TopicPartition(topic, number) for number in range(PARTITIONS[topic])])
+
+    def _on_expire_offsets(self) -> None:
+        self.broker.expire_offsets()
+
+    def _administer(self, request: Any, version: int) -> None:
+        self.broker.receive(request, version, "admin", lambda answer: None)
+
+    # --- the end
+
+    def _become_calm(self) -> None:
+        self._calm = True
+        self.broker.fails_until_ms = self.broker.late_until_ms = 0
+        for link in self._links.values():
+            link.mend()
+
+    def _all_is_well(self) -> bool:
+        living = [client for client in self.clients.values() if not client.stopped]
+        if not all(client.settled for client in living):
+            return False
+        broker = self.broker
+        if not broker.is_loaded or broker.held or broker.waiting:
+            return False
+        return all(self._is_well(group_id, living) for group_id in "abc")
+
+    def _is_well(self, group_id: str, living: list[Client]) -> bool:
+        clients = [client for client in living if client.spec.group_id == group_id]
+        group = self.broker.shard._find(group_id)
+        if not clients:
+            return group is None or (group.state is EMPTY and not group.pending_joins)
+        if group is None or group.state is not STABLE:
+            return False
+        if {client.member_id for client in clients} != group.members.keys():
+            return False
+        owned = [partition for client in clients for partition in client.owned]
+        topics = {topic for client in clients for topic in client.topics}
+        wanted = {TopicPartition(topic, number) for topic in topics for number in range(PARTITIONS[topic])}
+        return (
+            len(owned) == len(wanted)
+            and set(owned) == wanted
+            and all(client.generation_id == group.generation_id for client in clients)
+        )
+
+    def _misery(self) -> str:
+        groups = [
+            f"group {g.group_id} is {g.state.value} in generation {g.generation_id} with {sorted(g.members)}"
+            for g in self.broker.shard._groups.values()
+        ]
+        clients = [
+            f"{c.name} ({c.spec.make}) {'settled' if c.settled else 'unsettled'} as {c.member_id!r} in "
+            f"{c.generation_id} owns {', '.join(map(str, c.owned)) or 'nothing'}"
+            for c in self.clients.values()
+            if not c.stopped
+        ]
+        waiting = [f"{entry.request} is not answered" for entry in self.broker.waiting.values()]
+        return "; ".join(groups + clients + waiting)
+
+    def _check_restart(self) -> None:
+        """A coordinator that reads the log, compacted by now, finds every group as it is."""
+        fresh = GroupShard(0, self.broker.config)
+        for key, value in dict(self.broker.log).items():
+            fresh.replay(key, value, timestamp_ms=self.time.timestamp_ms)
+        fresh.loaded(self.time.now_ms, self.time.timestamp_ms)
+        for group_id in "abc":
+            live, found = self.broker.shard._find(group_id), fresh._find(group_id)
+            if live is None or found is None or group_id in self.broker.checks.unstored:
+                continue
+            if promised(live) != promised(found):
+                raise Breach(f"replay: live {promised(live)}, after a restart {promised(found)}")
+
+
+def run(schedule: Schedule, trace: Callable[[str], None] | None = None) -> str | None:
+    """What went wrong, beginning with one word for what was violated; None if nothing did."""
+    try:
+        World(schedule, trace).run()
+    except Breach as breach:
+        return str(breach)
+    except Exception as error:  # whatever the coordinator raises is a finding
+        return f"{type(error).__name__}: {error}"
+    return None

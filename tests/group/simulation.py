@@ -1,0 +1,81 @@
+"""The coordinator under random clients, networks, logs and restarts, one seed at a time.
+
+    python tests/group/simulation.py --seed 7 --schedules 100000
+    python tests/group/simulation.py --seed 7 --only 1234 --trace
+    python tests/group/simulation.py --replay failure.txt --trace
+
+A schedule is drawn from seed and number (`sim_schedule.py` lists what can happen), run on clocks of its own
+(`sim_world.py`), and checked after every event (`sim_checks.py`). A failure prints seed, number and the schedule,
+shortened to what is needed; the lines can be kept in a file and given to ``--replay``, - being standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+from sim_schedule import Event, Schedule, draw, from_text, shorten, to_text
+from sim_world import run
+
+
+class Failure(NamedTuple):
+    """A schedule that fails, shortened, and how."""
+
+    seed: int
+    number: int
+    what: str
+    events: Sequence[Event]
+    drawn_count: int
+
+    def __str__(self) -> str:
+        return (
+            f"# seed {self.seed}, schedule {self.number}: {self.what}\n"
+            f"# {len(self.events)} of its {self.drawn_count} events are enough; python tests/group/simulation.py "
+            f"--replay FILE --trace shows more\n{to_text(self.events)}"
+        )
+
+
+def simulate(seed: int, numbers: range) -> Failure | None:
+    """Runs the schedules of these numbers up to the first that fails."""
+    for number in numbers:
+        events = draw(seed, number)
+        what = run(events)
+        if what is not None:
+            return shortened(seed, number, events, what)
+    return None
+
+
+def shortened(seed: int, number: int, events: Schedule, what: str) -> Failure:
+    """The failure with as few events as violate the same thing."""
+    kind = what.partition(":")[0]
+    few = shorten(events, lambda fewer: (run(fewer) or "").partition(":")[0] == kind)
+    return Failure(seed, number, run(few) or what, few, len(events))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 if a schedule fails."""
+    parser = argparse.ArgumentParser(description="Simulates the group coordinator.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="one schedule of the seed")
+    parser.add_argument("--replay", metavar="FILE", help="the schedule in a file, - for standard input")
+    parser.add_argument("--trace", action="store_true", help="print what is sent and answered")
+    options = parser.parse_args(arguments)
+    if options.replay is not None or options.only is not None:
+        if options.replay is None:
+            events = draw(options.seed, options.only)
+        else:
+            events = from_text(sys.stdin.read() if options.replay == "-" else Path(options.replay).read_text())
+        print(to_text(events))
+        what = run(events, print if options.trace else None)
+        print(what or "nothing went wrong")
+        return 1 if what else 0
+    failure = simulate(options.seed, range(options.schedules))
+    print(failure or f"{options.schedules} schedules of seed {options.seed}: nothing went wrong")
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Ten thousand schedules of one seed; and that the simulation finds, and shortens, what is broken on purpose.
+
+SIMULATION_SEED and SIMULATION_SCHEDULES choose others; for long runs there is `python tests/group/simulation.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+from sim_schedule import draw, from_text, shorten, to_text
+from sim_world import run
+from simulation import main, simulate
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import offsets, rebalance, sessions, shard, sync
+from spark_groupsource.group.answers import join_answer, sync_success
+from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.ledger import Ledger
+from spark_groupsource.group.outcome import Turn
+from spark_groupsource.wire.group_records import GroupKey, decode_key
+
+SEED = int(os.environ.get("SIMULATION_SEED", "20240"))
+SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", "10000"))
+PARTS = 4
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_happens_the_invariants_hold_and_everybody_gets_in(part: int) -> None:
+    failure = simulate(SEED, range(part, SCHEDULES, PARTS))
+    assert failure is None, str(failure)
+
+
+# --- what is broken on purpose
+
+
+def two_leaders(patch: Patch) -> None:
+    patch.setattr(
+        rebalance, "join_success", lambda group, member_id: join_answer(group, member_id, member_id, with_members=True)
+    )
+
+
+def generations_do_not_count(patch: Patch) -> None:
+    def believe(turn: Turn, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
+        return ErrorCode.NONE
+
+    patch.setattr(offsets, "_check_commit", believe)
+
+
+def heartbeats_are_believed(patch: Patch) -> None:
+    patch.setattr(sessions, "_heartbeat", lambda turn, group, request: ErrorCode.NONE)
+
+
+def followers_get_the_leader_s_share(patch: Patch) -> None:
+    def hand_out(group: ClassicGroup, assignment: bytes) -> Any:
+        return sync_success(group, group.members[group.leader_id or ""].assignment)
+
+    patch.setattr(sync, "sync_success", hand_out)
+
+
+def commits_are_dropped(patch: Patch) -> None:
+    store = Turn.store_offset
+
+    def forget(turn: Turn, key: Any, value: Any) -> None:
+        if value is None or key.partition != 1:
+            store(turn, key, value)
+
+    patch.setattr(Turn, "store_offset", forget)
+
+
+def failed_commits_are_acknowledged(patch: Patch) -> None:
+    patch.setattr(offsets, "commit_failed", lambda response, error: response)
+
+
+def replay_forgets_a_member(patch: Patch) -> None:
+    read = ClassicGroup.from_value.__func__  # type: ignore[attr-defined]
+
+    def forget(cls: type[ClassicGroup], group_id: str, value: Any) -> Any:
+        if value is not None and len(value.members) > 1:
+            value = replace(value, members=value.members[:-1])
+        return read(cls, group_id, value)
+
+    patch.setattr(ClassicGroup, "from_value", classmethod(forget))
+
+
+def replay_keeps_what_was_deleted(patch: Patch) -> None:
+    replay = Ledger.replay
+
+    def keep(ledger: Ledger, key: bytes, value: bytes | None, *args: Any) -> None:
+        if value is not None or isinstance(decode_key(key), GroupKey):
+            replay(ledger, key, value, *args)
+
+    patch.setattr(Ledger, "replay", keep)
+
+
+def subscribed_offsets_expire(patch: Patch) -> None:
+    patch.setattr(ClassicGroup, "subscribes_to", lambda group, topic: False)
+
+
+def ids_that_were_told_are_forgotten(patch: Patch) -> None:
+    patch.setattr(ClassicGroup, "add_pending_join", lambda group, member_id: None)
+
+
+def join_phases_do_not_end(patch: Patch) -> None:
+    patch.setattr(rebalance, "expire_join", lambda turn, group: None)
+
+
+def nobody_is_told_of_a_round(patch: Patch) -> None:
+    patch.setattr(sessions, "rebalance_or_complete", lambda turn, group, reason: None)
+
+
+def restarts_begin_no_sessions(patch: Patch) -> None:
+    patch.setattr(shard, "session_timer", lambda group_id, member_id: ("session", group_id, "nobody"))
+
+
+BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [
+    (two_leaders, "leader", 3),
+    (generations_do_not_count, "generation", 4),
+    (heartbeats_are_believed, "generation", 4),
+    (followers_get_the_leader_s_share, "owner", 3),
+    (commits_are_dropped, "acknowledged", 2),
+    (failed_commits_are_acknowledged, "acknowledged", 3),
+    (replay_forgets_a_member, "replay", 3),
+    (replay_keeps_what_was_deleted, "replay", 4),
+    (subscribed_offsets_expire, "acknowledged", 4),
+    (ids_that_were_told_are_forgotten, "liveness", 2),
+    (join_phases_do_not_end, "books", 2),
+    (nobody_is_told_of_a_round, "books", 3),
+    (restarts_begin_no_sessions, "books", 3),
+]
+
+
+@pytest.mark.parametrize("break_it, violated, enough", BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_is_broken_is_found_and_shortened(
+    break_it: Callable[[Patch], None], violated: str, enough: int, monkeypatch: Patch
+) -> None:
+    break_it(monkeypatch)
+
+    failure = simulate(SEED, range(1_000))
+
+    assert failure is not None
+    assert failure.what.startswith(f"{violated}: ")
+    assert len(failure.events) <= enough < 8, str(failure)
+    # as it is printed, it can be given back
+    again = run(from_text(str(failure)))
+    assert again == failure.what
+    monkeypatch.undo()
+    assert run(failure.events) is None
+
+
+def test_a_schedule_is_text_and_back() -> None:
+    for number in range(50):
+        events = draw(SEED, number)
+        assert from_text(to_text(events)) == events == draw(SEED, number)
+    with pytest.raises(ValueError, match="not an event.*'crash 5'"):
+        from_text("1 move 5\ncrash 5")
+
+
+def test_shortening_leaves_what_is_needed() -> None:
+    events = [(number, "move", 1) for number in range(20)]
+    needed = {events[3], events[11], events[12]}
+    assert shorten(events, lambda fewer: needed <= set(fewer)) == sorted(needed)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Patch) -> None:
+    assert main(["--seed", "3", "--schedules", "2"]) == 0
+    assert "2 schedules of seed 3: nothing went wrong" in capsys.readouterr().out
+    assert main(["--seed", "3", "--only", "5", "--trace"]) == 0
+    assert "sends v" in capsys.readouterr().out
+
+    commits_are_dropped(monkeypatch)
+    assert main(["--seed", "3", "--schedules", "50"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("# seed 3, schedule ")
+    (tmp_path / "failure").write_text(printed)
+    assert main(["--replay", str(tmp_path / "failure")]) == 1
+    assert "acknowledged: " in capsys.readouterr().out
