@@ -83,6 +83,17 @@ def group() -> str:
     return f"g-{uuid4().hex[:12]}"
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
+    from spark_groupsource.source import stream, task
+
+    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
+    yield
+    for cluster in list(task._clusters.values()):
+        task._discard(cluster)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local Spark of two cores; stopped at the end of the run."""

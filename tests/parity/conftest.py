@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,14 +26,3 @@ def rivals(spark: SparkSession, kafka: RealKafka, tmp_path: Path) -> Rivals:
 def zoo(kafka: RealKafka) -> Zoo:
     """Kind of topic -> name of a topic of that kind; made when first asked for."""
     return Zoo(kafka.bootstrap_servers, TOPICS)
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
-    from spark_groupsource.source import stream, task
-
-    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
-    yield
-    for cluster in list(task._clusters.values()):
-        task._discard(cluster)

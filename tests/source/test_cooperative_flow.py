@@ -16,22 +16,12 @@ from support.waiting import wait_until
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.source import stream, task
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.stream import GroupStreamReader
 
 PARTITIONS = 6
 JAVA_COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
 COLUMNS = Columns(("partition", "offset"))
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
-    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
-    yield
-    for cluster in list(task._clusters.values()):
-        task._discard(cluster)
 
 
 class Application:

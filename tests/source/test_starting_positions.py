@@ -1,0 +1,174 @@
+"""Where reading begins, form by form, and what the group and the checkpoint say to it; on both clusters.
+
+Readers are driven as Spark drives them, without Spark; what Spark does with them is shown in test_which_offset_wins.
+"""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from parity.drive import Batch, Stream
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.admin import delete_offsets, describe_groups, remove_members
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+MINUTE_MS = 60_000
+# log ends
+ENDS = {0: 30, 1: 20}
+
+
+@pytest.fixture(scope="session")
+def aged(cluster):
+    """Partitions of 30 and 20 records, a minute and a half apart, the last of each two minutes old."""
+    topic = f"aged-{uuid4().hex[:8]}"
+    create_topic(cluster.bootstrap_servers, topic, len(ENDS))
+    now_ms = time.time_ns() // 10**6
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for partition, count in ENDS.items():
+        for n in range(count):
+            at_ms = now_ms - 2 * MINUTE_MS - (count - 1 - n) * 3 * MINUTE_MS // 2
+            producer.produce(topic, b"%d" % n, None, partition, timestamp=at_ms)
+    assert not producer.flush(30)
+    return topic
+
+
+@pytest.fixture
+def client(cluster):
+    servers = cluster.bootstrap_servers
+    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as opened:
+        yield opened
+
+
+def options(topic, group, **given):
+    return {"subscribe": topic, "kafka.group.id": group, **given}
+
+
+def begins(rows):
+    """Partition -> first offset read."""
+    found = {}
+    for row in rows:
+        found[row["partition"]] = min(row["offset"], found.get(row["partition"], row["offset"]))
+    return found
+
+
+def commit(client, topic, group, committed):
+    if committed:
+        client.commit(group, {TopicPartition(topic, p): OffsetAndMetadata(n) for p, n in committed.items()})
+
+
+# startingOffsets, what the group has committed, where a new stream begins and where a batch read does; T is the topic
+FORMS = [
+    ("earliest", {}, {0: 0, 1: 0}, {0: 0, 1: 0}),
+    ("earliest", {0: 7}, {0: 7, 1: 0}, {0: 0, 1: 0}),
+    ("latest", {0: 7}, {0: 7}, None),
+    ("group", {0: 7, 1: 9}, {0: 7, 1: 9}, {0: 7, 1: 9}),
+    ("group-or-earliest", {0: 7}, {0: 7, 1: 0}, {0: 7, 1: 0}),
+    ("group-or-latest", {0: 7}, {0: 7}, None),
+    ("Group-Or-Earliest", {}, {0: 0, 1: 0}, {0: 0, 1: 0}),
+    ("-5", {}, {0: 25, 1: 15}, {0: 25, 1: 15}),
+    ("-25", {0: 3}, {0: 3, 1: 0}, {0: 5, 1: 0}),
+    ("-10m", {}, {0: 24, 1: 14}, {0: 24, 1: 14}),
+    ("-100s", {}, {}, {}),
+    ("-1h", {1: 19}, {0: 0, 1: 19}, {0: 0, 1: 0}),
+    ('{"T": "earliest"}', {0: 9}, {0: 9, 1: 0}, {0: 0, 1: 0}),
+    ('{"T": {"0": 29, "1": -1}}', {}, {0: 29}, None),
+    ('{"T": {"0": 29, "1": -2}}', {}, {0: 29, 1: 0}, {0: 29, 1: 0}),
+]
+
+
+@pytest.mark.parametrize("form, committed, expected, _", FORMS)
+def test_stream_begins(cluster, client, aged, group, form, committed, expected, _):
+    commit(client, aged, group, committed)
+    with Stream(cluster, options(aged, group, startingOffsets=form.replace("T", aged))) as query:
+        assert begins(query.run().rows) == expected
+        told = {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c}
+        assert told == ENDS, "also of what there was nothing to read of"
+
+
+@pytest.mark.parametrize("form, committed, _, expected", FORMS)
+def test_batch_begins(cluster, client, aged, group, form, committed, _, expected):
+    commit(client, aged, group, committed)
+    given = options(aged, group, startingOffsets=form.replace("T", aged))
+    if expected is None:
+        with pytest.raises(ConfigurationError, match="latest"):
+            Batch(cluster, given)
+    else:
+        assert begins(Batch(cluster, given).rows) == expected
+        assert not describe_groups(client, [group])[group].members
+
+
+def test_group_form_fails_where_the_group_knows_nothing(cluster, client, aged, group):
+    commit(client, aged, group, {0: 7})
+    given = options(aged, group, startingOffsets="group")
+    for read in (lambda: Stream(cluster, given).__enter__().turn(), lambda: Batch(cluster, given)):
+        with pytest.raises(ConfigurationError, match=f"no committed offset for {aged}-1; use group-or-earliest or"):
+            read()
+
+
+@pytest.fixture
+def small(cluster, topic):
+    """Adds records to a topic of one partition; its name."""
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    return lambda count: produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * count)
+
+
+def test_reader_that_dies_before_its_first_commit_leaves_where_the_group_began(cluster, client, topic, group, small):
+    small(10)
+    given = options(topic, group, startingOffsets="latest")
+    with Stream(cluster, given) as first:
+        assert first.turn() == []  # batch 0, empty; Spark never comes back, and the group does without it
+        remove_members(client, group, [member.member_id for member in describe_groups(client, [group])[group].members])
+        small(5)
+        with Stream(cluster, given) as second:
+            assert begins(second.run().rows) == {0: 10}
+
+
+@pytest.mark.parametrize("other_at, begin", [(None, 10), (4, 4), (10, 10), (13, 13)])
+def test_checkpoint_of_another_group_goes_on_under_this_one(cluster, client, topic, group, small, other_at, begin):
+    """The other group's commits count from now on, by the same rules: ahead or moved back, they are followed."""
+    small(10)
+    with Stream(cluster, options(topic, group, startingOffsets="earliest")) as query:
+        assert len(query.run().rows) == 10
+        checkpoint = query.start
+    other = f"{group}-other"
+    commit(client, topic, other, {} if other_at is None else {0: other_at})
+    small(5)
+    with Stream(cluster, options(topic, other)) as query:
+        query.start = checkpoint
+        assert begins(query.run().rows) == {0: begin}
+        assert client.fetch_committed(other)[TopicPartition(topic, 0)].offset == 15
+    assert client.fetch_committed(group)[TopicPartition(topic, 0)].offset == 10
+
+
+def test_expired_offsets_leave_it_to_the_checkpoint(cluster, client, topic, group, small):
+    small(10)
+    with Stream(cluster, options(topic, group, startingOffsets="earliest")) as query:
+        query.run()
+    wait_until(lambda: not describe_groups(client, [group])[group].members, "the member has left")
+    # as if offsets.retention.minutes had passed
+    delete_offsets(client, group, [TopicPartition(topic, 0)])
+    small(5)
+    with Stream(cluster, options(topic, group)) as again:
+        again.start = query.start
+        assert begins(again.run().rows) == {0: 10}
+        assert client.fetch_committed(group)[TopicPartition(topic, 0)].offset == 15
+
+
+def test_queries_in_two_groups_read_everything_each_and_in_one_group_once(cluster, topic, group):
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
+    first, second = (options(topic, name, startingOffsets="earliest") for name in (group, f"{group}-b"))
+    with Stream(cluster, first) as a, Stream(cluster, second) as b:
+        assert len(a.run().rows) == len(b.run().rows) == 20
+    with Stream(cluster, first) as again:
+        assert again.run().rows == []
