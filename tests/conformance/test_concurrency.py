@@ -23,11 +23,15 @@ from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.net import parse_addresses
 from spark_groupsource.wire.messages import (
+    AddOffsetsToTxnRequest,
+    EndTxnRequest,
     HeartbeatRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     OffsetCommitRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
 )
 
 GROUPS = 5
@@ -38,6 +42,7 @@ CONFIG = {
     "group.min.session.timeout.ms": "100",
     "group.max.size": str(MAX_SIZE),
     "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
 }
 TOPIC = "t"
 
@@ -137,6 +142,33 @@ class Member:
         }
 
 
+class TransactionalMember(Member):
+    """Commits in a transaction of its own."""
+
+    def commit(self) -> int:
+        transactional_id = f"{self.group_id}-{self.member_id}"
+        made = self._connection.call(
+            InitProducerIdRequest(
+                transactional_id=transactional_id, transaction_timeout_ms=30_000, producer_id=-1, producer_epoch=-1
+            )
+        )
+        assert made.error_code == ErrorCode.NONE
+        mine = {
+            "transactional_id": transactional_id,
+            "producer_id": made.producer_id,
+            "producer_epoch": made.producer_epoch,
+        }
+        added = self._connection.call(AddOffsetsToTxnRequest(group_id=self.group_id, **mine))
+        assert added.error_code == ErrorCode.NONE
+        row = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        partition = row.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+        request = TxnOffsetCommitRequest(topics=[row(name=TOPIC, partitions=[partition])], **self._known(), **mine)
+        code = int(self._connection.call(request).topics[0].partitions[0].error_code)
+        ended = self._connection.call(EndTxnRequest(committed=code == ErrorCode.NONE, **mine))
+        assert ended.error_code == ErrorCode.NONE
+        return code
+
+
 def in_parallel(count: int, run: Callable[[int], None]) -> None:
     """Runs `run(0)`, `run(1)`, … in threads and raises what the first that failed raised."""
     with ThreadPoolExecutor(count) as pool:
@@ -144,8 +176,14 @@ def in_parallel(count: int, run: Callable[[int], None]) -> None:
             future.result(60)
 
 
-@pytest.mark.conformance("MI-001")
-def test_many_groups_join_sync_beat_commit_and_leave_at_once(broker: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(Member, marks=pytest.mark.conformance("MI-001")),
+        pytest.param(TransactionalMember, marks=pytest.mark.conformance("MI-002")),
+    ],
+)
+def test_many_groups_join_sync_beat_commit_and_leave_at_once(broker: str, kind: type[Member]) -> None:
     names = [f"good-{uuid4().hex[:8]}" for _ in range(GROUPS)]
     barriers = [threading.Barrier(MEMBERS, timeout=30) for _ in names]
 
@@ -162,7 +200,7 @@ def test_many_groups_join_sync_beat_commit_and_leave_at_once(broker: str) -> Non
 
     def run(number: int) -> None:
         barrier = barriers[number % GROUPS]
-        member = Member(broker, names[number % GROUPS])
+        member = kind(broker, names[number % GROUPS])
         for _ in range(3):
             settle(member)
             barrier.wait()

@@ -27,6 +27,7 @@ from spark_groupsource.wire.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
     api_of,
 )
 
@@ -98,11 +99,20 @@ class GroupContext:
     `append_error`: while set, appends fail with it. `hold_appends`: while True, outcomes wait for `release_appends`.
     """
 
-    def __init__(self, config: GroupConfig = CONFIG, *, log: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
-        self.clock = ManualClock(1_000)
+    def __init__(
+        self,
+        config: GroupConfig = CONFIG,
+        *,
+        log: Iterable[tuple[bytes, bytes | None]] = (),
+        history: Iterable[tuple[Any, ...]] = (),
+        now_ms: int = 1_000,
+    ) -> None:
+        self.clock = ManualClock(now_ms)
         self.config = config
         self.shard = GroupShard(0, config)
         self.log: list[tuple[bytes, bytes | None]] = []
+        # the same, with the producer of each record (-1 none), and markers: (producer, committed)
+        self.history: list[tuple[Any, ...]] = []
         self.timers: dict[tuple[str, ...], int] = {}
         self.events: list[Any] = []
         self.append_error: ErrorCode | None = None
@@ -112,13 +122,28 @@ class GroupContext:
         self._ids = 0
         for key, value in log:
             self.append(key, value)
+        for entry in history:
+            if len(entry) == 2:
+                self.end_transaction(*entry)
+            else:
+                self.append(entry[1], entry[2], entry[0])
         self.settle(self.shard.loaded(self.clock.now_ms(), self.clock.timestamp_ms()))
 
     # --- the broker's part
 
-    def append(self, key: bytes, value: bytes | None) -> None:
+    def append(self, key: bytes, value: bytes | None, producer_id: int = -1) -> None:
         self.log.append((key, value))
-        self.shard.replay(key, value, timestamp_ms=self.clock.timestamp_ms())
+        self.history.append((producer_id, key, value))
+        self.shard.replay(key, value, timestamp_ms=self.clock.timestamp_ms(), producer_id=producer_id)
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """What the broker does when it has written a marker."""
+        self.history.append((producer_id, committed))
+        self.shard.end_transaction(producer_id, committed)
+
+    def restarted(self) -> GroupContext:
+        """A shard that has loaded the same log, at the same time."""
+        return GroupContext(self.config, history=self.history, now_ms=self.clock.now_ms())
 
     def settle(self, outcome: Outcome) -> None:
         self.events.extend(outcome.events)
@@ -133,8 +158,9 @@ class GroupContext:
             now, timestamp = self.clock.now_ms(), self.clock.timestamp_ms()
             self.settle(self.shard.append_failed(outcome, self.append_error, now, timestamp))
         else:
+            producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
             for key, value in outcome.records:
-                self.append(key, value)
+                self.append(key, value, producer_id)
             if self.hold_appends:
                 self._held.append(outcome)
             else:
@@ -321,6 +347,45 @@ class GroupContext:
                     ],
                 )
             ],
+        )
+        response = self.send(request, version).response
+        return [ErrorCode(p.error_code) for t in response.topics for p in t.partitions]
+
+    def commit_in_transaction(
+        self,
+        offset: int = 0,
+        member_id: str = "",
+        generation_id: int = -1,
+        *,
+        producer_id: int = 7,
+        group: str = GROUP,
+        instance: str | None = None,
+        topic: str = "topic",
+        partitions: Sequence[int] = (0,),
+        metadata: Sequence[str | None] = ("",),
+        leader_epoch: int = -1,
+        version: int = 3,
+    ) -> list[ErrorCode]:
+        """Below version 3 nobody says who commits; `metadata` is repeated over the partitions."""
+        topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        rows = [
+            topic_class.TxnOffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=offset,
+                committed_leader_epoch=leader_epoch,
+                committed_metadata=metadata[at % len(metadata)],
+            )
+            for at, partition in enumerate(partitions)
+        ]
+        request = TxnOffsetCommitRequest(
+            transactional_id="transaction",
+            group_id=group,
+            producer_id=producer_id,
+            producer_epoch=0,
+            generation_id=generation_id,
+            member_id=member_id,
+            group_instance_id=instance,
+            topics=[topic_class(name=topic, partitions=rows)],
         )
         response = self.send(request, version).response
         return [ErrorCode(p.error_code) for t in response.topics for p in t.partitions]

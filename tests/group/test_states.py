@@ -132,6 +132,9 @@ ASKS: dict[Ask, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
     Ask.LEAVE: lambda c, m: c.leave(("not-a-member", None)).error,
     Ask.COMMIT_MEMBER: lambda c, m: c.commit(1, follower(m).member_id, follower(m).generation_id)[0],
     Ask.COMMIT_SIMPLE: lambda c, m: c.commit(1)[0],
+    Ask.COMMIT_TRANSACTIONAL: lambda c, m: c.commit_in_transaction(
+        1, follower(m).member_id if m else "", follower(m).generation_id if m else -1, instance=follower(m).instance_id
+    )[0],
     Ask.FETCH: lambda c, m: ErrorCode(c.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code),
     Ask.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
     Ask.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
