@@ -78,7 +78,8 @@ class Application:
             for batch in self._reader.read(part):
                 read += zip(batch.column("partition").to_pylist(), batch.column("offset").to_pylist())
                 self._ending.wait(self._pause())
-        self.seen.update(read)
+        # a new one each time: others look at it meanwhile
+        self.seen = self.seen + Counter(read)
         self.batches += 1
         if any(part.membership is not None and part.membership.claiming for part in parts):
             self.claimed += len(read)
