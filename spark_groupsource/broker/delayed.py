@@ -14,10 +14,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class DeadlineHeap(Generic[Key]):
-    """Keys with one deadline each (monotonic ms); setting a key again moves it."""
+    """Keys with one deadline each (monotonic ms); setting a key again moves it.
+
+    Every key has one entry in the heap, at its deadline or before it. A later deadline leaves the entry where it is
+    until it comes up: a heartbeat, which moves the end of a session again and again, touches no heap.
+    """
 
     def __init__(self) -> None:
-        self._deadlines: dict[Key, int] = {}
+        self._deadlines: dict[Key, tuple[int, int]] = {}  # deadline, number of the key's entry
         self._heap: list[tuple[int, int, Key]] = []
         self._sequence = 0
 
@@ -29,11 +33,14 @@ class DeadlineHeap(Generic[Key]):
 
     def set(self, key: Key, deadline_ms: int) -> None:
         """Sets or moves the deadline of `key`."""
-        self._deadlines[key] = deadline_ms
+        known = self._deadlines.get(key)
+        if known is not None and known[0] <= deadline_ms:
+            self._deadlines[key] = (deadline_ms, known[1])
+            return
         self._sequence += 1
+        self._deadlines[key] = (deadline_ms, self._sequence)
         heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
-        # heartbeats move their deadline again and again: moved entries stay in the heap until they come up, or until
-        # they outnumber the live ones
+        # entries of keys that were cancelled, or set to an earlier time, stay until they come up or are too many
         if len(self._heap) > 2 * len(self._deadlines) + 64:
             self._rebuild()
 
@@ -41,13 +48,22 @@ class DeadlineHeap(Generic[Key]):
         """Forgets `key`; one that is not there is no error, it may just have expired."""
         self._deadlines.pop(key, None)
 
+    def lower_bound_ms(self) -> int | None:
+        """A time before which nothing is due, None when nothing waits: no work, and mostly earlier than need be."""
+        return self._heap[0][0] if self._heap else None
+
     def next_deadline_ms(self) -> int | None:
         """The earliest deadline, None when nothing waits."""
-        while self._heap:
-            deadline_ms, _, key = self._heap[0]
-            if self._deadlines.get(key) == deadline_ms:
+        heap = self._heap
+        while heap:
+            entry_ms, number, key = heap[0]
+            deadline_ms, live = self._deadlines.get(key, (0, 0))
+            if live != number:
+                heapq.heappop(heap)
+            elif deadline_ms == entry_ms:
                 return deadline_ms
-            heapq.heappop(self._heap)
+            else:
+                heapq.heapreplace(heap, (deadline_ms, number, key))
         return None
 
     def pop_expired(self, now_ms: int) -> Key | None:
@@ -63,8 +79,7 @@ class DeadlineHeap(Generic[Key]):
         return key
 
     def _rebuild(self) -> None:
-        live = {key: entry for entry in self._heap if self._deadlines.get(key := entry[2]) == entry[0]}
-        self._heap = list(live.values())
+        self._heap = [(deadline_ms, number, key) for key, (deadline_ms, number) in self._deadlines.items()]
         heapq.heapify(self._heap)
 
 

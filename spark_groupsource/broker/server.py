@@ -137,11 +137,13 @@ class BrokerServer:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        deadline_ms = self.broker.next_deadline_ms()
-        if deadline_ms == self._alarm_ms:
+        # after every request: an alarm that rings too early finds nothing due and is set again
+        earliest_ms = self.broker.timers.lower_bound_ms()
+        if earliest_ms is None or (self._alarm_ms is not None and self._alarm_ms <= earliest_ms):
             return
         if self._alarm is not None:
             self._alarm.cancel()
+        deadline_ms = self.broker.next_deadline_ms()
         self._alarm, self._alarm_ms = None, deadline_ms
         if deadline_ms is not None:
             delay_ms = max(deadline_ms - self._clock.now_ms(), 0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Callable
+from functools import lru_cache
+from typing import Any, Callable
 
 import lz4.frame
-import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError
 
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct(">i")
 _SNAPPY_MAX_RATIO = 22
 _FIRST_CHUNK_BYTES = 64 * 1024
 _GZIP_SLICE_BYTES = 64 * 1024
-_BROKEN = (zlib.error, pa.ArrowException, OSError, RuntimeError, ValueError, EOFError, MemoryError)
+_BROKEN = (zlib.error, OSError, RuntimeError, ValueError, EOFError, MemoryError)
 
 
 def codec_number(name: str) -> int:
@@ -173,11 +173,15 @@ def _unsnappy_block(data: bytes | memoryview, max_bytes: int) -> bytes:
         raise ValueError(f"a block of {len(data)} bytes claims to hold {size}")
     if not size:
         return b""
-    return bytes(_SNAPPY.decompress(data, decompressed_size=size, asbytes=True))
+    arrow = _arrow()
+    try:
+        return bytes(_arrow_codec("snappy").decompress(data, decompressed_size=size, asbytes=True))
+    except arrow.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def _snappy(data: bytes) -> bytes:
-    return bytes(_SNAPPY.compress(data, asbytes=True))
+    return bytes(_arrow_codec("snappy").compress(data, asbytes=True))
 
 
 def _unlz4(data: bytes | memoryview, max_bytes: int) -> bytes:
@@ -202,15 +206,30 @@ def _lz4(data: bytes) -> bytes:
 
 
 def _unzstd(data: bytes | memoryview, max_bytes: int) -> bytes:
-    stream = pa.CompressedInputStream(pa.BufferReader(data), "zstd")
-    return _read_bounded("zstd", stream.read, len(data), max_bytes)
+    arrow = _arrow()
+    try:
+        stream = arrow.CompressedInputStream(arrow.BufferReader(data), "zstd")
+        return _read_bounded("zstd", stream.read, len(data), max_bytes)
+    except arrow.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def _zstd(data: bytes) -> bytes:
-    return bytes(_ZSTD.compress(data, asbytes=True))
+    return bytes(_arrow_codec("zstd").compress(data, asbytes=True))
 
 
-_SNAPPY = pa.Codec("snappy")
-_ZSTD = pa.Codec("zstd")
+@lru_cache(maxsize=None)
+def _arrow() -> Any:
+    """PyArrow, loaded when one of its two codecs is first met: a broker that starts need not wait 0.2 s for it."""
+    import pyarrow
+
+    return pyarrow
+
+
+@lru_cache(maxsize=None)
+def _arrow_codec(name: str) -> Any:
+    return _arrow().Codec(name)
+
+
 _COMPRESS: tuple[Callable[[bytes], bytes], ...] = (bytes, _gzip, _snappy, _lz4, _zstd)
 _DECOMPRESS: tuple[Callable[[bytes | memoryview, int], bytes], ...] = (_none, _gunzip, _unsnappy, _unlz4, _unzstd)

@@ -13,7 +13,6 @@ import struct
 from typing import NamedTuple, Sequence
 
 import google_crc32c
-import numpy as np
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.batch import (
@@ -27,7 +26,6 @@ from spark_groupsource.records.batch import (
     write_varint,
 )
 from spark_groupsource.records.compression import compress
-from spark_groupsource.records.walk import walk
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
@@ -64,6 +62,11 @@ def keyed_records(
     payload = records_payload(buffer, header)
     if header.record_count < _FEW:
         return payload, _walk_few(bytes(payload), header)
+    # loaded when first needed: a broker that starts need not wait 0.1 s for NumPy
+    import numpy as np
+
+    from spark_groupsource.records.walk import walk
+
     fields = walk(np.frombuffer(payload, np.uint8), header.record_count)
     view = memoryview(payload)
     records, start = [], 0

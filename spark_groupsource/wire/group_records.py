@@ -12,7 +12,8 @@ from __future__ import annotations
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.decoder import decode_exactly
@@ -38,8 +39,7 @@ _OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, 
 _LONGEST_TEXT = 2**15 - 1
 
 
-@dataclass(frozen=True)
-class OffsetKey:
+class OffsetKey(NamedTuple):
     """Key of the offset a group committed for one partition."""
 
     group_id: str
@@ -61,8 +61,7 @@ class UnknownKey:
     version: int
 
 
-@dataclass(frozen=True)
-class OffsetValue:
+class OffsetValue(NamedTuple):
     """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 when there is none.
 
     `topic_id` is the text Kafka's tools print, 22 letters and digits of URL-safe base64.
@@ -126,11 +125,11 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
 
     Raises: CorruptRecordError on bytes that do not decode.
     """
+    known = _plain_offset_key(data)
+    if known is not None:
+        return known
     version = _version(data, "key")
     if version in _OFFSET_KEY_VERSIONS:
-        known = _plain_offset_key(data)
-        if known is not None:
-            return known
         message = _decode(OffsetCommitKey, version, data)
         return OffsetKey(message.group, message.topic, message.partition)
     if version == _GROUP_KEY_VERSION:
@@ -189,16 +188,23 @@ def decode_offset_value(data: bytes) -> OffsetValue:
 def _plain_offset_key(data: bytes) -> OffsetKey | None:
     """A whole key of version 0 or 1; None leaves it, and the error, to the schema."""
     try:
-        (length,) = _SHORT.unpack_from(data, 2)
-        topic_at = 4 + length
-        (topic_length,) = _SHORT.unpack_from(data, topic_at)
-        end = topic_at + 2 + topic_length
-        if length < 0 or topic_length < 0 or len(data) != end + _INT.size:
+        version, length = _SHORTS.unpack_from(data)
+        if version not in _OFFSET_KEY_VERSIONS or length < 0:
+            return None
+        (topic_length,) = _SHORT.unpack_from(data, 4 + length)
+        end = 6 + length + topic_length
+        if topic_length < 0 or len(data) != end + _INT.size:
             return None
         (partition,) = _INT.unpack_from(data, end)
-        return OffsetKey(str(data[4:topic_at], "utf-8"), str(data[topic_at + 2 : end], "utf-8"), partition)
+        group_id, topic = _names(data[4:end], length)
+        return OffsetKey(group_id, topic, partition)
     except (struct.error, UnicodeDecodeError):
         return None
+
+
+@lru_cache(maxsize=2048)  # a group commits many partitions at a time, and again: its names are then one pair of texts
+def _names(data: bytes, length: int) -> tuple[str, str]:
+    return str(data[:length], "utf-8"), str(data[length + 2 :], "utf-8")
 
 
 def _plain_offset_value(data: bytes) -> OffsetValue | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -22,15 +21,15 @@ def test_every_field_is_kept() -> None:
     assert (VALUE.offset, VALUE.leader_epoch, VALUE.metadata) == (100, 10, "mine")
     assert (VALUE.commit_timestamp_ms, VALUE.expire_timestamp_ms) == (1_234, 5_678)
     # no version of the record has both an epoch and an expiry of its own
-    assert decode_offset_value(encode_offset_value(VALUE)) == replace(VALUE, leader_epoch=-1)
-    lasting = replace(VALUE, expire_timestamp_ms=-1)
+    assert decode_offset_value(encode_offset_value(VALUE)) == VALUE._replace(leader_epoch=-1)
+    lasting = VALUE._replace(expire_timestamp_ms=-1)
     assert decode_offset_value(encode_offset_value(lasting)) == lasting
 
 
 @pytest.mark.conformance("MI-007")
 @pytest.mark.parametrize("version", range(5))
 def test_minus_one_in_a_record_is_absent(version: int) -> None:
-    written = replace(VALUE, leader_epoch=-1, expire_timestamp_ms=-1)
+    written = VALUE._replace(leader_epoch=-1, expire_timestamp_ms=-1)
     assert decode_offset_value(encode_offset_value(written, version)) == written
     # no expiry of its own: it goes by the group's retention
     assert is_expired({TP: written}, retention_ms=10, timestamp_ms=1_243) is False
@@ -60,6 +59,6 @@ def test_what_retention_counts_from(kind: str) -> None:
     if kind == "stable, unsubscribed":
         group.state, since = STABLE, 1_234
         group.subscribed_topics = frozenset({"other"})
-    stored = {TP: replace(VALUE, expire_timestamp_ms=-1)}
+    stored = {TP: VALUE._replace(expire_timestamp_ms=-1)}
     assert list(expired(group, stored, 10, since + 9)) == []
     assert list(expired(group, stored, 10, since + 10)) == [TP]

@@ -109,7 +109,7 @@ def test_versions_that_are_read_and_written() -> None:
     plain = OffsetValue(7, 3, "m", COMMITTED_MS)
     for version in range(5):
         read = decode_offset_value(encode_offset_value(plain, version))
-        assert read == replace(plain, leader_epoch=3 if version >= 3 else -1)
+        assert read == plain._replace(leader_epoch=3 if version >= 3 else -1)
     assert encode_offset_value(plain)[:2] == b"\x00\x03"
     assert stored_group(member_value())[:2] == b"\x00\x03"
 

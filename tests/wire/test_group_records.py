@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +37,7 @@ members = st.builds(MemberValue, text, st.none() | text, text, text, number, num
 groups = st.builds(
     GroupValue, text, number, st.none() | text, st.none() | text, time, st.lists(members, max_size=2).map(tuple)
 )
-offsets = st.builds(OffsetValue, st.integers(0, 2**63 - 1), number, text, time, time)
+offsets = st.builds(OffsetValue, st.integers(0, 2**63 - 1), number, text, time, time, st.none())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_offset_value_examples(version, data, value):
 def test_the_version_written_is_a_brokers():
     assert encode_offset_value(PLAIN)[:2] == b"\0\3"
     assert encode_offset_value(EXPIRING)[:2] == b"\0\1"
-    assert encode_offset_value(replace(PLAIN, topic_id=TOPIC_ID))[:2] == b"\0\4"
+    assert encode_offset_value(PLAIN._replace(topic_id=TOPIC_ID))[:2] == b"\0\4"
     assert encode_group_value(GROUP)[:2] == b"\0\3"
 
 
@@ -117,7 +115,7 @@ def test_group_value_examples(version):
 
 
 def test_a_topic_id_is_a_tagged_field_of_version_4():
-    value = replace(PLAIN, topic_id=TOPIC_ID)
+    value = PLAIN._replace(topic_id=TOPIC_ID)
     data = encode_offset_value(value)
     assert data == encode_offset_value(PLAIN, 4)[:-1] + bytes.fromhex("01 00 10 f062cc180b5b4c5f8e44cf094bfef56f")
     assert decode_offset_value(data) == value
