@@ -1,0 +1,338 @@
+"""Every request in every state from everybody: five states, each request, known and unknown members, right and wrong
+generations, walked with the tables of `group/states.py` as what to expect.
+
+What is expected is put together here from the tables and the order of checks (member, generation, state), without the
+handlers. A request that is refused must leave everything as it was.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pytest
+from group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
+from group_invariants import check_books, check_state, check_timers
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, REPLIES, STABLE, Action, Ask, GroupState
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+
+NONE, UNKNOWN, FENCED = ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID
+ILLEGAL = ErrorCode.ILLEGAL_GENERATION
+CHANGED = (("range", b"changed"),)
+LONG_MS = 60_000
+
+
+class Who(Enum):
+    """Who asks; where the group has no members any more, those that were."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    STATIC = "static member with its instance id"
+    RETURNED = "instance id without member id"
+    FENCED = "instance id with the member id it had before"
+    MISNAMED = "member with an instance id nobody has"
+    PENDING = "id that was told and has not joined"
+    STRANGER = "id that was never told"
+    NOBODY = "neither id"
+
+
+class Generation(Enum):
+    """What the request says of the generation, as distance from the right one; NO is -1."""
+
+    RIGHT = 0
+    LAST = -1
+    NEXT = 1
+    NO = None
+
+
+class Cast(NamedTuple):
+    """The ids each of `Who` asks with: (member id, instance id)."""
+
+    ids: dict[Who, tuple[str, str | None]]
+    generation_id: int
+
+    def generation(self, which: Generation) -> int:
+        return -1 if which.value is None else self.generation_id + which.value
+
+
+def staged(context: GroupContext, state: GroupState) -> Cast:
+    """A group in `state`: where it has members, three of them; and an id that was told."""
+    context.commit(7)
+    leader = context.join(rebalance_ms=LONG_MS)
+    gone = context.join(instance="i", rebalance_ms=LONG_MS)
+    # a second one with the instance id fences the first, still before the round is over
+    static = context.join(instance="i", rebalance_ms=LONG_MS)
+    follower = context.join(rebalance_ms=LONG_MS)
+    while leader.parked:
+        context.advance(DELAY_MS)
+    assert leader.response.leader == leader.member_id
+    generation_id = leader.response.generation_id
+    members = [(leader.member_id, None), (follower.member_id, None), (static.member_id, "i")]
+    if state is not COMPLETING:
+        for member_id, instance_id in members:
+            context.sync(member_id, generation_id, {member_id: b"mine"}, instance=instance_id)
+    if state is PREPARING:
+        context.join(leader.member_id, rebalance_ms=LONG_MS)
+    if state is EMPTY:
+        context.leave(*members)
+        generation_id += 1
+    pending = context.join(version=9).member_id
+    if state is DEAD:
+        context.kill()
+    ids: dict[Who, tuple[str, str | None]] = {
+        Who.LEADER: members[0],
+        Who.FOLLOWER: members[1],
+        Who.STATIC: members[2],
+        Who.RETURNED: ("", "i"),
+        Who.FENCED: (gone.member_id, "i"),
+        Who.MISNAMED: (follower.member_id, "i-other"),
+        Who.PENDING: (pending, None),
+        Who.STRANGER: ("made-up", None),
+        Who.NOBODY: ("", None),
+    }
+    return Cast(ids, generation_id)
+
+
+def snapshot(context: GroupContext) -> object:
+    """All a request could change."""
+    group = context.shard._find(GROUP)
+    soft = group and (
+        group.state,
+        group.generation_id,
+        group.leader_id,
+        {member_id: member.copy() for member_id, member in group.members.items()},
+        set(group.pending_joins),
+        set(group.pending_syncs),
+        dict(group.static_members),
+    )
+    return soft, dict(context.timers), list(context.log)
+
+
+def member_error(state: GroupState, who: Who) -> ErrorCode:
+    """What a group says of who asks, before it looks at anything else."""
+    if state is EMPTY or who in (Who.MISNAMED, Who.PENDING, Who.STRANGER, Who.NOBODY):
+        return UNKNOWN
+    return FENCED if who in (Who.FENCED, Who.RETURNED) else NONE
+
+
+Expected = tuple[ErrorCode | None, bool]
+"""The error, None for a request that is parked, and whether the session is renewed."""
+
+
+def expected_of_member(state: GroupState, ask: Ask, who: Who, generation: Generation) -> Expected:
+    """Member, then generation, then state."""
+    answer = REPLIES[state][ask]
+    if state is DEAD or (state is EMPTY and ask is Ask.SYNC):
+        return answer.error, False
+    error = member_error(state, who)
+    if error is NONE and generation is not Generation.RIGHT:
+        error = ILLEGAL
+    if error is not NONE:
+        return error, False
+    return (None if answer.action is Action.COLLECT else answer.error), answer.renews_session
+
+
+def expected_of_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
+    if state is EMPTY and generation is Generation.NO:
+        return REPLIES[state][Ask.COMMIT_SIMPLE].error, False
+    if state is not DEAD and generation is Generation.NO and who is Who.NOBODY:
+        return REPLIES[state][Ask.COMMIT_SIMPLE].error, False
+    return expected_of_member(state, Ask.COMMIT_MEMBER, who, generation)
+
+
+def expected_of_transactional_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
+    if generation is Generation.NO and (state is EMPTY or who is Who.NOBODY):
+        return REPLIES[state][Ask.COMMIT_TRANSACTIONAL].error, False
+    return expected_of_member(state, Ask.COMMIT_TRANSACTIONAL, who, generation)
+
+
+def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
+    cells = REPLIES[state]
+    if state is DEAD:
+        return cells[Ask.JOIN_KNOWN].error, False
+    if who is Who.NOBODY or who is Who.PENDING or (who is Who.RETURNED and state is EMPTY):
+        assert cells[Ask.JOIN_NEW].action is Action.ADMIT
+        return None, False
+    if who is Who.RETURNED:
+        # in Stable the vote stays as it is, so the record is stored and the join answered
+        return (NONE if cells[Ask.REPLACE_STATIC].action is Action.KEEP_VOTE else None), False
+    error = member_error(state, who)
+    if error is not NONE:
+        return error, False
+    action = cells[Ask.JOIN_KNOWN].action
+    answered = action is Action.ANSWER_UNCHANGED or (
+        action is Action.ANSWER_UNCHANGED_FOLLOWER and who is not Who.LEADER
+    )
+    return (NONE if answered and not changed else None), False
+
+
+def expected_of_leave(state: GroupState, who: Who) -> Expected:
+    if state is DEAD:
+        return REPLIES[state][Ask.LEAVE].error, False
+    if who is Who.PENDING or (who is Who.RETURNED and state is not EMPTY):
+        return NONE, False  # a pending id goes; an operator removes a static member by its instance id
+    return member_error(state, who), False
+
+
+def check(context: GroupContext, before: object, answer: ErrorCode | None, expected: Expected, asker: str) -> None:
+    error, renews = expected
+    assert answer is error
+    if renews:
+        assert context.session_deadline(asker) == context.clock.now_ms() + SESSION_MS
+    elif error not in (None, NONE):
+        assert snapshot(context) == before, "a refused request has changed something"
+    group = context.shard._find(GROUP)
+    if group is not None and group.state is not DEAD:
+        check_books(group)
+        check_timers(group, context.timers)
+        check_state(group, appends_pending=False)
+
+
+def ask(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Generation, changed: bool) -> Any:
+    """The error of the answer; None where the request is parked."""
+    member_id, instance_id = cast.ids[who]
+    generation_id = cast.generation(generation)
+    if api is JoinGroupRequest:
+        protocols = CHANGED if changed else RANGE
+        answer = context.join(member_id, instance=instance_id, protocols=protocols, rebalance_ms=LONG_MS)
+        return None if answer.parked else answer.error
+    if api is SyncGroupRequest:
+        answer = context.sync(member_id, generation_id, instance=instance_id)
+        return None if answer.parked else answer.error
+    if api is HeartbeatRequest:
+        return context.heartbeat(member_id, generation_id, instance=instance_id)
+    if api is LeaveGroupRequest:
+        answer = context.leave((member_id, instance_id))
+        return answer.error or ErrorCode(answer.response.members[0].error_code)
+    if api is OffsetCommitRequest:
+        return context.commit(8, member_id, generation_id, instance=instance_id)[0]
+    assert api is TxnOffsetCommitRequest
+    return transactional_commit(context, member_id, generation_id, instance_id)
+
+
+def transactional_commit(
+    context: GroupContext, member_id: str, generation_id: int, instance_id: str | None
+) -> ErrorCode:
+    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    partition = topic_class.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=8, committed_leader_epoch=-1, committed_metadata=""
+    )
+    request = TxnOffsetCommitRequest(
+        transactional_id="t",
+        group_id=GROUP,
+        producer_id=5,
+        producer_epoch=0,
+        generation_id=generation_id,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        topics=[topic_class(name="topic", partitions=[partition])],
+    )
+    response = context.send(request, 3).response
+    return ErrorCode(response.topics[0].partitions[0].error_code)
+
+
+def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, changed: bool) -> Expected:
+    if api is JoinGroupRequest:
+        return expected_of_join(state, who, changed)
+    if api is SyncGroupRequest:
+        error, renews = expected_of_member(state, Ask.SYNC, who, generation)
+        # the leader's assignment is stored, and everybody is answered
+        return (NONE if error is None and who is Who.LEADER else error), renews
+    if api is HeartbeatRequest:
+        return expected_of_member(state, Ask.HEARTBEAT, who, generation)
+    if api is LeaveGroupRequest:
+        return expected_of_leave(state, who)
+    if api is OffsetCommitRequest:
+        return expected_of_commit(state, who, generation)
+    return expected_of_transactional_commit(state, who, generation)
+
+
+# which of the questions a request answers
+OF_MEMBERS = {
+    JoinGroupRequest: ((Generation.RIGHT,), (False, True)),
+    SyncGroupRequest: (tuple(Generation), (False,)),
+    HeartbeatRequest: (tuple(Generation), (False,)),
+    LeaveGroupRequest: ((Generation.RIGHT,), (False,)),
+    OffsetCommitRequest: (tuple(Generation), (False,)),
+    TxnOffsetCommitRequest: (tuple(Generation), (False,)),
+}
+OF_ANYBODY = {
+    OffsetFetchRequest: Ask.FETCH,
+    OffsetDeleteRequest: Ask.DELETE_OFFSETS,
+    DeleteGroupsRequest: Ask.DELETE_GROUP,
+    DescribeGroupsRequest: None,
+    ListGroupsRequest: None,
+}
+
+
+@pytest.mark.parametrize("api", OF_MEMBERS, ids=lambda api: api.__name__)
+@pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
+def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -> None:
+    generations, changes = OF_MEMBERS[api]
+    for who in Who:
+        for generation in generations:
+            for changed in changes:
+                context = GroupContext()
+                cast = staged(context, state)
+                assert context.state() is state
+                context.clock.advance_ms(1)
+                before = snapshot(context)
+                error = ask(context, api, cast, who, generation, changed)
+                expected = expected_of(api, state, who, generation, changed)
+                try:
+                    check(context, before, error, expected, cast.ids[who][0])
+                except AssertionError as failure:
+                    raise AssertionError(f"{who}, {generation}, changed {changed}: {failure}") from failure
+
+
+@pytest.mark.parametrize("api", OF_ANYBODY, ids=lambda api: api.__name__)
+@pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
+def test_every_request_of_anybody_in_every_state(state: GroupState, api: Any) -> None:
+    context = GroupContext()
+    staged(context, state)
+    before = snapshot(context)
+
+    if api is OffsetFetchRequest:
+        error = ErrorCode(context.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code)
+        assert context.fetch(("topic", 0)) == {("topic", 0): -1 if state is DEAD else 7}
+    elif api is OffsetDeleteRequest:
+        error = context.delete_offsets(("topic", 0)).error
+    elif api is DeleteGroupsRequest:
+        error = context.delete_groups(GROUP)[GROUP]
+    elif api is DescribeGroupsRequest:
+        described = context.describe()
+        error = ErrorCode(described.error_code)
+        assert described.group_state == state.value
+        assert len(described.members) == (0 if state in (EMPTY, DEAD) else 3)
+    else:
+        error = NONE
+        assert context.list()[GROUP].group_state == state.value
+
+    answer = OF_ANYBODY[api]
+    assert error is (NONE if answer is None else REPLIES[state][answer].error)
+    if api in (OffsetFetchRequest, DescribeGroupsRequest, ListGroupsRequest) or error is not NONE:
+        assert snapshot(context) == before
+    if api is OffsetDeleteRequest and error is NONE:
+        # the subscriptions cannot be read, so where there are members every topic counts as subscribed to
+        assert context.fetch() == ({} if state is EMPTY else {("topic", 0): 7})
+    if api is DeleteGroupsRequest and error is NONE:
+        assert context.shard._find(GROUP) is None and context.fetch() == {}
+
+
+def test_every_request_of_the_coordinator_is_walked() -> None:
+    handled = set(GroupContext().shard._handlers)
+    assert handled == {api.API_KEY for api in (*OF_MEMBERS, *OF_ANYBODY)}
