@@ -15,7 +15,7 @@ from group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
 from group_invariants import check_books, check_state, check_timers
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, REPLIES, STABLE, Action, Ask, GroupState
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, REPLIES, Action, Ask, GroupState
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
