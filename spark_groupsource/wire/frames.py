@@ -9,17 +9,19 @@ Source: https://kafka.apache.org/protocol (Protocol primitives, RequestHeader v1
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, Callable, NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersion
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
-from spark_groupsource.wire.messages import APIS, Api, Message, api_of
+from spark_groupsource.wire.messages import APIS, Api, EncodeBufferPool, Message, api_of
 
 MAX_REQUEST_BYTES = 104_857_600  # Kafka's socket.request.max.bytes
 _API_VERSIONS_KEY = 18
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
+_RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
 
 
 class RequestHeader(NamedTuple):
@@ -50,8 +52,30 @@ def encode_request(request: Message, version: int, correlation_id: int, client_i
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytearray:
-    """A framed response: length, header, body at `version`; the buffer is the caller's."""
-    return _encode(response, version, correlation_id=correlation_id)
+    """A framed response: length, header, body at `version`; the buffer is the caller's, the response stays as it is."""
+    write_body, has_tags = _body_writer(type(response), version)
+    # by hand: the library makes a header object for each message, which takes longer than a whole heartbeat
+    with EncodeBufferPool.acquire() as out:
+        out.pos = _RESPONSE_HEAD.size
+        if has_tags:
+            out.buf[out.pos] = 0
+            out.pos += 1
+        write_body(response, out)
+        _RESPONSE_HEAD.pack_into(out.buf, 0, out.pos - _LENGTH.size, correlation_id)
+        frame = out.result()
+    assert isinstance(frame, bytearray)
+    return frame
+
+
+@lru_cache(maxsize=None)
+def _body_writer(message_class: Any, version: int) -> tuple[Callable[[Message, Any], None], bool]:
+    """What writes a body into a buffer of the library's, and whether the header before it has tagged fields."""
+    if not 0 <= version <= message_class.max_version:
+        raise ValueError(f"{message_class.__name__} has versions up to {message_class.max_version}, not {version}")
+    flexible = bool(message_class.flexible_version_q(version))
+    write = message_class._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
+    # an ApiVersions answer never has tagged fields in its header, so that any client can read it (KIP-511)
+    return write, flexible and message_class.API_KEY != _API_VERSIONS_KEY
 
 
 def _encode(message: Message, version: int, **header: int | str | None) -> bytearray:

@@ -94,6 +94,7 @@ with warnings.catch_warnings():
         SaslHandshakeRequest,
         SaslHandshakeResponse,
     )
+    from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBufferPool
     from kafka.protocol.schemas.fields.codecs.types import UUID, BitField
 
     _RESOURCES = "spark_groupsource.wire.resources"
@@ -139,6 +140,8 @@ class Api(NamedTuple):
 def _api(request: Any, response: Any) -> Api:
     schema = request.json
     low, _, high = schema["validVersions"].partition("-")
+    # the library looks it up in the schema each time, and every request is asked for it again and again
+    request.API_KEY = response.API_KEY = schema["apiKey"]
     return Api(schema["apiKey"], schema["name"].removesuffix("Request"), request, response, int(low), int(high or low))
 
 
@@ -220,6 +223,7 @@ __all__ = [
     "DescribeGroupsResponse",
     "DescribeLogDirsRequest",
     "DescribeLogDirsResponse",
+    "EncodeBufferPool",
     "EndTxnRequest",
     "EndTxnResponse",
     "FetchRequest",
