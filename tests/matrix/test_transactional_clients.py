@@ -1,0 +1,240 @@
+"""Transactional producers nobody here wrote: one script, and one outcome on the embedded broker and on real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka import TopicPartition as AioTopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from support.java_tools import JavaTools
+from support.topics import create_topic, produce
+
+Step = tuple[bool, list[tuple[int, bytes]], int | None]
+"""Whether it commits, the (partition, value) it produces, the offset of the source it commits for the group."""
+
+SCRIPT: list[Step] = [
+    (True, [(0, b"a0"), (1, b"a1")], None),
+    (False, [(0, b"b0")], None),
+    (True, [(0, b"c0")], 4),
+    (False, [(1, b"d1")], 6),
+    (True, [(0, b"e0"), (0, b"e1")], None),
+]
+KEPT = {0: [b"a0", b"c0", b"e0", b"e1"], 1: [b"a1"]}
+WRITTEN = {0: [b"a0", b"b0", b"c0", b"e0", b"e1"], 1: [b"a1", b"d1"]}
+# a marker behind each step in each of its partitions
+ENDS = {0: 9, 1: 4}
+
+
+class Case:
+    """Where a script runs."""
+
+    def __init__(self, servers: str, topic: str, group: str) -> None:
+        self.servers, self.topic, self.group = servers, topic, group
+        self.source = f"{topic}-source"
+        self.transactional_id = f"{topic}-id"
+
+
+def librdkafka(case: Case) -> None:
+    producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id, "linger.ms": 0})
+    consumer = Consumer({"bootstrap.servers": case.servers, "group.id": case.group})
+    producer.init_transactions(30)
+    for commits, records, offset in SCRIPT:
+        producer.begin_transaction()
+        for partition, value in records:
+            producer.produce(case.topic, value, partition=partition)
+        producer.flush(30)
+        if offset is not None:
+            committed = [TopicPartition(case.source, 0, offset)]
+            producer.send_offsets_to_transaction(committed, consumer.consumer_group_metadata(), 30)
+        (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    consumer.close()
+
+
+def aiokafka(case: Case) -> None:
+    async def run() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=case.servers, transactional_id=case.transactional_id)
+        await producer.start()
+        try:
+            for commits, records, offset in SCRIPT:
+                await producer.begin_transaction()
+                for partition, value in records:
+                    await producer.send_and_wait(case.topic, value, partition=partition)
+                if offset is not None:
+                    await producer.send_offsets_to_transaction({AioTopicPartition(case.source, 0): offset}, case.group)
+                await (producer.commit_transaction() if commits else producer.abort_transaction())
+        finally:
+            await producer.stop()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own inner workings
+        asyncio.run(run())
+
+
+def kafka_python(case: Case) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # imports of deprecated modules
+        from kafka import KafkaProducer
+        from kafka import TopicPartition as PyTopicPartition
+        from kafka.structs import OffsetAndMetadata
+
+        producer = KafkaProducer(bootstrap_servers=case.servers, transactional_id=case.transactional_id)
+        producer.init_transactions()
+        for commits, records, offset in SCRIPT:
+            producer.begin_transaction()
+            for partition, value in records:
+                producer.send(case.topic, value, partition=partition).get(30)
+            if offset is not None:
+                committed = {PyTopicPartition(case.source, 0): OffsetAndMetadata(offset, "", -1)}
+                producer.send_offsets_to_transaction(committed, case.group)
+            (producer.commit_transaction if commits else producer.abort_transaction)()
+        producer.close()
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaTools]:
+    with JavaTools() as tools:
+        yield tools
+
+
+def java_client(java: JavaTools) -> Callable[[Case], None]:
+    jvm = java._gateway.jvm
+    clients, common = jvm.org.apache.kafka.clients, jvm.org.apache.kafka.common
+
+    def run(case: Case) -> None:
+        settings = {
+            "bootstrap.servers": case.servers,
+            "transactional.id": case.transactional_id,
+            "key.serializer": "org.apache.kafka.common.serialization.StringSerializer",
+            "value.serializer": "org.apache.kafka.common.serialization.StringSerializer",
+        }
+        # a client of its own class loader: py4j's threads have none
+        thread = jvm.java.lang.Thread.currentThread()
+        thread.setContextClassLoader(jvm.java.lang.ClassLoader.getSystemClassLoader())
+        producer = clients.producer.KafkaProducer(settings)
+        producer.initTransactions()
+        for commits, records, offset in SCRIPT:
+            producer.beginTransaction()
+            for partition, value in records:
+                record = clients.producer.ProducerRecord(case.topic, partition, None, value.decode())
+                producer.send(record).get()
+            if offset is not None:
+                committed = jvm.java.util.HashMap()
+                where = common.TopicPartition(case.source, 0)
+                committed.put(where, clients.consumer.OffsetAndMetadata(jvm.java.lang.Long.valueOf(offset)))
+                producer.sendOffsetsToTransaction(committed, clients.consumer.ConsumerGroupMetadata(case.group))
+            if commits:
+                producer.commitTransaction()
+            else:
+                producer.abortTransaction()
+        producer.close()
+
+    return run
+
+
+def read(case: Case, level: str) -> dict[int, list[bytes]]:
+    """What a stock consumer of an isolation level reads to the end of each partition, and where that is."""
+    settings = {"bootstrap.servers": case.servers, "group.id": f"{case.group}-{level}", "isolation.level": level}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
+    found: dict[int, list[bytes]] = {0: [], 1: []}
+    consumer.assign([TopicPartition(case.topic, partition, 0) for partition in found])
+    ended: set[int] = set()
+    while ended != set(found):
+        message = consumer.poll(20)
+        assert message is not None, f"{found} and no end"
+        if message.error():
+            ended.add(message.partition())
+        else:
+            found[message.partition()].append(message.value())
+    consumer.close()
+    return found
+
+
+def prepare(servers: str, topic: str, group: str) -> Case:
+    case = Case(servers, topic, group)
+    create_topic(servers, topic, 2)
+    create_topic(servers, case.source)
+    produce(servers, case.source, [(0, None, b"%d" % number) for number in range(6)])
+    return case
+
+
+@pytest.mark.parametrize("make", ("librdkafka", "aiokafka", "kafka_python", "java"))
+def test_each_make_s_transactions(cluster: Any, topic: str, group: str, make: str, request: Any) -> None:
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    run = java_client(request.getfixturevalue("java")) if make == "java" else globals()[make]
+
+    run(case)
+
+    assert read(case, "read_committed") == KEPT
+    assert read(case, "read_uncommitted") == WRITTEN
+    consumer = Consumer({"bootstrap.servers": case.servers, "group.id": group})
+    (committed,) = consumer.committed([TopicPartition(case.source, 0)], 20)
+    assert committed.offset == 4
+    for partition, end in ENDS.items():
+        assert consumer.get_watermark_offsets(TopicPartition(topic, partition), 20) == (0, end)
+    consumer.close()
+
+
+def test_an_open_transaction_holds_readers_back_until_it_ends(cluster: Any, topic: str, group: str) -> None:
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(30)
+    produce(case.servers, topic, [(0, None, b"plain")])
+    assert read(case, "read_committed") == {0: [], 1: []}
+    assert read(case, "read_uncommitted") == {0: [b"open", b"plain"], 1: []}
+    settings = {"bootstrap.servers": case.servers, "group.id": group, "isolation.level": "read_committed"}
+    waiting = Consumer({**settings, "fetch.wait.max.ms": 20_000})
+    waiting.assign([TopicPartition(topic, 0, 0)])
+    assert waiting.poll(0.5) is None
+    producer.commit_transaction(30)
+    assert [waiting.poll(15).value() for _ in range(2)] == [b"open", b"plain"], "woken by the end, not by time"
+    waiting.close()
+
+
+def test_a_producer_that_was_replaced_is_fenced_and_its_transaction_aborted(
+    cluster: Any, topic: str, group: str
+) -> None:
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    settings = {"bootstrap.servers": case.servers, "transactional.id": case.transactional_id, "log_level": 0}
+    zombie, heir = Producer(settings), Producer(settings)
+    zombie.init_transactions(30)
+    zombie.begin_transaction()
+    zombie.produce(topic, b"zombie", partition=0)
+    zombie.flush(30)
+    heir.init_transactions(30)
+    heir.begin_transaction()
+    heir.produce(topic, b"heir", partition=0)
+    heir.commit_transaction(30)
+    with pytest.raises(KafkaException) as caught:
+        zombie.commit_transaction(30)
+    assert caught.value.args[0].fatal()
+    zombie.purge()
+    assert read(case, "read_committed") == {0: [b"heir"], 1: []}
+
+
+def test_a_reader_that_asks_for_stable_offsets_waits_for_the_transaction(
+    cluster: Any, topic: str, group: str
+) -> None:
+    """librdkafka asks with require_stable (KIP-447), and gets the offset when the transaction has ended."""
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    settings = {"bootstrap.servers": case.servers, "group.id": group}
+    consumer = Consumer({**settings, "isolation.level": "read_committed"})
+    producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    where = TopicPartition(case.source, 0)
+    producer.send_offsets_to_transaction(
+        [TopicPartition(case.source, 0, 3)], consumer.consumer_group_metadata(), 30
+    )
+    with pytest.raises(KafkaException):
+        consumer.committed([where], 1)
+    producer.commit_transaction(30)
+    assert consumer.committed([where], 20)[0].offset == 3
+    consumer.close()
