@@ -163,6 +163,12 @@ class BrokerConfig:
     log_cleaner_backoff_ms: int = _setting(
         15_000, "log.cleaner.backoff.ms", "how often logs to compact are looked for", low=0, high=_INT64_MAX
     )
+    sasl_enabled_mechanisms: str = _setting(
+        "", "sasl.enabled.mechanisms", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 in a list; empty: nobody is asked"
+    )
+    sasl_plain_jaas_config: str = _setting(
+        "", "listener.name.sasl_plaintext.plain.sasl.jaas.config", "PlainLoginModule with a user_NAME for each user"
+    )
     group: GroupConfig = field(default_factory=GroupConfig)
     topic: TopicConfig = field(default_factory=TopicConfig)
 

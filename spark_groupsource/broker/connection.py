@@ -12,15 +12,23 @@ from __future__ import annotations
 import asyncio
 from typing import Callable, Protocol
 
+from spark_groupsource.broker.accounts import LOGIN_APIS, Login
 from spark_groupsource.broker.handlers import API_VERSIONS_KEY, unsupported_api_versions
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.wire.frames import decode_request, encode_response, frame_length, read_request_header
+from spark_groupsource.wire.frames import (
+    RequestHeader,
+    decode_request,
+    encode_response,
+    frame_length,
+    read_request_header,
+)
 from spark_groupsource.wire.messages import Message
 
 _PREFIX_BYTES = 4
 _READ_AHEAD_BYTES = 1 << 20
 _WRITE_BUFFER_BYTES = 1 << 20
+_LOGIN_MAX_BYTES = 524_288  # of who has not said yet who he is, as Kafka's sasl.server.max.receive.size
 
 
 class Host(Protocol):
@@ -53,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._write_full = False
         self._reading_paused = False
         self._working = False
+        self._login = host.broker.accounts.login()
         self.peer = "unknown"
         self.last_activity_ms = now_ms()
 
@@ -146,7 +155,10 @@ class Connection(asyncio.Protocol):
     def _next_frame(self) -> memoryview | None:
         if len(self._buffer) < _PREFIX_BYTES:
             return None
-        length = frame_length(bytes(self._buffer[:_PREFIX_BYTES]), self._host.broker.config.socket_request_max_bytes)
+        limit = self._host.broker.config.socket_request_max_bytes
+        if self._login is not None and not self._login.done:
+            limit = min(limit, _LOGIN_MAX_BYTES)
+        length = frame_length(bytes(self._buffer[:_PREFIX_BYTES]), limit)
         end = _PREFIX_BYTES + length
         if len(self._buffer) < end:
             return None
@@ -168,10 +180,26 @@ class Connection(asyncio.Protocol):
             self._transport.write(encode_response(unsupported_api_versions(served), 0, header.correlation_id))
             return
         request = decode_request(frame, header, position)
+        if self._login is not None and not self._login.done and header.api_key != API_VERSIONS_KEY:
+            self._log_in(self._login, header, request)
+            return
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._host.new_token(self)
         call = Call(token, header.api_key, header.api_version, header.client_id or "", self.peer, self._host.node_id)
         self._host.broker.handle(call, request)
+
+    def _log_in(self, login: Login, header: RequestHeader, request: Message) -> None:
+        if header.api_key not in LOGIN_APIS:
+            raise RemoteProtocolError(
+                f"request of API {header.api_key} comes before the client has said who it is; set "
+                "security.protocol=SASL_PLAINTEXT, sasl.mechanism, user name and password there"
+            )
+        assert self._transport is not None
+        self._transport.write(encode_response(login.answer(request), header.api_version, header.correlation_id))
+        if login.failed:
+            self._host.broker.report(f"connection from {self.peer} is refused: {login.failed}")
+            self._buffer.clear()
+            self._transport.close()  # once the client was told why
 
     def _limit_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():

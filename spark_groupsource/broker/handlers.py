@@ -14,6 +14,7 @@ from spark_groupsource.broker import (
     handlers_groups,
     handlers_topics,
     handlers_transactions,
+    handlers_users,
 )
 from spark_groupsource.broker.node import Broker, Call, Served
 from spark_groupsource.errors import ErrorCode
@@ -56,6 +57,7 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         14: Served(0, 5, handlers_groups.group_request),
         15: Served(0, 6, handlers_groups.group_request),
         16: Served(0, 5, handlers_groups.group_request),
+        17: Served(1, 1, handlers_users.sasl_handshake),
         API_VERSIONS_KEY: Served(0, 4, api_versions),
         19: Served(2, 7, handlers_topics.create_topics),
         20: Served(1, 6, handlers_topics.delete_topics),
@@ -69,10 +71,15 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         32: Served(1, 4, handlers_configs.describe_configs),
         33: Served(0, 2, handlers_configs.alter_configs),
         35: Served(1, 4, handlers_configs.describe_log_dirs),
+        36: Served(0, 2, handlers_users.sasl_authenticate),
         37: Served(0, 3, handlers_topics.create_partitions),
         42: Served(0, 2, handlers_groups.group_request),
         44: Served(0, 1, handlers_configs.incremental_alter_configs),
         47: Served(0, 0, handlers_groups.offset_delete),
+        48: Served(0, 1, handlers_users.describe_client_quotas),
+        49: Served(0, 1, handlers_users.alter_client_quotas),
+        50: Served(0, 0, handlers_users.describe_scram_credentials),
+        51: Served(0, 0, handlers_users.alter_scram_credentials),
         60: Served(0, 2, handlers_topics.describe_cluster),
     }
 )

@@ -89,14 +89,15 @@ def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInf
 
 
 def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
-    text = setting_text(value)
+    is_sensitive = info.name.endswith(".sasl.jaas.config")
+    text = None if is_sensitive else setting_text(value)
     synonym = _ConfigEntry.DescribeConfigsSynonym(name=info.name, value=text, source=source)
     return _ConfigEntry(
         name=info.name,
         value=text,
         read_only=info.name not in TOPIC_SETTINGS,
         config_source=source,
-        is_sensitive=False,
+        is_sensitive=is_sensitive,
         synonyms=[synonym] if request.include_synonyms else [],
         config_type=_config_type(info),
         documentation=info.doc if request.include_documentation else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from typing import Callable, Collection, Mapping, NamedTuple
 
+from spark_groupsource.broker.accounts import Accounts
 from spark_groupsource.broker.cleaner import LogCleaner
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap
@@ -75,6 +76,7 @@ class Broker:
         send: Send,
         report: Report,
         node_count: int = 1,
+        add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
         self.clock = clock
@@ -84,6 +86,8 @@ class Broker:
         self.epochs = Epochs(self.leaders, report)
         self.report = report
         self.data = data
+        self.accounts = Accounts(config)
+        self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
         self.fetches = Fetches(self.partitions, self.leaders, self.timers, config.fetch_max_bytes, send)
@@ -110,6 +114,7 @@ class Broker:
         """
         self.data.open(self.config.node_id)
         try:
+            self.accounts.open(self.data.path, self._add_scram)
             self.leaders.open(self.data.path)
             self.partitions.open_all()
             self.epochs.begin(self.partitions)

@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, Coroutine, Mapping, TypeVar
+from typing import Callable, Collection, Coroutine, Mapping, TypeVar
 
 from spark_groupsource.broker.config import BrokerConfig, broker_config
 from spark_groupsource.broker.handlers import SERVED
@@ -49,11 +49,12 @@ class BrokerServer:
         report: Report,
         node_count: int = 1,
         adopt: bool = False,
+        add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
         answers = Answers()
         data = DataDirectory(data_dir, adopt, report)
-        self.broker = Broker(config, data, clock, SERVED, answers.send, report, node_count)
+        self.broker = Broker(config, data, clock, SERVED, answers.send, report, node_count, add_scram)
         self._clock = clock
         self._report = report
         self._listeners: dict[int, Listener] = {}
@@ -191,17 +192,21 @@ def serve_forever(
     report: Report | None = None,
     brokers: int = 1,
     adopt: bool = False,
+    add_scram: Collection[str] = (),
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config` in Kafka's setting names; `ready` is called with ``host:port`` when clients can connect; `report`
     takes one line for the operator at a time, the log by default; `brokers` nodes listen at consecutive ports;
-    `adopt` takes over a Kafka broker's directory.
+    `adopt` takes over a Kafka broker's directory; `add_scram` are users as `--add-scram` takes them.
 
     Raises: ConfigurationError, StorageError: the broker cannot start, the message says why and what mends it.
     """
     report = report or _LOGGER.info
-    server = BrokerServer(Path(data_dir), address, broker_config(config), SystemClock(), report, brokers, adopt)
+    clock = SystemClock()
+    server = BrokerServer(
+        Path(data_dir), address, broker_config(config), clock, report, brokers, adopt, add_scram
+    )
     # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -231,7 +236,8 @@ class EmbeddedBroker:
     Args: `data_dir` None stands for a temporary directory that is removed at `stop`; `port` 0 for any free port;
     `config` in Kafka's setting names; `brokers` nodes with consecutive ids, from ``node.id`` on, and consecutive ports,
     which share the data and the work: leaders of partitions and coordinators of groups are spread over them; `adopt`
-    takes over a `data_dir` that is a copy of a stopped Apache Kafka broker's log directory, for good.
+    takes over a `data_dir` that is a copy of a stopped Apache Kafka broker's log directory, for good; `add_scram` are
+    users who may log in, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``.
 
     Raises on `start`: ConfigurationError, StorageError.
     """
@@ -244,12 +250,14 @@ class EmbeddedBroker:
         config: Mapping[str, str] | None = None,
         brokers: int = 1,
         adopt: bool = False,
+        add_scram: Collection[str] = (),
     ) -> None:
         if brokers < 1:
             raise ConfigurationError(f"brokers must be at least 1, not {brokers}")
         if adopt and data_dir is None:
             raise ConfigurationError("adopt takes over a Kafka broker's directory; name it as data_dir")
         self._adopt = adopt
+        self._add_scram = tuple(add_scram)
         self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
         self._address = Address(host, port)
@@ -369,7 +377,7 @@ class EmbeddedBroker:
         assert self.data_dir is not None
         clock = SystemClock()
         self._server = BrokerServer(
-            self.data_dir, self._address, self._config, clock, self._note, self._brokers, self._adopt
+            self.data_dir, self._address, self._config, clock, self._note, self._brokers, self._adopt, self._add_scram
         )
         self._stopped = asyncio.Event()
         addresses = await self._server.start()

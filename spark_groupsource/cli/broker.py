@@ -42,13 +42,25 @@ _FLUSH = "log.flush.interval.messages"
     "power loss, at the cost of a disk write each time.",
 )
 @click.option(
+    "--add-scram",
+    multiple=True,
+    metavar="MECHANISM=[name=USER,password=PASSWORD]",
+    help="User who may log in where sasl.enabled.mechanisms has SCRAM; kept in the data directory.",
+)
+@click.option(
     "--adopt",
     is_flag=True,
     help="Take over a --data-dir that is a copy of a stopped Apache Kafka broker's log directory. It is changed and "
     "no longer Kafka's: topics with their ids, records, groups and what they committed go on here.",
 )
 def broker(
-    listen: str, data_dir: Path, config: tuple[str, ...], brokers: int, flush: str | None, adopt: bool
+    listen: str,
+    data_dir: Path,
+    config: tuple[str, ...],
+    brokers: int,
+    flush: str | None,
+    add_scram: tuple[str, ...],
+    adopt: bool,
 ) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
@@ -76,4 +88,5 @@ def broker(
         report=lambda line: click.echo(line, err=True),
         brokers=brokers,
         adopt=adopt,
+        add_scram=add_scram,
     )

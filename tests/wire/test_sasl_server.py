@@ -1,0 +1,110 @@
+"""The broker's side of SASL, by the RFC's example and against the client's side that this package uses."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+
+import pytest
+
+from spark_groupsource.errors import AuthenticationFailed
+from spark_groupsource.wire.sasl import SaslExchange
+from spark_groupsource.wire.sasl_server import (
+    SCRAM_HASHES,
+    PlainServer,
+    ScramCredential,
+    ScramServer,
+    salted_password,
+    scram_credential,
+)
+
+SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
+
+
+def credential(mechanism: str = "SCRAM-SHA-256", password: str = "pencil") -> ScramCredential:
+    return scram_credential(mechanism, salted_password(mechanism, password, SALT, 4096), SALT, 4096)
+
+
+def server(mechanism: str = "SCRAM-SHA-256", nonce: str = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0") -> ScramServer:
+    return ScramServer(mechanism, {"user": credential(mechanism)}.get, nonce)
+
+
+def test_the_example_of_rfc_7677() -> None:
+    exchange = server()
+    assert exchange.receive(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == (
+        b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    )
+    assert not exchange.done
+    assert exchange.receive(
+        b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+    ) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+    assert exchange.done and exchange.user == "user"
+    with pytest.raises(AuthenticationFailed):
+        exchange.receive(b"n,,n=user,r=again")
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_HASHES)
+@pytest.mark.parametrize("user", ["user", "odd=,name", "üser"])
+def test_our_client_and_the_server_agree(mechanism: str, user: str) -> None:
+    exchange = ScramServer(mechanism, {user: credential(mechanism)}.get, "nonce")
+    client = SaslExchange(mechanism, user, "pencil")
+    while not client.done:
+        client.receive(exchange.receive(client.next_bytes()))
+    assert exchange.done and exchange.user == user
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_HASHES)
+@pytest.mark.parametrize(("user", "password"), [("user", "pen"), ("nobody", "pencil")])
+def test_a_wrong_password_and_an_unknown_user_are_told_the_same(mechanism: str, user: str, password: str) -> None:
+    exchange, client = server(mechanism), SaslExchange(mechanism, user, password)
+    with pytest.raises(AuthenticationFailed, match=f"invalid credentials with SASL mechanism {mechanism}"):
+        client.receive(exchange.receive(client.next_bytes()))
+        exchange.receive(client.next_bytes())
+    assert not exchange.done
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"n,,", b"n,,n=user", b"n,,n=,r=x", b"y,,m=x,n=user,r=x", b"p=tls-unique,,n=user,r=x",
+        b"n,a=other,n=user,r=x", b"\xff\xfe", b"n,,r=x,n", b"x" * 70_000,
+    ],
+)  # fmt: skip
+def test_a_senseless_first_message_is_refused(said: bytes) -> None:
+    with pytest.raises(AuthenticationFailed):
+        server().receive(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"c=biws,r=cnonce", b"c=biws,r=other,p=AAAA", b"c=eSws,r=cnonce,p=AAAA", b"c=biws,r=cnonce,p=AAAA",
+        b"c=biws,r=cnonce,p=!!!!", b"c=biws,r=cnonce,p=",
+    ],
+)  # fmt: skip
+def test_a_senseless_final_message_is_refused(said: bytes) -> None:
+    exchange = server(nonce="nonce")
+    assert exchange.receive(b"n,,n=user,r=c").startswith(b"r=cnonce,")
+    with pytest.raises(AuthenticationFailed):
+        exchange.receive(said)
+    assert not exchange.done
+
+
+def test_plain() -> None:
+    passwords = {"ann": "secret", "üser": "pässword"}
+    for token, user in (("\0ann\0secret", "ann"), ("ann\0ann\0secret", "ann"), ("\0üser\0pässword", "üser")):
+        exchange = PlainServer(passwords.get)
+        assert exchange.receive(token.encode()) == b"" and exchange.done and exchange.user == user
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"", b"\0ann\0", b"\0ann\0Secret", b"\0\0", b"\0bob\0secret", b"bob\0ann\0secret", b"ann\0secret",
+        b"\0ann\0\xff",
+    ],
+)  # fmt: skip
+def test_plain_refuses(token: bytes) -> None:
+    exchange = PlainServer({"ann": "secret"}.get)
+    with pytest.raises(AuthenticationFailed, match="Authentication failed"):
+        exchange.receive(token)
+    assert not exchange.done
