@@ -102,11 +102,18 @@ def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition
     return ends
 
 
+class Sample(NamedTuple):
+    """Mean bytes of the offsets at `offset`."""
+
+    offset: int
+    density: float
+
+
 class Sizes(NamedTuple):
     """How many bytes the first records of a partition's backlog take in the log: `offsets` and `bytes` rise together.
 
-    The first pair is the begin and 0, each further one the end of a stored batch. Within a batch records are taken to
-    be of one size, and beyond the last measured batch of the mean size before.
+    The first pair is the begin and 0, each further one the end of a stored batch, or of a stretch that was looked at in
+    places. Within a batch records are taken to be of one size, and beyond the last pair of the mean size before.
     """
 
     offsets: tuple[int, ...]
@@ -124,6 +131,20 @@ class Sizes(NamedTuple):
         at = bisect_right(self.offsets, end) - 1
         step = (self.bytes[at + 1] - self.bytes[at]) / (self.offsets[at + 1] - self.offsets[at])
         return self.bytes[at] + (end - self.offsets[at]) * step
+
+    def beyond(self, seen: Sequence[Sample]) -> Sizes:
+        """These, and what lies further on by some looks at it, in order of offsets.
+
+        Between two looks records are taken to be as large as the larger ones of both, so what changes once is seen;
+        larger records that lie between two looks, and reach neither, are not.
+        """
+        offsets, sizes, last = list(self.offsets), list(self.bytes), self.density
+        for offset, density in seen:
+            if offset > offsets[-1]:
+                sizes.append(sizes[-1] + max(int((offset - offsets[-1]) * max(density, last)), 1))
+                offsets.append(offset)
+            last = density
+        return Sizes(tuple(offsets), tuple(sizes))
 
     def end(self, size: float) -> int:
         """The last offset up to which no more than `size` bytes lie."""
@@ -157,6 +178,14 @@ def limit_bytes(
         wished = known[p].end(max_bytes * weights[p] / total)
         ends[p] = min(max(wished, backlog.begins[p] + 1), backlog.ends[p])
     return ends
+
+
+def places_to_look(sizes: Sizes, end: int, count: int) -> list[int]:
+    """Where to look at records before they are read up to `end`: nowhere if all of them have been measured."""
+    measured = sizes.offsets[-1]
+    if end <= measured:
+        return []
+    return [measured + (end - measured) * n // count for n in range(1, count)] + [end - 1]
 
 
 def is_worth_a_batch(

@@ -51,7 +51,7 @@ from spark_groupsource.source.planning import (
 )
 from spark_groupsource.source.positions import PositionSpec
 from spark_groupsource.source.siblings import Siblings, Stance, Standing
-from spark_groupsource.source.sizes import measure
+from spark_groupsource.source.sizes import look_further, measure
 from spark_groupsource.source.task import GroupInputPartition, TaskMembership
 
 _log = logging.getLogger(__name__)
@@ -467,7 +467,9 @@ class StreamSession:
             return ends
         allowed = Backlog(backlog.begins, ends)
         sizes = measure(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
-        return limit_bytes(allowed, sizes, limits.max_bytes)
+        planned = limit_bytes(allowed, sizes, limits.max_bytes)
+        further = look_further(self._cluster, sizes, planned)
+        return planned if further == sizes else limit_bytes(Backlog(backlog.begins, planned), further, limits.max_bytes)
 
     def _readable(self, begins: Offsets) -> Offsets:
         """How far each partition may be read: its log end, or the end that availableNow has found at its start.

@@ -1,4 +1,4 @@
-"""How large the records of a backlog are, for the limit by bytes: measured by one small fetch at each begin."""
+"""How large the records of a backlog are, for the limit by bytes: told by small fetches at its begin and further on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import iter_batches
-from spark_groupsource.source.planning import Sizes
+from spark_groupsource.source.planning import Sample, Sizes, places_to_look
 
 # of each partition; the broker always sends one whole batch, however large
 _SAMPLE_BYTES = 64 << 10
 _ANSWER_BYTES = 4 << 20
+# beyond that, records are looked at in so many places of what is to be read
+_LOOKS = 4
+_LOOK_BYTES = 4 << 10
 
 
 def measure(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, Sizes]:
@@ -21,14 +24,32 @@ def measure(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[Topi
 
     Raises: BrokerError, ConnectionFailed, CorruptRecordError.
     """
-    settings = replace(cluster.settings, max_partition_fetch_bytes=_SAMPLE_BYTES, fetch_max_bytes=_ANSWER_BYTES)
-    measured = {}
+    found = _fetch(cluster, begins, _SAMPLE_BYTES)
+    return {p: sizes for p, sizes in found.items() if len(sizes.offsets) > 1}
+
+
+def look_further(
+    cluster: Cluster, measured: Mapping[TopicPartition, Sizes], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Sizes]:
+    """`measured`, and what lies beyond it up to `ends`, looked at in some places.
+
+    Raises: as `measure`.
+    """
+    places = {p: places_to_look(sizes, ends[p], _LOOKS) for p, sizes in measured.items()}
+    seen: dict[TopicPartition, list[Sample]] = {p: [] for p in measured}
+    for n in range(_LOOKS):
+        asked = {p: offsets[n] for p, offsets in places.items() if offsets}
+        for p, sizes in _fetch(cluster, asked, _LOOK_BYTES).items():
+            if len(sizes.offsets) > 1:
+                seen[p].append(Sample(asked[p], sizes.density))
+    return {p: sizes.beyond(seen[p]) for p, sizes in measured.items()}
+
+
+def _fetch(cluster: Cluster, begins: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, Sizes]:
+    settings = replace(cluster.settings, max_partition_fetch_bytes=size, fetch_max_bytes=_ANSWER_BYTES)
     ranges = [OffsetRange(p, begin, begin + 1) for p, begin in begins.items()]
-    for block in PartitionFetcher(cluster, settings).fetch_blocks(ranges):
-        sizes = _sizes(block.data, begins[block.topic_partition])
-        if len(sizes.offsets) > 1:
-            measured[block.topic_partition] = sizes
-    return measured
+    blocks = PartitionFetcher(cluster, settings).fetch_blocks(ranges) if ranges else ()
+    return {block.topic_partition: _sizes(block.data, begins[block.topic_partition]) for block in blocks}
 
 
 def _sizes(data: memoryview, begin: int) -> Sizes:

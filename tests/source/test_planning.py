@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +8,7 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 from spark_groupsource.source.planning import (
     Acquisition,
     Backlog,
+    Sample,
     Sizes,
     TaskPlan,
     Winner,
@@ -14,6 +17,7 @@ from spark_groupsource.source.planning import (
     limit_bytes,
     limit_ends,
     pack_tasks,
+    places_to_look,
     plan_tasks,
     split_tasks,
 )
@@ -75,6 +79,37 @@ def test_limit_holds_for_any_backlog(sizes, limit):
     waiting = sum(1 for size in sizes if size)
     assert sum(read.values()) == min(sum(sizes), max(limit, waiting))
     assert all(min(size, 1) <= read[TopicPartition("t", number)] <= size for number, size in enumerate(sizes))
+
+
+# lags as far apart as offsets allow, many of them equal or next to nothing
+lags = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**62), st.sampled_from([1, 2**31, 2**62])), min_size=1)
+
+
+@given(lags, st.one_of(st.integers(1, 100), st.integers(1, 2**62)))
+def test_limit_is_in_proportion_to_lag(lags, limit):
+    begins = {TopicPartition("t", number): 0 for number in range(len(lags))}
+    ends = limit_ends(Backlog(begins, {p: lags[p.partition] for p in begins}), limit)
+    read = [ends[p] for p in sorted(begins)]
+    waiting, total = sum(1 for lag in lags if lag), sum(lags)
+    for lag, count in zip(lags, read):
+        # one each, and of the rest what is due to it, to the next whole number
+        due = (lag - 1) * max(limit - waiting, 0) / max(total - waiting, 1) + 1 if lag else 0
+        assert total <= limit or due - 1 - due * 1e-9 <= count <= due + 1 + due * 1e-9
+    by_lag = sorted(zip(lags, read))
+    assert all(more >= less or more_lag == less_lag for (less_lag, less), (more_lag, more) in zip(by_lag, by_lag[1:]))
+    assert all(abs(a - b) <= 1 for (lag_a, a), (lag_b, b) in zip(by_lag, by_lag[1:]) if lag_a == lag_b)
+
+
+@given(st.lists(st.one_of(st.integers(0, 2), st.integers(0, 900)), min_size=1, max_size=12), st.integers(1, 200))
+def test_backlog_is_read_in_as_few_batches_as_the_limit_allows_and_nobody_waits(lags, limit):
+    ends = {TopicPartition("t", number): lag for number, lag in enumerate(lags)}
+    begins = dict.fromkeys(ends, 0)
+    batches = 0
+    while (backlog := Backlog(begins, ends)).total:
+        reached = limit_ends(backlog, limit)
+        assert all(reached[p] > begins[p] for p in begins if backlog.size(p))
+        begins, batches = reached, batches + 1
+    assert batches <= -(-sum(lags) // limit)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +186,38 @@ def test_limit_by_bytes_shares_in_proportion_to_what_waits():
     # unmeasured ones count like the others
     assert limit_bytes(Backlog({P0: 0, P1: 7}, {P0: 100, P1: 107}), {P0: sizes[P0]}, 10_000) == {P0: 50, P1: 57}
     assert limit_bytes(Backlog({P0: 0}, {P0: 5000}), {}, 10_240) == {P0: 10}
+
+
+@given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), min_size=1, max_size=6), st.data())
+def test_limit_by_bytes_holds_where_everything_is_measured(records, data):
+    limit = data.draw(st.integers(1, sum(map(sum, records)) + 1))
+    backlog = Backlog(
+        {TopicPartition("t", n): 0 for n in range(len(records))},
+        {TopicPartition("t", n): len(sizes) for n, sizes in enumerate(records)},
+    )
+    measured = {
+        TopicPartition("t", n): Sizes(tuple(range(len(sizes) + 1)), (0, *accumulate(sizes)))
+        for n, sizes in enumerate(records)
+    }
+    ends = limit_bytes(backlog, measured, limit)
+    total = sum(map(sum, records))
+    for p, end in ends.items():
+        sizes = records[p.partition]
+        assert 1 <= end <= len(sizes)
+        # more than its share only where its first record alone is larger than that
+        assert end == 1 or sum(sizes[:end]) <= limit * sum(sizes) / total * (1 + 1e-9)
+
+
+def test_records_are_looked_at_in_places_beyond_what_was_measured():
+    measured = Sizes((100, 150, 200), (0, 400, 1000))
+    assert places_to_look(measured, 200, 4) == []
+    assert places_to_look(measured, 1000, 4) == [400, 600, 800, 999]
+    seen = [Sample(400, 5.0), Sample(600, 100.0), Sample(800, 100.0), Sample(999, 20.0)]
+    further = measured.beyond(seen)
+    assert further.offsets == (100, 150, 200, 400, 600, 800, 999)
+    # each stretch as at its larger end: the change between 400 and 600 may have come at once
+    assert further.bytes == (0, 400, 1000, 3000, 23_000, 43_000, 62_900)
+    assert measured.beyond([]) == measured
 
 
 def test_sizes_are_read_between_measured_batches_and_beyond_them():
