@@ -135,8 +135,9 @@ class Client:
         member_id, generation_id, owned = self.before
         beat = self._beat_request(member_id, generation_id)
         self._send(beat, self.versions.heartbeat, lambda answer: None)
-        commit = self._commit_request(member_id, generation_id, owned or [TopicPartition("x", 0)])
-        self._send(commit, self.versions.commit, lambda answer: None)
+        if owned:
+            commit = self._commit_request(member_id, generation_id, owned)
+            self._send(commit, self.versions.commit, lambda answer: None)
 
     # --- asking
 
