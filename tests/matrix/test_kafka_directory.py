@@ -132,6 +132,11 @@ def fill(where: str) -> None:
     consumer = Consumer({"bootstrap.servers": where, "group.id": "simple"})
     consumer.commit(offsets=[TopicPartition("t", p, 25 + p, metadata="é") for p in range(3)], asynchronous=False)
     consumer.close()
+    left_open = Producer({"bootstrap.servers": where, "transactional.id": "open"})
+    left_open.init_transactions()
+    left_open.begin_transaction()
+    left_open.produce("t", b"left open", b"k", 2)
+    left_open.flush(30)
 
 
 @pytest.fixture(scope="module")
@@ -185,16 +190,18 @@ def test_everything_is_there_and_goes_on(left: Left, tmp_path: Path, way: str) -
         assert topic_ids(where) == left.topic_ids
         assert read_all(where, "read_uncommitted") == left.records
         assert read_all(where, "read_committed") == left.committed
-        assert len(left.records) == len(left.committed) + 1
+        assert len(left.records) == len(left.committed) + 2
         settings = broker.call(lambda running: dict(running.partitions.topic("c").settings))
         assert settings == {"cleanup.policy": "compact", "segment.ms": "100"}
         assert "topic c: compression.type=gzip is not followed here, it is left out" in reports
         check_group(where)
+        check_transactions(where)
         produce(where, "t", [(0, None, b"new")], enable_idempotence=True)
     with EmbeddedBroker(path) as broker:  # it is ours by now
         assert topic_ids(broker.bootstrap_servers) == left.topic_ids
         found = read_all(broker.bootstrap_servers, "read_uncommitted")
-        assert found.items() > left.records.items() and len(found) == len(left.records) + 4
+        assert found.items() > left.records.items() and len(found) == len(left.records) + 6
+        assert len(read_all(broker.bootstrap_servers, "read_committed")) == len(found) - 2
 
 
 def check_group(where: str) -> None:
@@ -212,6 +219,16 @@ def check_group(where: str) -> None:
         # what Kafka's member had read is not read again; the other one, which is gone for good, holds the rest
         java.wait_for("records_consumed")
         assert 0 < java.consumed <= 3
+
+
+def check_transactions(where: str) -> None:
+    """Both producers come back under their names; what one of them had left open is given up thereby."""
+    for name in ("x", "open"):
+        producer = Producer({"bootstrap.servers": where, "transactional.id": name})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("t", name.encode(), b"k", 2)
+        producer.commit_transaction(30)
 
 
 def test_a_directory_in_use_and_one_with_nothing_are_refused(left: Left, tmp_path: Path) -> None:
