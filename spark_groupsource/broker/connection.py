@@ -36,6 +36,7 @@ class Host(Protocol):
 
     broker: Broker
     node_id: int
+    inbox: memoryview
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -48,8 +49,13 @@ class Host(Protocol):
     def failed(self, connection: Connection, error: Exception) -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """The server's half of one connection. `last_activity_ms` moves when bytes move."""
+class Connection(asyncio.BufferedProtocol):
+    """The server's half of one connection. `last_activity_ms` moves when bytes move.
+
+    What arrives is received into its host's `inbox`, whole requests are taken out at once, and only what is left over
+    is kept here: asyncio's other protocols get new memory of 256 KiB for whatever comes, which takes longer than a
+    heartbeat.
+    """
 
     def __init__(self, host: Host, now_ms: Callable[[], int]) -> None:
         self._host = host
@@ -92,10 +98,17 @@ class Connection(asyncio.Protocol):
             self._host.broker.forget(self._token)
         self._host.closed(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._host.inbox
+
+    def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
-        self._buffer += data
-        self._work()
+        arrived = self._host.inbox[:nbytes]
+        if self._buffer:
+            self._buffer += arrived
+            self._work()
+        else:
+            self._work(arrived)
 
     def pause_writing(self) -> None:
         self._write_full = True
@@ -132,15 +145,15 @@ class Connection(asyncio.Protocol):
 
     # --- frames ---
 
-    def _work(self) -> None:
-        """Takes requests out of the buffer as long as none is in progress."""
+    def _work(self, arrived: memoryview | None = None) -> None:
+        """Takes requests out of what has just arrived, else of what was kept, as long as none is in progress."""
         self._working = True
         try:
-            while self._token is None and not self._write_full and self._transport is not None:
-                frame = self._next_frame()
-                if frame is None:
-                    break
-                self._take(frame)
+            if arrived is None:
+                taken = self._take_requests(self._buffer)
+                del self._buffer[:taken]
+            else:
+                self._buffer += arrived[self._take_requests(arrived) :]
         except RemoteProtocolError as error:
             self._host.broker.report(f"connection from {self.peer} is closed: {error}")
             self.close()
@@ -152,20 +165,34 @@ class Connection(asyncio.Protocol):
         self._limit_reading()
         self._host.after_work()
 
-    def _next_frame(self) -> memoryview | None:
-        if len(self._buffer) < _PREFIX_BYTES:
-            return None
+    def _take_requests(self, data: bytearray | memoryview) -> int:
+        """How many bytes of `data` were taken."""
+        position = 0
+        while self._is_free and (end := self._frame_end(data, position)):
+            # a copy of its own: records in the request are views of it
+            frame = bytes(memoryview(data)[position + _PREFIX_BYTES : end])
+            position = end
+            self._take(memoryview(frame))
+        return position
+
+    @property
+    def _is_free(self) -> bool:
+        return (
+            self._token is None
+            and not self._write_full
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
+
+    def _frame_end(self, data: bytearray | memoryview, position: int) -> int:
+        """Where the frame at `position` ends, 0 when it has not come whole."""
+        if len(data) < position + _PREFIX_BYTES:
+            return 0
         limit = self._host.broker.config.socket_request_max_bytes
         if self._login is not None and not self._login.done:
             limit = min(limit, _LOGIN_MAX_BYTES)
-        length = frame_length(bytes(self._buffer[:_PREFIX_BYTES]), limit)
-        end = _PREFIX_BYTES + length
-        if len(self._buffer) < end:
-            return None
-        # a copy of its own: records in the request are views of it
-        frame = bytes(memoryview(self._buffer)[_PREFIX_BYTES:end])
-        del self._buffer[:end]
-        return memoryview(frame)
+        end = position + _PREFIX_BYTES + frame_length(data[position : position + _PREFIX_BYTES], limit)
+        return end if end <= len(data) else 0
 
     def _take(self, frame: memoryview) -> None:
         header, position = read_request_header(frame)

@@ -14,6 +14,7 @@ from spark_groupsource.net import Address, Socket, listen
 from spark_groupsource.wire.messages import Message
 
 _BACKLOG = 1024
+_INBOX_BYTES = 1 << 18
 
 
 class Answers:
@@ -39,7 +40,8 @@ class Answers:
 class Listener:
     """One node of a broker: first `bind`, then `serve`.
 
-    Attributes: `address`, what is bound, with the real port once it is; `advertised`, what clients are told instead.
+    Attributes: `address`, what is bound, with the real port once it is; `advertised`, what clients are told instead;
+    `inbox`, into which every connection receives: one at a time, for each has emptied it before another one's turn.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Listener:
         self.node_id = node_id
         self.address = address
         self.advertised: Address | None = None
+        self.inbox = memoryview(bytearray(_INBOX_BYTES))
         self.after_work = worked
         self.new_token = answers.new_token
         self._clock = clock

@@ -176,7 +176,7 @@ def _text_step(name: str, read: ReadValue) -> _FillFields:
 
     def fill(buffer: memoryview, position: int, value: Any) -> int:
         start = position + _INT16.size
-        end = start + _INT16.unpack_from(buffer, position)[0]
+        end: int = start + _INT16.unpack_from(buffer, position)[0]
         if start <= end <= len(buffer):
             setattr(value, name, str(buffer[start:end], "utf-8"))
             return end

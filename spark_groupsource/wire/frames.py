@@ -22,6 +22,12 @@ _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
 _RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
+# (API, version) of every request that is known -> whether its header has tagged fields
+_FLEXIBLE = {
+    (api.key, version): api.is_flexible(version)
+    for api in APIS.values()
+    for version in range(api.min_version, api.max_version + 1)
+}
 
 
 class RequestHeader(NamedTuple):
@@ -33,7 +39,7 @@ class RequestHeader(NamedTuple):
     client_id: str | None
 
 
-def frame_length(prefix: bytes | memoryview, max_bytes: int) -> int:
+def frame_length(prefix: bytes | bytearray | memoryview, max_bytes: int) -> int:
     """Reads the 4-byte length before a frame.
 
     Raises: RemoteProtocolError when the length is negative or above `max_bytes`.
@@ -53,7 +59,8 @@ def encode_request(request: Message, version: int, correlation_id: int, client_i
 
 def encode_response(response: Message, version: int, correlation_id: int) -> bytearray:
     """A framed response: length, header, body at `version`; the buffer is the caller's, the response stays as it is."""
-    write_body, has_tags = _body_writer(type(response), version)
+    message_class: Message = type(response)
+    write_body, has_tags = _body_writer(message_class, version)
     # by hand: the library makes a header object for each message, which takes longer than a whole heartbeat
     with EncodeBufferPool.acquire() as out:
         out.pos = _RESPONSE_HEAD.size
@@ -113,15 +120,14 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         except UnicodeDecodeError as error:
             raise RemoteProtocolError("client id is not UTF-8") from error
         position += length
-    if is_known(api_key, api_version) and APIS[api_key].is_flexible(api_version):
+    if _FLEXIBLE.get((api_key, api_version)):
         position = _skip_header_tags(frame, position)
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 
 def is_known(api_key: int, api_version: int) -> bool:
     """True where a request of this API and version can be decoded here."""
-    api = APIS.get(api_key)
-    return api is not None and api.min_version <= api_version <= api.max_version
+    return (api_key, api_version) in _FLEXIBLE
 
 
 def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Message:
