@@ -162,13 +162,3 @@ def test_expired_offsets_leave_it_to_the_checkpoint(cluster, client, topic, grou
         again.start = query.start
         assert begins(again.run().rows) == {0: 10}
         assert client.fetch_committed(group)[TopicPartition(topic, 0)].offset == 15
-
-
-def test_queries_in_two_groups_read_everything_each_and_in_one_group_once(cluster, topic, group):
-    create_topic(cluster.bootstrap_servers, topic, 2)
-    produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
-    first, second = (options(topic, name, startingOffsets="earliest") for name in (group, f"{group}-b"))
-    with Stream(cluster, first) as a, Stream(cluster, second) as b:
-        assert len(a.run().rows) == len(b.run().rows) == 20
-    with Stream(cluster, first) as again:
-        assert again.run().rows == []

@@ -1,0 +1,36 @@
+"""What Kafka's own tool tells of a query: its members, and no lag within one trigger of an idle stream."""
+
+from __future__ import annotations
+
+import pytest
+from parity.drive import Stream
+from real_kafka import run_tool
+from support.topics import create_topic, produce
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+def described(cluster, group):
+    """The rows of kafka-consumer-groups, a dictionary each."""
+    tool, servers = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", cluster.bootstrap_servers
+    told = run_tool(tool, "--bootstrap-server", servers, "--describe", "--group", group)
+    assert told.returncode == 0, told.stderr
+    head, *rows = [line.split() for line in told.stdout.splitlines() if line.strip()]
+    return [dict(zip(head, row)) for row in rows]
+
+
+def test_idle_stream_has_members_and_no_lag(cluster, topic, group):
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
+    options = {"subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "kafka.client.id": "billing"}
+    with Stream(cluster, {**options, "members": "2"}) as query:
+        assert len(query.turn()) == 20
+        assert query.turn() == []  # the first idle trigger
+        rows = described(cluster, group)
+        assert [(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows] == [
+            ("0", "10", "0"),
+            ("1", "10", "0"),
+            ("2", "0", "0"),
+        ]
+        assert {row["CLIENT-ID"] for row in rows} == {"billing-0", "billing-1"}
+        assert all(row["HOST"] == "/127.0.0.1" and row["CONSUMER-ID"].startswith("billing-") for row in rows)
