@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.local import is_alive
 from spark_groupsource.source.options import SourceOptions, parse_options
 from spark_groupsource.source.plain import plain, told_plainly
 from spark_groupsource.source.task import GroupInputPartition, read_task
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 # Spark does not wait for a reader that is told to stop, and a coordinator that is gone must not keep it alive
 _STOP_S = 5.0
+_ORPHAN_CHECK_MS = 1_000
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -157,6 +159,7 @@ class _Live:
         self._terminated = False
         _log_to_stderr()
         self._handle_signals()
+        threading.Thread(target=_end_with_driver, args=(driver,), name="groupsource driver", daemon=True).start()
 
     def session(self) -> StreamSession:
         """The session, opened at first use: it reaches for the cluster."""
@@ -228,6 +231,19 @@ class _Live:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._terminated = True
         raise SystemExit(0)
+
+
+def _end_with_driver(driver: int) -> None:
+    """Has this process leave and end when the driver was killed.
+
+    Spark's runner sees that only when a callback has returned. One that waits for a broker that is down never does, and
+    its members would join for nobody once the broker is back.
+    """
+    clock = SystemClock()
+    while is_alive(driver):
+        clock.sleep_ms(_ORPHAN_CHECK_MS)
+    _log.warning("the Spark driver is gone; its reader leaves the group and ends")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _log_to_stderr() -> None:
