@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SESSION_TIMEOUT_S = 4
+# on a machine that does much else a Spark takes a minute to start, and a batch tens of seconds
+PATIENCE_S = 300
 COLUMNS = "partition int, offset bigint, value string"
 
 
@@ -91,7 +93,7 @@ def main() -> int:
         query = start(spark, options)
         say(f"started {query.runId}")
         try:
-            run_until_signal(query)
+            run_until_signal(query, timeout_s=PATIENCE_S)
             say("drained")
             return 0
         except StreamingQueryException as error:

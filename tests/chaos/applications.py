@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from chaos.application import last_batch
+from chaos.application import PATIENCE_S, last_batch
 from processes import popen_leashed, stop_process
 from support.waiting import wait_until
 
@@ -92,7 +92,7 @@ class Application:
         """Why its query failed, each time, with the batch that was planned last."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if " failed in batch " in line]
 
-    def end(self, timeout_s: float) -> None:
+    def end(self, timeout_s: float = PATIENCE_S) -> None:
         """Waits for the end of a run that was told to stop."""
         wait_until(lambda: self.process.poll() is not None, f"the end of application {self.name}", timeout_s, 0.1)
         # children of a killed driver end by themselves; until then they may hold the output

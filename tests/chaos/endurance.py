@@ -114,7 +114,7 @@ class Endurance:
         ended.set()
         visitor.join(60)
         application.process.terminate()
-        application.end(60)
+        application.end()
 
     def _visit(self, ended: threading.Event) -> None:
         """Has a foreign member join and leave; it ends with this thread."""

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.application import SESSION_TIMEOUT_S
+from chaos.application import PATIENCE_S, SESSION_TIMEOUT_S
 from chaos.applications import Application, signal_all
 from chaos.brokers import Broker, EmbeddedProcess, KafkaProcess
 from chaos.feed import Feed
@@ -43,7 +43,6 @@ PARTITIONS = 8
 MAX_OFFSETS = 500
 RECORDS_PER_S = 200
 TOPIC, GROUP = "chaos", "chaos"
-PATIENCE_S = 180
 
 
 class Watch:
@@ -232,14 +231,14 @@ class Chaos:
 
     def _drain(self, target: Application) -> str:
         signal_all(self._random.choice([[target.process.pid], target.python()]), signal.SIGTERM)
-        target.end(60)
+        target.end()
         target.start()
         return target.name
 
     def _kill_driver(self, target: Application) -> str:
         with self.hits.on([target]):
             target.process.kill()
-            target.end(60)
+            target.end()
         target.start()
         return target.name
 
@@ -353,7 +352,7 @@ class Chaos:
             self.wait_ready(application)
             application.process.terminate()
         for application in self._applications:
-            application.end(60)
+            application.end()
         ends = self.ends()
         wait_until(lambda: self._watch.commits == ends, "the last commits are compared", 20, 0.1)
         self._watch.check()

@@ -84,7 +84,7 @@ def test_a_zombie_writes_nothing_of_its_lost_generation_and_moves_no_offset(clus
         zombie.start()
         wait_until(lambda: all_committed(RECORDS + 100), "the rest is done", 120, 0.1)
         zombie.process.terminate()
-        zombie.end(60)
+        zombie.end()
         ledger.check_commits(offsets())
         assert not ledger.missing(offsets())
         repeats = ledger.repeats()
