@@ -13,7 +13,8 @@ from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.lookup import Lookup, Offsets, check_listed, data_loss, join_names
+from spark_groupsource.source.lookup import Lookup, Offsets, check_listed
+from spark_groupsource.source.losses import Losses, join_names
 from spark_groupsource.source.options import EARLIEST, SourceOptions, parse_options
 from spark_groupsource.source.plain import told_plainly
 from spark_groupsource.source.planning import pack_tasks, split_tasks
@@ -96,9 +97,9 @@ def _check_ends(lookup: Lookup, options: SourceOptions, ends: Offsets) -> Offset
     """Ends that lie beyond their logs fail or are cut, as failOnDataLoss says."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
+    losses = Losses(fail=options["failOnDataLoss"])
     for p in listed:
         if ends[p] > latest[p]:
-            message = f"{options.ending.option} of {p} is {ends[p]}, but the log ends at {latest[p]}."
-            data_loss(options["failOnDataLoss"], "COULD_NOT_READ_OFFSET_RANGE", message, _log.warning)
+            losses.beyond_the_log(options.ending.option, p, ends[p], latest[p])
             ends[p] = latest[p]
     return ends

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Sequence
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.lookup import join_names
+from spark_groupsource.source.losses import join_names
 
 if TYPE_CHECKING:
     from spark_groupsource.model import TopicPartition

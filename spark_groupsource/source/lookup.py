@@ -9,8 +9,9 @@ from uuid import UUID
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.views import EARLIEST, LATEST, ClusterView
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ConfigurationError, DataLossError, ErrorCode
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.losses import join_names
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.positions import PositionSpec
 
@@ -82,6 +83,16 @@ class Lookup:
         found = {name: str(view.topics[name].topic_id or _NO_ID) for name in set(topics) & set(view.topics)}
         return {name: topic_id for name, topic_id in found.items() if topic_id != _NO_ID}
 
+    def counts(self) -> dict[str, int]:
+        """Topic -> how many partitions it has, of every topic the options ask for that exists, as last heard."""
+        pattern = self._options["subscribePattern"]
+        topics = self._options["subscribe"] or {p.topic for p in self._options["assign"] or ()}
+        view = self._cluster.metadata(None if pattern is not None else set(topics))
+        chosen = list(view.topics.values())
+        if pattern is not None:
+            chosen = [info for info in chosen if not info.is_internal and re.fullmatch(pattern, info.name)]
+        return {info.name: len(info.partitions) for info in chosen}
+
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Log start of each partition."""
         return self._offsets({p: EARLIEST for p in partitions})
@@ -138,7 +149,8 @@ class Lookup:
             wanted = [p for p in wanted if p not in resolved]
             if wanted and spec.default is None:
                 raise ConfigurationError(
-                    f"{spec.option}=group, but the group has no committed offset for {join_names(wanted)}; "
+                    f"{spec.option}=group, but group {self._options.group_id} has no committed offset for "
+                    f"{join_names(wanted)}; "
                     "use group-or-earliest or group-or-latest"
                 )
         if spec.back_count is not None:
@@ -193,18 +205,3 @@ def check_listed(spec: PositionSpec, partitions: Iterable[TopicPartition]) -> No
     extra = sorted(set(spec.partitions) - known)
     if extra:
         raise ConfigurationError(f"{spec.option} lists {join_names(extra)}, which this query does not read")
-
-
-def data_loss(fail: bool, error_class: str, message: str, warn: Callable[[str], None]) -> None:
-    """Fails or warns about records that are gone, as ``failOnDataLoss`` says.
-
-    Raises: DataLossError with the sub-class of Spark's ``KAFKA_DATA_LOSS``.
-    """
-    if fail:
-        raise DataLossError(error_class, message)
-    warn(f"[KAFKA_DATA_LOSS.{error_class}] {message} Going on with what is there (failOnDataLoss=false).")
-
-
-def join_names(partitions: Iterable[TopicPartition]) -> str:
-    names = [str(p) for p in partitions]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -23,6 +23,7 @@ class SourceOffset:
     `positions`: the next offset of exactly the partitions owned when the batch was planned. `acquired`: where reading
     began for partitions this batch took over. `reader` is the query's lasting name, empty for the initial offset.
     `topic_ids` tells which topics the positions belong to, a topic made anew under the same name being another one.
+    `counts` is how many partitions each subscribed topic had, whoever owned them: further ones were added later.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class SourceOffset:
     generation_id: int = -1
     reader: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
@@ -39,6 +41,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
         group = {"acquired": _nest(offset.acquired), "generation": offset.generation_id, "reader": offset.reader}
         if offset.topic_ids:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
+        if offset.counts:
+            group["partitions"] = dict(sorted(offset.counts.items()))
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
@@ -56,12 +60,18 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             generation_id=int(group.get("generation", -1)),
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
+            counts={topic: int(count) for topic, count in group.get("partitions", {}).items()} or _counts(encoded),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"the checkpoint holds an offset that is not Kafka's ({str(encoded)[:200]}); "
             "was it written by another source? Give the query a checkpoint location of its own"
         ) from error
+
+
+def _counts(encoded: Mapping[str, Any]) -> dict[str, int]:
+    """Of Spark's own source, which reads every partition of a topic; an older offset of ours does not tell."""
+    return {} if GROUP_KEY in encoded else {topic: len(partitions) for topic, partitions in encoded.items()}
 
 
 def logged_ranges(start: SourceOffset, end: SourceOffset) -> tuple[list[OffsetRange], list[TopicPartition]]:

@@ -1,4 +1,4 @@
-"""Errors as the user should meet them: Spark prints the traceback of whatever a callback raises, so ours have none.
+"""Errors as the user should meet them: Spark prints the traceback of whatever a worker raises, before its message.
 
 The message of a `GroupSourceError` names cause and mend; how the call got there helps nobody, and hides it.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 from typing import Callable, ParamSpec, TypeVar
 
 from spark_groupsource.errors import GroupSourceError
@@ -30,6 +32,14 @@ def told_plainly(callback: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def plain(error: GroupSourceError) -> GroupSourceError:
-    """The same error without traceback; raise it ``from None``."""
+    """The same error without traceback; raise it ``from None``. A worker of Spark it ends tells its message alone."""
     _log.debug("%s", error, exc_info=error)
+    if _is_worker():
+        # Spark's own switch (spark.sql.execution.pyspark.udf.hideTraceback.enabled); the worker ends with this error
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     return error.with_traceback(None)
+
+
+def _is_worker() -> bool:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")

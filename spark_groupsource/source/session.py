@@ -29,7 +29,8 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
-from spark_groupsource.source.lookup import Lookup, Offsets, data_loss, join_names
+from spark_groupsource.source.lookup import Lookup, Offsets
+from spark_groupsource.source.losses import Losses, join_names
 from spark_groupsource.source.offsets import (
     SourceOffset,
     decode_offset,
@@ -113,6 +114,7 @@ class StreamSession:
         self._ownership = ownership
         self._clock: Clock = clock or SystemClock()
         self._lookup = Lookup(cluster, options, self._clock)
+        self._losses = Losses(fail=options["failOnDataLoss"], group_id=options.group_id)
         self._lock = threading.RLock()
         self._draining = threading.Event()
         self.drained = threading.Event()
@@ -129,6 +131,7 @@ class StreamSession:
         self._ends = _Ends()
         self._gone: set[TopicPartition] = set()
         self._topic_ids: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
         self._target: Offsets | None = None
         self._is_available_now = False
         self._planned_ms: int | None = None
@@ -368,11 +371,12 @@ class StreamSession:
                 fresh.append(p)
             elif acquisition.offset != start.positions.get(p):
                 self._acquired[p] = acquisition.offset
-        first = self._resolve_fresh(fresh, committed)
+        first = self._resolve_fresh(fresh, start, committed)
         self._acquired.update(first)
         self._committed = {p: commit.offset for p, commit in committed.items() if commit is not None}
         self._owned = set(owned)
         self._topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
+        self._counts = self._lookup.counts()
         if self._start_spec().default != EARLIEST:
             # nothing before it is for this group: whoever takes over before the first batch is committed goes on there
             self._commit_positions(first)
@@ -388,8 +392,7 @@ class StreamSession:
         lost = [p for p in sorted(self._owned) if p.topic in anew and p in start.positions]
         if not lost:
             return {}
-        message = f"{join_names(lost)} was deleted and made anew; {lost[0]} was read to {start.positions[lost[0]]}."
-        data_loss(self._options["failOnDataLoss"], "PARTITIONS_DELETED", message, _log.warning)
+        self._losses.made_anew({p: start.positions[p] for p in lost})
         # what another member may have committed of the new topic is read again rather than guessed at
         return self._lookup.earliest(lost)
 
@@ -419,9 +422,25 @@ class StreamSession:
         _log.warning("%s (onGroupReset=%s)", told, reaction)
         return Acquisition(Winner.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
 
-    def _resolve_fresh(self, fresh: list[TopicPartition], committed: Commits) -> Offsets:
-        """Positions of partitions that neither the checkpoint nor the group knows."""
-        return self._lookup.resolve(self._start_spec(), fresh, committed) if fresh else {}
+    def _resolve_fresh(self, fresh: list[TopicPartition], start: SourceOffset, committed: Commits) -> Offsets:
+        """Positions of partitions that neither the checkpoint nor the group knows. Raises: DataLossError."""
+        if not fresh:
+            return {}
+        try:
+            found = self._lookup.resolve(self._start_spec(), fresh, committed)
+        except BrokerError as error:
+            gone = self._lookup.missing(fresh) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
+            if not gone:
+                raise
+            self._losses.gone_before_found(gone)
+            self._gone.update(gone)
+            rest = [p for p in fresh if p not in gone]
+            return dict.fromkeys(gone, 0) | self._resolve_fresh(rest, start, committed)
+        if not self._is_new and start.counts:
+            # others were another member's, which has lost nothing for not having committed yet
+            added = {p: begin for p, begin in found.items() if p.partition >= start.counts.get(p.topic, 0)}
+            self._losses.added_late({p: begin for p, begin in added.items() if begin})
+        return found
 
     def _start_spec(self) -> PositionSpec:
         """Where such partitions begin: later ones at their earliest offset, for they may be new."""
@@ -449,7 +468,8 @@ class StreamSession:
         if is_worth:
             self._planned_ms = self._clock.now_ms()
         generation_id = self._group.generation_id if self._group else -1
-        return SourceOffset(ends, dict(self._acquired), generation_id, self.reader, dict(self._topic_ids))
+        topic_ids, counts = dict(self._topic_ids), dict(self._counts)
+        return SourceOffset(ends, dict(self._acquired), generation_id, self.reader, topic_ids, counts)
 
     def _begins(self, start: SourceOffset) -> Offsets:
         """Where the next batch begins; a topic made anew during the run shows with the next metadata."""
@@ -483,9 +503,7 @@ class StreamSession:
             tops = self._lookup.tops(shrunk)
             shrunk = [p for p in shrunk if tops[p] < begins[p]]
         if shrunk:
-            first = shrunk[0]
-            message = f"{join_names(shrunk)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
-            data_loss(self._options["failOnDataLoss"], "PARTITION_OFFSET_CHANGED", message, _log.warning)
+            self._losses.cut({p: begins[p] for p in shrunk}, ends)
             # as Spark's own source: what comes after the end that is there now is new
             begins.update({p: ends[p] for p in shrunk})
             self._acquired.update({p: ends[p] for p in shrunk})
@@ -520,10 +538,7 @@ class StreamSession:
         return self._existing_ends(begins)
 
     def _check_deleted(self, gone: Iterable[TopicPartition], start: SourceOffset) -> None:
-        lost = [p for p in gone if p in start.positions]
-        if lost:
-            message = f"{join_names(lost)} was deleted; {lost[0]} was read to offset {start.positions[lost[0]]}."
-            data_loss(self._options["failOnDataLoss"], "PARTITIONS_DELETED", message, _log.warning)
+        self._losses.deleted({p: start.positions[p] for p in gone if p in start.positions})
 
     def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
         unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]

@@ -10,7 +10,7 @@ import gc
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Callable, ContextManager, Iterator, Protocol, Sequence
+from typing import ContextManager, Iterator, Protocol, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -22,7 +22,7 @@ from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns import columns_schema, decode_fetched
 from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.lookup import data_loss
+from spark_groupsource.source.losses import Losses
 from spark_groupsource.source.plain import plain
 
 _log = logging.getLogger(__name__)
@@ -147,6 +147,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     schema = _required_schema(columns)
     fetcher = PartitionFetcher(cluster, partition.settings)
+    losses = _losses(partition)
     pending = {r.topic_partition: r for r in partition.ranges if r.end > r.start}
     while pending:
         before = dict(pending)
@@ -154,7 +155,7 @@ def _read(
             heartbeat.check()
             wanted = pending[block.topic_partition]
             if block.error:
-                _shrink(pending, wanted, block, partition)
+                _shrink(pending, wanted, block, losses)
                 continue
             decoded = decode_fetched(
                 block.data,
@@ -169,6 +170,12 @@ def _read(
             for batch in decoded.batches:
                 yield batch if schema is None else pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         _check_moved(before, pending)
+
+
+def _losses(partition: GroupInputPartition) -> Losses:
+    who = partition.membership
+    fail = partition.fail_on_data_loss
+    return Losses(fail=fail) if who is None else Losses(fail=fail, group_id=who.group_id, member_id=who.member_id)
 
 
 def _required_schema(columns: Columns) -> pa.Schema | None:
@@ -190,30 +197,21 @@ def _shrink(
     pending: dict[TopicPartition, OffsetRange],
     wanted: OffsetRange,
     block: FetchedBlock,
-    partition: GroupInputPartition,
+    losses: Losses,
 ) -> None:
     """Fails, or leaves out what is gone of one range; the rest is fetched again.
 
     Raises: DataLossError.
     """
-    tp, start, end = wanted
-    lose: Callable[[str, str], None] = lambda name, message: data_loss(
-        partition.fail_on_data_loss, name, message, _log.warning
-    )
+    tp = wanted.topic_partition
     if block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
-        lose("PARTITIONS_DELETED", f"{tp} was deleted before offsets [{start}, {end}) were read.")
+        losses.deleted_unread(wanted)
         del pending[tp]
-    elif block.log_start_offset > start:
-        lose(
-            "START_OFFSET_RESET",
-            f"{tp} begins at offset {block.log_start_offset} now; [{start}, {end}) was planned and is partly aged out.",
-        )
+    elif block.log_start_offset > wanted.start:
+        losses.aged_out(wanted, block.log_start_offset)
         _advance(pending, wanted, block.log_start_offset)
     else:
-        lose(
-            "COULD_NOT_READ_OFFSET_RANGE",
-            f"{tp} ends at offset {block.high_watermark}; [{start}, {end}) was planned: the log was cut or made anew.",
-        )
+        losses.ends_early(wanted, block.high_watermark)
         del pending[tp]
 
 

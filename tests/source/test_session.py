@@ -475,7 +475,7 @@ def test_shrunken_log_is_data_loss():
 def test_topic_made_anew_is_data_loss_although_it_is_longer_now(caplog):
     start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
     group = FakeGroup(assigned={P0: 0})
-    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED\] t-0 was deleted and made anew; t-0 was read to 7"):
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED_AND.*\] t-0 was deleted and made anew; .*offset 7"):
         Query(start, FakeCluster(topic_id="new"), group).trigger()
     lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
     assert lenient.trigger() == {P0: (0, 10)}
@@ -483,6 +483,32 @@ def test_topic_made_anew_is_data_loss_although_it_is_longer_now(caplog):
     assert lenient.trigger() is None
     assert lenient.committed() == {P0: 10}
     assert "made anew" in caplog.text
+
+
+def test_partition_added_with_records_missing_is_data_loss(caplog):
+    """One that was there before, another member's, is not meant."""
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "partitions": {"t": 2}}}
+    cluster = FakeCluster({P0: (0, 7), P1: (3, 9), P2: (5, 9)})
+    there_before = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}))
+    assert there_before.trigger() == {P1: (3, 9)}
+    assert there_before.start["@group"]["partitions"] == {"t": 3}
+    message = r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] t-2 begins at offset 5 and not at 0: .* by group g\."
+    with pytest.raises(DataLossError, match=message):
+        Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0})).trigger()
+    lenient = Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {P2: (5, 9)}
+    assert "t-2 begins at offset 5" in caplog.text
+
+
+def test_partition_deleted_before_its_begin_was_found(caplog):
+    cluster = FakeCluster({P0: (0, 7)})
+    message = r"INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS\] where t-1 begins cannot be found out"
+    with pytest.raises(DataLossError, match=message):
+        Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0})).trigger()
+    lenient = Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {}
+    assert lenient.trigger() is None
+    assert "where t-1 begins" in caplog.text
 
 
 def test_topic_made_anew_during_the_run_is_noticed_with_the_metadata():
@@ -505,7 +531,7 @@ def test_deleted_partition_is_data_loss(caplog):
     query.trigger()
     del query.cluster.logs[P1]
     query.clock.advance_ms(500)
-    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED\] t-1 was deleted; t-1 was read to offset 10"):
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED_AND_.*\] t-1 was deleted; t-1 was read to offset 10"):
         query.trigger()
     lenient = Query(startingOffsets="earliest", failOnDataLoss="false")
     lenient.trigger()

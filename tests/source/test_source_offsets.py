@@ -28,7 +28,7 @@ def test_initial_offset_is_empty():
 
 def test_checkpoint_of_sparks_own_source_is_read():
     start, end = decode_offset({"a": {"0": 1}}), decode_offset({"a": {"0": 4, "2": 9}})
-    assert end == SourceOffset({A0: 4, A2: 9})
+    assert end == SourceOffset({A0: 4, A2: 9}, counts={"a": 2})
     assert logged_ranges(start, end) == ([OffsetRange(A0, 1, 4)], [A2])
 
 
