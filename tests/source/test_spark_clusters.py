@@ -1,0 +1,147 @@
+"""On Spark's own cluster managers: a master and two workers on loopback, and ``local-cluster``."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.dataset
+import pyspark
+import pytest
+from processes import popen_leashed, stop_process
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+
+SPARK_HOME = Path(pyspark.__file__).parent
+JOB = Path(__file__).with_name("cluster_job.py")
+PARTITIONS, RECORDS = 4, 2_000
+# what one batch takes of all partitions, so that the job is stopped in the middle of the topic
+ENOUGH = 160
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
+
+
+def environment(**settings):
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        **settings,
+    }
+
+
+class Daemon:
+    """A process of Spark and what it has printed."""
+
+    def __init__(self, log, *command, **settings):
+        self.log = log
+        words = [str(part) for part in command]
+        with open(log, "w") as out:
+            self.process = popen_leashed(words, out, subprocess.STDOUT, environment(**settings))
+
+    def wait_for(self, pattern, timeout_s=60):
+        def found():
+            match = re.search(pattern, self.log.read_text())
+            assert match or self.process.poll() is None, self.log.read_text()[-2000:]
+            return match
+
+        return wait_until(found, f"{pattern} in {self.log.name}", timeout_s, 0.1).group(1)
+
+
+@contextmanager
+def standalone(directory):
+    """Yields the URL of a master with two workers of one core each."""
+    spark_class = SPARK_HOME / "bin" / "spark-class"
+    daemons = []
+
+    def start(name, role, *arguments):
+        command = (f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *arguments)
+        daemons.append(Daemon(directory / f"{name}.log", spark_class, *command, SPARK_HOME=str(SPARK_HOME)))
+        return daemons[-1]
+
+    try:
+        master = start("master", "master.Master", "--port", "0").wait_for(r"Starting Spark master at (spark://\S+)")
+        for n in (1, 2):
+            place = ("--cores", "1", "--memory", "1g", "--work-dir", directory / f"worker-{n}")
+            start(f"worker-{n}", "worker.Worker", *place, master)
+        for worker in daemons[1:]:
+            worker.wait_for("Successfully registered with (master)")
+        yield master
+    finally:
+        for daemon in reversed(daemons):
+            stop_process(daemon.process, 20)
+
+
+def submit(directory, master, *arguments, **settings):
+    command = [Path(sys.executable).parent / "spark-submit", "--master", master, "--driver-memory", "512m"]
+    for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m"):
+        command += ["--conf", f"spark.{setting}"]
+    return Daemon(directory / "job.log", *command, JOB, *arguments, directory, **settings)
+
+
+def rows(directory):
+    return pyarrow.dataset.dataset(directory / "rows", format="parquet").to_table().to_pylist()
+
+
+def run_drained(directory, master, servers, topic, group, **settings):
+    """Runs the job until it has read a part, stops it by SIGTERM and checks that all it wrote is committed, once."""
+    create_topic(servers, topic, PARTITIONS)
+    produce(servers, topic, [(n % PARTITIONS, None, b"%d" % n) for n in range(RECORDS)])
+    client_settings = ClientSettings.parse({"bootstrap.servers": servers})
+    client = Cluster(client_settings.bootstrap, client_settings)
+
+    def commits():
+        return {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c is not None}
+
+    job = submit(directory, master, servers, topic, group, **settings)
+    try:
+        wait_until(lambda: job.process.poll() is not None or sum(commits().values()) >= ENOUGH, "the job commits", 240)
+        os.kill(job.process.pid, signal.SIGTERM)
+        wait_until(lambda: job.process.poll() is not None, "the job ends", 120)
+        assert job.process.returncode in (143, -signal.SIGTERM), job.log.read_text()[-3000:]
+        committed = commits()
+    finally:
+        stop_process(job.process, 10)
+        client.close()
+    found = rows(directory)
+    positions = sorted((row["partition"], row["offset"]) for row in found)
+    assert positions == [(p, n) for p, end in sorted(committed.items()) for n in range(end)]
+    assert ENOUGH <= len(positions) < RECORDS
+    return found
+
+
+def check_spread(found):
+    """Each of the two members, two neighbouring partitions by range, was read at an executor of its own."""
+    executors = {row["executor"] for row in found}
+    assert len(executors) == 2
+    together = defaultdict(set)
+    for row in found:
+        # ranges of a batch are equally long, so the same offsets of two partitions were read in the same batch
+        together[row["offset"] // 10].add((row["partition"] // 2, row["executor"]))
+    assert any(len(pairs) == 2 and len({place for _, place in pairs}) == 2 for pairs in together.values()), together
+
+
+def test_a_member_reads_on_each_worker_of_a_standalone_cluster(embedded, topic, group, tmp_path):
+    with standalone(tmp_path) as master:
+        found = run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group)
+    check_spread(found)
+    assert {Path(row["executor"]).relative_to(tmp_path).parts[0] for row in found} == {"worker-1", "worker-2"}
+
+
+def test_a_member_reads_on_each_worker_of_a_local_cluster(embedded, topic, group, tmp_path):
+    # its workers work below SPARK_HOME, where an installation should stay as it is
+    home = tmp_path / "spark"
+    home.mkdir()
+    for entry in SPARK_HOME.iterdir():
+        (home / entry.name).symlink_to(entry)
+    master = "local-cluster[2,1,1024]"
+    check_spread(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=str(home)))
