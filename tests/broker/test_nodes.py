@@ -21,6 +21,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ConnectionFailed, ErrorCode
+from spark_groupsource.group import group_partition
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.frames import decode_response
@@ -348,11 +349,16 @@ def test_sessions_of_the_former_coordinator_harm_nobody(broker, nodes, group):
 # --- loading ---
 
 
+@pytest.mark.conformance("GC-001")
 def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
     create_topic(nodes[1], topic)
     first = broker.coordinator(group)
     member_id, generation = member_of(nodes[first], group)
     second = nodes[other_than(first)]
+    ids = (f"{group}-{number}" for number in range(99))
+    elsewhere = next(each for each in ids if group_partition(each, 4) != group_partition(group, 4))
+    its_node = nodes[broker.coordinator(elsewhere)]
+    its_member, its_generation = member_of(its_node, elsewhere)
     broker.hold_loading()
     try:
         broker.move_coordinator(group, other_than(first))
@@ -365,8 +371,14 @@ def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
         assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0, "believed while it loads"
         assert second.call(sync(group, generation, member_id), 5).error_code == ErrorCode.REBALANCE_IN_PROGRESS
         assert second.call(ListGroupsRequest(), 2).error_code == loading
+        # the groups of other partitions go on meanwhile
+        assert its_node.call(heartbeat(elsewhere, its_generation, its_member), 4).error_code == 0
+        stored = its_node.call(commit(elsewhere, its_generation, its_member, topic, 7), 8)
+        assert stored.topics[0].partitions[0].error_code == 0
+        assert its_node.call(DescribeGroupsRequest(groups=[elsewhere]), 5).groups[0].group_state == "Stable"
     finally:
         broker.hold_loading(False)
+    assert second.call(DescribeGroupsRequest(groups=[group]), 5).groups[0].group_state == "Stable"
     assert second.call(committed(group), 8).groups[0].error_code == 0
     assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0
 

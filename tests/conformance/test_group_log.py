@@ -16,11 +16,13 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import Outcome
 from spark_groupsource.group.states import DEAD, STABLE
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.batch import decode_records, iter_batches
+from spark_groupsource.wire.group_records import GroupKey, decode_key
 from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
 
 TP = TopicPartition("topic", 0)
@@ -219,3 +221,29 @@ def test_group_is_removed_for_good_where_the_log_stamps_its_records(tmp_path: Pa
         admin.delete_groups(cluster, [GROUP])
     with client_of(tmp_path, **stamping) as cluster:
         assert cluster.fetch_committed(GROUP) == {} and admin.list_groups(cluster) == []
+
+
+@pytest.mark.conformance("SM-048")
+def test_the_tombstone_of_an_empty_group_bears_the_time_it_was_made(tmp_path: Path) -> None:
+    clock = SystemClock()
+    request = JoinGroupRequest(
+        group_id=GROUP,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        member_id="",
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
+    )
+    with client_of(tmp_path) as cluster:
+        # of which nothing but an id that was told is known: a group without members and offsets
+        assert cluster.call_coordinator(GROUP, request).error_code == ErrorCode.MEMBER_ID_REQUIRED
+        before = clock.timestamp_ms()
+        admin.delete_groups(cluster, [GROUP])
+        after = clock.timestamp_ms()
+        assert admin.list_groups(cluster) == []
+    data = group_log(tmp_path).read_bytes()
+    *_, last = iter_batches(data)
+    ((key, value),) = [(record.key, record.value) for record in decode_records(data, last)]
+    assert value is None and decode_key(bytes(key)) == GroupKey(GROUP)
+    assert not last.log_append_time and before <= last.max_timestamp <= after

@@ -49,6 +49,20 @@ def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> Non
     assert (described.error_code, described.group_state) == (ErrorCode.NOT_COORDINATOR, "")
 
 
+@pytest.mark.conformance("JM-110")
+def test_what_could_not_be_stored_is_not_described(context: GroupContext) -> None:
+    context.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
+    assert context.join().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert context.describe().group_state == "Dead"
+    context.append_error = None
+    leader, follower = context.completing(2)
+    context.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
+    context.sync(leader.member_id, 1, {follower.member_id: b"never"})
+    described = context.describe()
+    assert described.group_state == "PreparingRebalance"
+    assert [member.member_assignment for member in described.members] == [b"", b""]
+
+
 @pytest.mark.conformance("GC-142", "GC-143", "JM-110", "MB-010")
 @pytest.mark.parametrize("instance", [None, "one"])
 def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
@@ -101,6 +115,28 @@ def test_groups_are_listed_under_their_present_state(context: GroupContext) -> N
     context.leave((member.member_id, None))
     assert context.state() is EMPTY
     assert states() == ["Empty"]
+
+
+@pytest.mark.conformance("JM-001", "SM-066")
+def test_groups_are_counted_by_state(context: GroupContext) -> None:
+    def counts() -> list[int]:
+        names = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
+        return [len(context.list([name])) for name in names]
+
+    members = {}
+    for number in range(4):
+        (members[number],) = context.completing(group=f"g{number}")
+    assert counts() == [0, 0, 4, 0, 0]
+    for number in range(3):
+        context.sync(members[number].member_id, 1, {}, group=f"g{number}")
+    assert counts() == [0, 0, 1, 3, 0]
+    context.join(group="g0")
+    assert counts() == [0, 1, 1, 2, 0]
+    context.leave((members[1].member_id, None), group="g1")
+    context.commit(1, group="simple")
+    assert counts() == [2, 1, 1, 1, 0]
+    context.delete_groups("g1")
+    assert counts() == [1, 1, 1, 1, 0]
 
 
 @pytest.mark.conformance("GC-139", "JM-109")
@@ -230,19 +266,25 @@ def test_while_a_partition_loads() -> None:
 
 @pytest.mark.conformance("JM-133", "ST-071")
 def test_unloading_answers_parked_joins(context: GroupContext) -> None:
-    leader, follower = context.stable(2)
-    parked = context.join(leader.member_id)
+    leader, follower, silent = context.stable(3)
+    members = [leader, follower]
+    parked = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
+    elsewhere = context.join(group="other")
+    groups = list(context.shard._groups.values())
     context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
-    assert (parked.error, parked.member_id) == (ErrorCode.NOT_COORDINATOR, leader.member_id)
-    assert context.heartbeat(follower.member_id, 1) is ErrorCode.NOT_COORDINATOR
+    for answer, member in zip(parked, members, strict=True):
+        assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
+    assert elsewhere.error is ErrorCode.NOT_COORDINATOR
+    assert [group.state for group in groups] == [DEAD, DEAD]
+    assert context.heartbeat(silent.member_id, 1) is ErrorCode.NOT_COORDINATOR
 
 
 @pytest.mark.conformance("JM-134", "ST-072", "SM-016")
 def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
-    _, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
+    _, *followers = context.completing(3)
+    parked = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
     context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
-    assert parked.error is ErrorCode.NOT_COORDINATOR
+    assert [answer.error for answer in parked] == [ErrorCode.NOT_COORDINATOR] * 2
     assert len(context.log) == records  # no tombstones: the next owner loads it all
     assert context.state() is DEAD

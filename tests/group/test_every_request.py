@@ -221,28 +221,7 @@ def ask(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Gener
     if api is OffsetCommitRequest:
         return context.commit(8, member_id, generation_id, instance=instance_id)[0]
     assert api is TxnOffsetCommitRequest
-    return transactional_commit(context, member_id, generation_id, instance_id)
-
-
-def transactional_commit(
-    context: GroupContext, member_id: str, generation_id: int, instance_id: str | None
-) -> ErrorCode:
-    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    partition = topic_class.TxnOffsetCommitRequestPartition(
-        partition_index=0, committed_offset=8, committed_leader_epoch=-1, committed_metadata=""
-    )
-    request = TxnOffsetCommitRequest(
-        transactional_id="t",
-        group_id=GROUP,
-        producer_id=5,
-        producer_epoch=0,
-        generation_id=generation_id,
-        member_id=member_id,
-        group_instance_id=instance_id,
-        topics=[topic_class(name="topic", partitions=[partition])],
-    )
-    response = context.send(request, 3).response
-    return ErrorCode(response.topics[0].partitions[0].error_code)
+    return context.commit_in_transaction(8, member_id, generation_id, instance=instance_id)[0]
 
 
 def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, changed: bool) -> Expected:

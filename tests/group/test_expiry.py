@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_context import CONFIG, GROUP, GroupContext, subscribing
+from group_context import CONFIG, GROUP, REBALANCE_MS, GroupContext, subscribing
 
 from spark_groupsource.group import GroupConfig
-from spark_groupsource.group.states import DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, GroupState
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_records import OffsetKey, decode_key
 
 RETENTION_MS = 60_000
 SHORT = replace(CONFIG, offsets_retention_minutes=1)
@@ -49,14 +50,16 @@ def test_a_simple_group_s_offsets_expire_after_their_commit(context: GroupContex
     assert context.list() == {}
 
 
-@pytest.mark.conformance("SM-001")
+@pytest.mark.conformance("SM-001", "OM-060")
 def test_the_task_tells_only_what_it_removed(context: GroupContext) -> None:
     context.commit(1)
     expire(context)
     assert "offsets_expired" not in context.kinds()
+    context.commit(2, partitions=(1,))
+    context.commit(2, partitions=(2,), group="other")
     context.clock.advance_ms(RETENTION_MS)
     expire(context)
-    assert context.kinds().count("offsets_expired") == 1
+    assert [e.text for e in context.events if e.kind == "offsets_expired"] == ["Removed 3 expired offsets."]
 
 
 @pytest.mark.conformance("SM-051", "ST-026", "ST-068")
@@ -85,7 +88,66 @@ def test_nothing_expires_once_a_member_is_back(context: GroupContext) -> None:
     assert expire(context) == 0
 
 
-@pytest.mark.conformance("SM-047", "ST-068", "SM-054")
+@pytest.mark.conformance("SM-051")
+def test_in_an_empty_group_an_expiry_of_its_own_counts_before_the_group_s(context: GroupContext) -> None:
+    (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
+    context.commit(1, member.member_id, 1, retention_ms=5, version=4)
+    context.commit(2, member.member_id, 1, partitions=(1,), retention_ms=3 * RETENTION_MS, version=4)
+    context.commit(3, member.member_id, 1, partitions=(2,))
+    context.clock.advance_ms(5)
+    assert expire(context) == 0  # there are members
+    context.leave((member.member_id, None))
+    assert expire(context) == 1
+    assert set(context.fetch()) == {("topic", 1), ("topic", 2)}
+    context.clock.advance_ms(RETENTION_MS)
+    assert expire(context) == 1  # since the group emptied
+    assert set(context.fetch()) == {("topic", 1)}
+    context.clock.advance_ms(2 * RETENTION_MS)
+    assert expire(context) == 2  # the last one, and the group
+    assert context.state() is DEAD
+
+
+@pytest.mark.conformance("SM-050")
+def test_a_loaded_group_without_a_record_goes_with_its_offsets(context: GroupContext) -> None:
+    context.commit(1, partitions=(0, 1))
+    loaded = GroupContext(SHORT, log=context.log)
+    assert (loaded.state(), loaded.group().generation_id) == (EMPTY, 0)
+    loaded.clock.advance_ms(RETENTION_MS)
+    assert expire(loaded) == 2
+    keys = [decode_key(key) for key, value in loaded.log[2:] if value is None]
+    assert keys == [OffsetKey(GROUP, "topic", 0), OffsetKey(GROUP, "topic", 1)], "no tombstone of the group"
+    assert loaded.state() is DEAD and loaded.list() == {}
+
+
+@pytest.mark.conformance("ST-068")
+@pytest.mark.parametrize("protocol_type", ["consumer", "connect"])
+@pytest.mark.parametrize("state", [EMPTY, PREPARING, COMPLETING, STABLE], ids=lambda state: state.value)
+def test_which_groups_lose_offsets(context: GroupContext, state: GroupState, protocol_type: str) -> None:
+    """An Empty one all, a Stable one of consumers what nobody subscribes to, every other one none."""
+    (member,) = context.completing(
+        session_ms=600_000, rebalance_ms=600_000, protocol_type=protocol_type, protocols=subscribing("topic")
+    )
+    context.sync(member.member_id, 1, {}, protocol_type=protocol_type)
+    context.commit(1, member.member_id, 1)
+    context.commit(2, member.member_id, 1, topic="old")
+    if state is EMPTY:
+        context.leave((member.member_id, None))
+    elif state is PREPARING:
+        context.join(protocol_type=protocol_type, protocols=subscribing("topic"), rebalance_ms=600_000)
+    elif state is COMPLETING:
+        context.join(member.member_id, protocol_type=protocol_type, protocols=subscribing("topic"))
+    context.clock.advance_ms(RETENTION_MS)
+    assert context.state() is state
+    expire(context)
+    kept = {"topic", "old"}
+    if state is EMPTY:
+        kept = set()
+    elif state is STABLE and protocol_type == "consumer":
+        kept = {"topic"}
+    assert {topic for topic, _ in context.fetch()} == kept
+
+
+@pytest.mark.conformance("SM-047", "ST-068")
 def test_an_expiry_of_its_own_counts_first(context: GroupContext) -> None:
     context.commit(1, retention_ms=5, version=4)
     context.commit(2, partitions=(1,), retention_ms=2 * RETENTION_MS, version=4)
@@ -124,9 +186,16 @@ def test_groups_whose_topics_are_unknown_lose_nothing(context: GroupContext, how
 
 @pytest.mark.conformance("SM-048", "OM-048", "JM-130")
 def test_an_empty_group_without_offsets_goes_at_once(context: GroupContext) -> None:
-    (member,) = context.stable()
+    assert expire(context) == 0  # no group at all
+    (member,) = context.stable(session_ms=600_000)
     assert expire(context) == 0
-    context.leave((member.member_id, None))
+    context.join(session_ms=600_000)
+    assert context.state() is PREPARING
+    assert expire(context) == 0
+    context.advance(REBALANCE_MS)
+    (newcomer,) = context.group().members
+    assert newcomer != member.member_id
+    context.leave((newcomer, None))
     assert expire(context) == 1
     assert context.log[-1][1] is None
     assert context.state() is DEAD
@@ -169,3 +238,14 @@ def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext
     assert context.fetch() == {("topic", 1): 1}
     assert context.fetch(group="simple") == {("other", 0): 3}
     assert context.state(GROUP) is STABLE
+
+
+@pytest.mark.conformance("OM-062")
+def test_offsets_of_deleted_partitions_go_though_their_transaction_is_open(context: GroupContext) -> None:
+    context.commit_in_transaction(1, partitions=(0, 1))
+    context.commit(2, partitions=(0,))
+    records = len(context.log)
+    context.settle(context.shard.partitions_deleted([TopicPartition("topic", 0)], context.clock.timestamp_ms()))
+    assert len(context.log) == records + 1
+    context.end_transaction(7, True)
+    assert context.fetch() == {("topic", 1): 1}

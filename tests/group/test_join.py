@@ -267,27 +267,37 @@ def test_a_new_member_parked_too_long_is_sent_away_and_the_old_one_stays(context
 
 @pytest.mark.conformance("GC-020", "JM-049")
 def test_new_members_silent_after_join_are_removed(context: GroupContext) -> None:
-    context.completing(2)
-    context.advance(SESSION_MS)
+    context.completing(2, rebalance_ms=10 * SESSION_MS)
+    context.advance(SESSION_MS - 1)
+    assert context.state() is COMPLETING
+    context.advance(1)
     assert context.state() is EMPTY
     assert context.group().generation_id == 2
+    # by their sessions, not because they owe a SyncGroup
+    assert context.kinds().count("member_failed") == 2
 
 
 @pytest.mark.conformance("GC-021")
 def test_new_members_silent_after_sync_are_removed(context: GroupContext) -> None:
     context.stable(2)
-    context.advance(SESSION_MS)
+    context.advance(SESSION_MS - 1)
+    assert context.state() is STABLE
+    context.advance(1)
     assert context.state() is EMPTY
+    assert context.kinds().count("member_failed") == 2
 
 
 @pytest.mark.conformance("JM-031")
-def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_so(context: GroupContext) -> None:
-    (member,) = context.stable(session_ms=600_000, rebalance_ms=600_000)
+def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_so() -> None:
+    context = GroupContext(replace(CONFIG, group_initial_rebalance_delay_ms=NEW_MEMBER_MS + 100))
     newcomer = context.join(session_ms=600_000, rebalance_ms=600_000)
-    context.leave((member.member_id, None))  # completes: the newcomer is the whole group
-    assert newcomer.error is ErrorCode.NONE
-    context.advance(600_000)
-    assert context.state() is EMPTY
+    context.advance(NEW_MEMBER_MS - 1)
+    assert newcomer.parked
+    context.advance(1)
+    assert (newcomer.error, newcomer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "")
+    assert not context.group().members
+    context.advance(100)  # the join phase ends with nobody
+    assert (context.state(), context.group().generation_id) == (EMPTY, 1)
     assert context.shard.ledger.groups[GROUP].members == ()
     assert context.shard.ledger.groups[GROUP].protocol_type == "consumer"
 
@@ -302,9 +312,10 @@ def test_a_pending_id_disappears_without_a_rebalance(context: GroupContext) -> N
     assert required.error is ErrorCode.MEMBER_ID_REQUIRED
     assert required.response.generation_id == -1
     assert context.group().pending_joins == {required.member_id}
-    for _ in range(2):
-        assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
-        context.advance(SESSION_MS // 2)
+    context.advance(SESSION_MS - 1)
+    assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
+    assert context.group().pending_joins == {required.member_id}
+    context.advance(1)
     assert context.group().pending_joins == set()
     assert context.state() is STABLE
     assert context.group().generation_id == 1
@@ -500,6 +511,7 @@ def test_a_group_that_cannot_be_recorded_is_not_made(context: GroupContext, vers
     assert answer.error is ErrorCode.NOT_COORDINATOR
     assert context.state() is DEAD
     assert context.timers == {}
+    assert (context.describe().group_state, context.list()) == ("Dead", {})
 
 
 def test_the_client_s_reason_is_told(context: GroupContext) -> None:

@@ -217,7 +217,7 @@ def test_never_committed(context: GroupContext, version: int) -> None:
         assert context.fetch(group="unknown", version=version) == {}
 
 
-@pytest.mark.conformance("OM-027", "OM-031")
+@pytest.mark.conformance("OM-027", "OM-031", "SM-012")
 def test_a_dead_group_has_no_offsets(context: GroupContext) -> None:
     context.commit(1)
     context.kill()
@@ -225,7 +225,7 @@ def test_a_dead_group_has_no_offsets(context: GroupContext) -> None:
     assert context.fetch() == {}
 
 
-@pytest.mark.conformance("GC-109")
+@pytest.mark.conformance("GC-109", "SM-012")
 @pytest.mark.parametrize("version", range(1, 10))
 def test_fetch_where_the_partition_is_not_owned(context: GroupContext, version: int) -> None:
     context.shard.unload(0)

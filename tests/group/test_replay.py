@@ -54,7 +54,7 @@ def stored_group(*members: MemberValue, version: int = 3, protocol_type: str = "
 # --- bytes
 
 
-@pytest.mark.conformance("SM-055", "SM-061", "SM-062")
+@pytest.mark.conformance("SM-054", "SM-055", "SM-061", "SM-062")
 @pytest.mark.parametrize(
     "hex_value, expected",
     [
@@ -127,7 +127,7 @@ def test_tagged_fields_of_the_future_are_ignored() -> None:
 # --- load
 
 
-@pytest.mark.conformance("SM-002", "SM-050")
+@pytest.mark.conformance("SM-002")
 def test_offsets_without_a_group_record_make_an_empty_group() -> None:
     context = GroupContext(log=[(offset_key(0), offset_value(1)), (offset_key(1), offset_value(2))])
     group = context.group()
@@ -135,7 +135,7 @@ def test_offsets_without_a_group_record_make_an_empty_group() -> None:
     assert context.fetch() == {("topic", 0): 1, ("topic", 1): 2}
 
 
-@pytest.mark.conformance("SM-003", "SM-027", "SM-032")
+@pytest.mark.conformance("SM-003", "SM-027")
 def test_an_empty_group_with_offsets() -> None:
     context = GroupContext(log=[(offset_key(), offset_value(1)), (group_key(), stored_group())])
     group = context.group()
@@ -207,7 +207,7 @@ def test_a_static_member_is_known_by_its_instance() -> None:
     assert context.heartbeat("other", 5, instance="one") is ErrorCode.FENCED_INSTANCE_ID
 
 
-@pytest.mark.conformance("SM-028")
+@pytest.mark.conformance("SM-028", "ST-027")
 def test_unparsable_subscriptions_do_not_stop_a_group() -> None:
     context = GroupContext(log=[(group_key(), stored_group(member_value(subscription=b"\x00")))])
     assert context.group().subscribed_topics is None

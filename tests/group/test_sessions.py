@@ -182,14 +182,17 @@ def test_leave_of_a_dead_group(context: GroupContext) -> None:
     assert context.leave(("member", None), version=1).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-@pytest.mark.conformance("GC-127", "JM-119")
+@pytest.mark.conformance("GC-127", "JM-119", "SM-032")
 @pytest.mark.parametrize("version", range(6))
 def test_a_member_leaves(context: GroupContext, version: int) -> None:
     (member,) = context.stable()
+    records = len(context.log)
     assert context.leave((member.member_id, None), version=version).error is ErrorCode.NONE
     assert context.state() is EMPTY
     assert context.timers == {}
+    assert len(context.log) == records + 1
     stored = context.shard.ledger.groups[GROUP]
+    assert stored.members == ()
     assert (stored.generation_id, stored.protocol_type) == (2, "consumer")
     assert stored.protocol_name is stored.leader is None
 
@@ -232,7 +235,7 @@ def test_one_of_two_is_unknown(context: GroupContext) -> None:
     assert context.leave_errors(("", "unknown"), ("", "two")) == [UNKNOWN, ErrorCode.NONE]
 
 
-@pytest.mark.conformance("GC-135", "JM-126")
+@pytest.mark.conformance("GC-135", "JM-126", "ST-052")
 def test_a_pending_id_leaves_with_an_unknown_instance(context: GroupContext) -> None:
     context.stable(instances=["one"])
     pending = context.join(version=4).member_id

@@ -357,7 +357,7 @@ def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, Answer]:
     return leader, second
 
 
-@pytest.mark.conformance("GC-055", "JM-113", "JM-041")
+@pytest.mark.conformance("GC-055", "JM-113")
 def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupContext) -> None:
     only_a_silent_static_leader(context)
     for _ in range(3):
@@ -367,6 +367,22 @@ def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupCont
     context.advance(10 * SESSION_MS)
     assert (context.state(), context.group().generation_id) == (EMPTY, 2)
     assert context.group().leader_id is None
+
+
+@pytest.mark.conformance("JM-041")
+def test_a_prolonged_phase_completes_when_all_static_members_are_back(context: GroupContext) -> None:
+    leader, follower = pair(context, session_ms=100 * SESSION_MS)
+    context.join()
+    (newcomer,) = [member_id for member_id, member in context.group().members.items() if not member.is_static]
+    context.leave((newcomer, None))
+    for times in range(1, 4):
+        context.advance(REBALANCE_MS)
+        assert (context.state(), context.group().generation_id) == (PREPARING, 1)
+        assert context.timers["join", GROUP] == context.clock.now_ms() + REBALANCE_MS
+        assert context.kinds().count("rebalance_prolonged") == times
+    answers = [context.join(leader.member_id, instance=LEADER), context.join(follower.member_id, instance=FOLLOWER)]
+    assert [answer.response.generation_id for answer in answers] == [2, 2]
+    assert {m.group_instance_id for m in answers[0].response.members} == {LEADER, FOLLOWER}
 
 
 @pytest.mark.conformance("GC-056")

@@ -108,12 +108,17 @@ def test_follower_after_leader(context: GroupContext) -> None:
     assert context.state() is STABLE
 
 
-@pytest.mark.conformance("GC-095", "JM-084", "ST-061", "ST-062")
+@pytest.mark.conformance("GC-095", "JM-084", "ST-046", "ST-047", "ST-061", "ST-062")
 def test_leader_after_follower(context: GroupContext) -> None:
     leader, follower = context.completing(2)
     parked = context.sync(follower.member_id, 1)
     assert parked.parked
     context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    assert parked.response.assignment == b"two"
+    # answered once: nothing is parked any more, and nothing happens to it (a second answer would fail in `deliver`)
+    assert not any(member.parked_sync for member in context.group().members.values())
+    assert context.sync(leader.member_id, 1, {follower.member_id: b"three"}).response.assignment == b""
+    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
     assert parked.response.assignment == b"two"
 
 
@@ -265,8 +270,23 @@ def test_a_new_round_voids_the_wait(context: GroupContext) -> None:
 
 @pytest.mark.conformance("JM-131")
 def test_a_completed_rebalance_is_told_once(context: GroupContext) -> None:
-    context.stable(2)
-    assert context.kinds().count("rebalance_stabilized") == 1
+    def told() -> list[int]:
+        kinds = ("rebalance_started", "rebalance_stabilized", "assignment_received")
+        return [context.kinds().count(kind) for kind in kinds]
+
+    leader, follower = context.stable(2)
+    assert told() == [1, 1, 1]
+    for _ in range(2):
+        assert context.heartbeat(follower.member_id, 1) is ErrorCode.NONE
+    assert told() == [1, 1, 1], "what is no rebalance is not told as one"
+    for member in (leader, follower):
+        context.join(member.member_id)
+    assert told() == [2, 2, 1], "a round is complete with the leader's assignment"
+    context.join(follower.member_id, protocols=[("range", b"other")])
+    context.join(leader.member_id)
+    assert told() == [3, 3, 1], "one that was interrupted never is"
+    context.sync(leader.member_id, 3, {})
+    assert told() == [3, 3, 2]
 
 
 def test_a_later_member_shares_the_phase_that_runs(context: GroupContext) -> None:
