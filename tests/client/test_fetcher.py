@@ -148,10 +148,9 @@ def test_reader_that_stops_early_leaves_no_answer_behind(client: Cluster, cluste
     assert len(read(client, OffsetRange(tp, 0, 6_000))[0]) == 6_000
 
 
-@pytest.mark.kafka
-def test_aborted_transactions_are_named(kafka: Any, topic: str) -> None:
-    create_topic(kafka.bootstrap_servers, topic, 1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
+def test_aborted_transactions_are_named(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic})
     producer.init_transactions()
     for number, commit in enumerate((True, False, True)):
         producer.begin_transaction()
@@ -159,7 +158,7 @@ def test_aborted_transactions_are_named(kafka: Any, topic: str) -> None:
         producer.flush()
         (producer.commit_transaction if commit else producer.abort_transaction)()
     tp = TopicPartition(topic, 0)
-    with open_cluster(kafka.bootstrap_servers, isolation_level="read_committed") as client:
+    with open_cluster(cluster.bootstrap_servers, isolation_level="read_committed") as client:
         assert client.list_offsets({tp: LATEST})[tp].offset == 6, "three records and three markers"
         blocks = list(PartitionFetcher(client).fetch_blocks([OffsetRange(tp, 0, 6)]))
     assert [aborted.first_offset for block in blocks for aborted in block.aborted] == [2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from rival import OURS, THEIRS, check_equal, positions_only
-from zoo import FIRST_MS, TOPICS
+from rival import OURS, THEIRS, Rivals, add_connector, check_equal, positions_only
+from zoo import FIRST_MS, TOPICS, transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -32,8 +32,11 @@ def test_batch_read_of_every_kind_of_topic(rivals, zoo, kind):
 
 
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_aborted_transactions(rivals, zoo, level):
-    ours = rivals.check_batch(subscribe=zoo["transactions"], **{"kafka.isolation.level": level})
+def test_aborted_transactions(spark, cluster, topic, tmp_path, level):
+    add_connector(spark)
+    rivals = Rivals(spark, cluster.bootstrap_servers, tmp_path)
+    transactions(cluster.bootstrap_servers, topic)
+    ours = rivals.check_batch(subscribe=topic, **{"kafka.isolation.level": level})
     words = {bytes(row.value).split()[0] for row in ours.select("value").collect()}
     assert words == {b"kept", b"plain"} | ({b"aborted"} if level == "read_uncommitted" else set())
 
