@@ -5,6 +5,8 @@ Source: Kafka `KafkaApis` (what is checked before the coordinator sees a request
 
 from __future__ import annotations
 
+from typing import Callable, Iterable
+
 from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
 from spark_groupsource.broker.partitions import Refusal
 from spark_groupsource.errors import ErrorCode
@@ -16,11 +18,13 @@ from spark_groupsource.wire.messages import (
     OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    OffsetFetchResponse,
 )
 
 _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
 _BATCHED_SINCE = 4
+_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch: topics come by their ids (KIP-848)
 
 
 def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
@@ -64,12 +68,24 @@ def group_request(broker: Broker, call: Call, request: Message) -> Unanswered:
 
 def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Offsets of partitions that do not exist are refused one by one; the others go to the group."""
+    by_id = call.api_version >= _TOPIC_ID_VERSION
+    nameless = _name_topics(broker, request.topics) if by_id else []
     known, unknown = known_topics(broker, request, OffsetCommitRequest.OffsetCommitRequestTopic)
-    if not unknown:
+    if not unknown and not by_id:
         return group_request(broker, call, request)
     refused = refusals(unknown, OffsetCommitResponse.OffsetCommitResponseTopic)
+    add_refused = adding(refused)
+
+    def finish(response: Message) -> None:
+        add_refused(response)
+        if by_id:
+            _identify_topics(broker, response)
+            response.topics += [_commit_not_identified(topic) for topic in nameless]
+
     if not known:
-        return OffsetCommitResponse(throttle_time_ms=0, topics=refused)
+        response = OffsetCommitResponse(throttle_time_ms=0, topics=[])
+        finish(response)
+        return response
     checked = OffsetCommitRequest(
         group_id=request.group_id,
         generation_id_or_member_epoch=request.generation_id_or_member_epoch,
@@ -78,20 +94,94 @@ def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Una
         retention_time_ms=request.retention_time_ms,
         topics=known,
     )
-    broker.coordinator.handle(call, checked, refused)
+    broker.coordinator.handle(call, checked, finish)
+    return LATER
+
+
+def offset_fetch(broker: Broker, call: Call, request: Message) -> Unanswered:
+    """What groups have committed, by names or, from version 10 on, by topic ids."""
+    if call.api_version < _TOPIC_ID_VERSION:
+        return group_request(broker, call, request)
+    nameless = {group.group_id: _name_topics(broker, group.topics or ()) for group in request.groups}
+    for group in request.groups:
+        if group.topics is not None:
+            group.topics = [topic for topic in group.topics if topic.name]
+
+    def finish(response: Message) -> None:
+        for group in response.groups:
+            _identify_topics(broker, group)
+            if not group.error_code:
+                group.topics += [_fetch_not_identified(topic) for topic in nameless[group.group_id]]
+
+    broker.coordinator.handle(call, request, finish)
     return LATER
 
 
 def offset_delete(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Like a commit: partitions that do not exist are refused one by one."""
     known, unknown = known_topics(broker, request, OffsetDeleteRequest.OffsetDeleteRequestTopic)
-    if not unknown:
-        return group_request(broker, call, request)
     refused = refusals(unknown, OffsetDeleteResponse.OffsetDeleteResponseTopic)
-    if not known:
-        return OffsetDeleteResponse(error_code=0, throttle_time_ms=0, topics=refused)
-    broker.coordinator.handle(call, OffsetDeleteRequest(group_id=request.group_id, topics=known), refused)
+    checked = OffsetDeleteRequest(group_id=request.group_id, topics=known)
+    broker.coordinator.handle(call, checked, adding(refused))
     return LATER
+
+
+def adding(topics: list[Message]) -> Callable[[Message], None]:
+    """Adds to an answer what is said of partitions that no shard was asked for; a topic stays one entry."""
+
+    def finish(response: Message) -> None:
+        refused = {topic.name: topic for topic in topics}
+        for topic in response.topics:
+            if topic.name in refused:
+                topic.partitions = [*refused.pop(topic.name).partitions, *topic.partitions]
+        response.topics = [*response.topics, *refused.values()]
+
+    return finish
+
+
+def _name_topics(broker: Broker, topics: Iterable[Message]) -> list[Message]:
+    """Gives each topic the name that its id stands for; returns those whose id stands for none."""
+    nameless = []
+    for topic in topics:
+        try:
+            topic.name = broker.partitions.topic_name(topic.topic_id)
+        except Refusal:
+            topic.name = ""
+            nameless.append(topic)
+    return nameless
+
+
+def _identify_topics(broker: Broker, answer: Message) -> None:
+    """Gives each topic of an answer its id; one without, deleted since, is left out, for it cannot be told."""
+    topics = broker.partitions.topics
+    for topic in answer.topics:
+        if topic.name in topics:
+            topic.topic_id = topics[topic.name].topic_id
+    answer.topics = [topic for topic in answer.topics if topic.name in topics]
+
+
+def _commit_not_identified(topic: Message) -> Message:
+    answer_class = OffsetCommitResponse.OffsetCommitResponseTopic
+    entries = [
+        answer_class.OffsetCommitResponsePartition(
+            partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_ID
+        )
+        for each in topic.partitions
+    ]
+    return answer_class(topic_id=topic.topic_id, partitions=entries)
+
+
+def _fetch_not_identified(topic: Message) -> Message:
+    answer_class = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+    entry_class = answer_class.OffsetFetchResponsePartitions
+    entries = [
+        entry_class(
+            partition_index=number, committed_offset=-1, committed_leader_epoch=-1, metadata="",
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+        )
+        for number in topic.partition_indexes
+    ]  # fmt: skip
+    return answer_class(topic_id=topic.topic_id, partitions=entries)
 
 
 def known_topics(broker: Broker, request: Message, topic_class: Message) -> tuple[list[Message], list[Message]]:

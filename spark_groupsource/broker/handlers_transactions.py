@@ -8,7 +8,7 @@ Source: Kafka `KafkaApis` (what is checked before the coordinator is asked), KIP
 
 from __future__ import annotations
 
-from spark_groupsource.broker.handlers_groups import group_request, known_topics, refusals
+from spark_groupsource.broker.handlers_groups import adding, group_request, known_topics, refusals
 from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
 from spark_groupsource.broker.partition import Refusal
 from spark_groupsource.errors import ErrorCode, StorageError
@@ -143,7 +143,7 @@ def commit_offsets(broker: Broker, call: Call, request: Message) -> Message | Un
         return answer
     if not unknown:
         return group_request(broker, call, request)
-    broker.coordinator.handle(call, checked, refused)
+    broker.coordinator.handle(call, checked, adding(refused))
     return LATER
 
 

@@ -12,7 +12,7 @@ meanwhile is answered COORDINATOR_LOAD_IN_PROGRESS.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
@@ -83,7 +83,7 @@ class CoordinatorRuntime:
         self._to_load: deque[int] = deque()
         self._held = False
         self._failed: dict[int, str] = {}
-        self._extra_topics: dict[int, list[Message]] = {}
+        self._finish: dict[int, Callable[[Message], None]] = {}
 
     # --- life ---
 
@@ -144,13 +144,13 @@ class CoordinatorRuntime:
 
     # --- requests and timers ---
 
-    def handle(self, call: Call, request: Message, extra_topics: list[Message] | None = None) -> None:
+    def handle(self, call: Call, request: Message, finish: Callable[[Message], None] | None = None) -> None:
         """Gives a request to the shards it concerns; the answer is sent when all of them have answered.
 
-        `extra_topics` are entries for the answer about topics that no shard was asked for.
+        `finish` adds to the answer what no shard was asked for or knows.
         """
-        if extra_topics:
-            self._extra_topics[call.token] = extra_topics
+        if finish is not None:
+            self._finish[call.token] = finish
         try:
             count = self.ensure_topic()
         except Refusal:
@@ -164,7 +164,7 @@ class CoordinatorRuntime:
                 self._handle_part(call, partition, part, call.token)
             return
         if not parts:
-            self._send(call.token, merge(request, call.api_version, []))
+            self._reply(call.token, merge(request, call.api_version, []))
             return
         whole = _Whole(call.token, request, call.api_version, list(parts))
         for partition, part in parts.items():
@@ -271,16 +271,16 @@ class CoordinatorRuntime:
     def _reply(self, token: object, response: Message) -> None:
         if not isinstance(token, _Part):
             assert isinstance(token, int)
-            extra_topics = self._extra_topics.pop(token, None)
-            if extra_topics:
-                response.topics = [*response.topics, *extra_topics]
+            finish = self._finish.pop(token, None)
+            if finish is not None:
+                finish(response)
             self._send(token, response)
             return
         whole = token.whole
         whole.responses[token.partition] = response
         answers = [answer for answer in whole.responses.values() if answer is not None]
         if len(answers) == len(whole.responses):
-            self._send(whole.token, merge(whole.request, whole.api_version, answers))
+            self._reply(whole.token, merge(whole.request, whole.api_version, answers))
 
     # --- loading ---
 

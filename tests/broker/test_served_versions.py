@@ -83,7 +83,7 @@ def _commit(version, topic_id, name):
     ]
     return messages.OffsetCommitRequest(
         group_id="simple", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-        retention_time_ms=-1, topics=[topic(name="t", partitions=entries)],
+        retention_time_ms=-1, topics=[topic(name="t", topic_id=topic_id, partitions=entries)],
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _offset_fetch(version, topic_id, name):
         topic = messages.OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
         return messages.OffsetFetchRequest(group_id="simple", topics=[topic], require_stable=True)
     group = messages.OffsetFetchRequest.OffsetFetchRequestGroup
-    topic = group.OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1])
+    topic = group.OffsetFetchRequestTopics(name="t", topic_id=topic_id, partition_indexes=[0, 1])
     groups = [
         group(group_id="simple", member_id=None, member_epoch=-1, topics=[topic]),
         group(group_id="other", member_id=None, member_epoch=-1, topics=None),
