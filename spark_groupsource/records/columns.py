@@ -331,8 +331,12 @@ def _timestamp(cut: _Cut, layout: _Layout) -> pa.Array:
             stamped = _per_record(cut, [int(flag) for flag in appended]) == 1
             milliseconds[stamped] = _per_record(cut, [header.max_timestamp for header in headers])[stamped]
     if int(milliseconds.max()) > _MAX_TIMESTAMP_MS or int(milliseconds.min()) < -_MAX_TIMESTAMP_MS:
+        first = int(np.argmax((milliseconds > _MAX_TIMESTAMP_MS) | (milliseconds < -_MAX_TIMESTAMP_MS)))
+        # the name is that of Spark's own source
         raise CorruptRecordError(
-            "a timestamp does not fit into microseconds; leave the column timestamp out of the schema to read on"
+            f"[KAFKA_MALFORMED_RECORD_TIMESTAMP] the record at offset {cut.offsets[first]} has the timestamp "
+            f"{milliseconds[first]} ms, which does not fit into microseconds; mend its producer, and leave the column "
+            "timestamp out of the schema to read on"
         )
     milliseconds *= 1000
     return _fixed(_TYPES["timestamp"], milliseconds)

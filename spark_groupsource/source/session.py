@@ -360,7 +360,8 @@ class StreamSession:
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         """Decides where each owned partition goes on after the group has changed."""
-        self._check_deleted(self._lookup.missing(self._owned - owned), start)
+        # what the checkpoint holds and nobody owns here may be another member's, or gone
+        self._check_deleted(self._lookup.missing((self._owned | set(start.positions)) - owned), start)
         committed = self._ownership.committed(sorted(owned))
         self._acquired = {}
         self._gone = set()

@@ -1,0 +1,327 @@
+"""What a person reads when it fails: each error through Spark, on both clusters, its message first and its cause in it.
+
+Spark puts the traceback of a worker before the message of what it raised, and a wall of it hides the message. Errors of
+ours come without one; that a foreachBatch function adds Spark's own and the user's cannot be helped.
+"""
+
+import json
+import re
+import socket
+import struct
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from stream_bench import Bench
+from support.members import RdMember
+from support.topics import create_topic, produce
+
+pytestmark = pytest.mark.spark
+
+NOW = {"availableNow": True}
+
+HOOKS = """
+import confluent_kafka.admin
+from spark_groupsource.client.admin import describe_groups, remove_members
+from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.settings import ClientSettings
+
+SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}
+
+class Quiet:
+    def assigned(self, partitions):
+        pass
+
+    revoked = lost = assigned
+
+class Removing(Quiet):
+    def assigned(self, partitions):
+        with Cluster(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
+            members = describe_groups(client, [GROUP])[GROUP].members
+            remove_members(client, GROUP, [member.member_id for member in members])
+
+class Deleting(Quiet):
+    def assigned(self, partitions):
+        admin = confluent_kafka.admin.AdminClient({{"bootstrap.servers": SERVERS}})
+        admin.delete_topics([TOPIC + "-b"])[TOPIC + "-b"].result(30)
+"""
+
+
+class Site(Bench):
+    """A topic of 10 records in each of 4 partitions, and ways to make a query on it fail."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.produce(40)
+        self.admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers})
+
+    def run(self, trigger=NOW, **options):
+        assert self.start("a", trigger, **options).awaitTermination(120)
+
+    def read(self, schema=None, **options):
+        reader = self.spark.read.format("groupsource")
+        reader = reader.schema(schema) if schema else reader
+        given = {"kafka.bootstrap.servers": self.cluster.bootstrap_servers, "subscribe": self.topic, **options}
+        reader.options(**given).load().collect()
+
+    def offsets(self, *numbers):
+        return {self.topic: {str(partition): number for partition, number in enumerate(numbers)}}
+
+    def checkpoint(self, *ends, finished=1):
+        """A checkpoint of batches with these end offsets, the first `finished` of them done."""
+        home = self.directory / "a" / "checkpoint"
+        for name in ("offsets", "commits"):
+            (home / name).mkdir(parents=True)
+        (home / "metadata").write_text(json.dumps({"id": str(uuid4())}))
+        for number, end in enumerate(ends):
+            head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+            (home / "offsets" / str(number)).write_text(f"v1\n{head}\n{json.dumps(end)}")
+            if number < finished:
+                (home / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def trim(self, partition, offset):
+        for future in self.admin.delete_records([TopicPartition(self.topic, partition, offset)]).values():
+            future.result(30)
+
+    @contextmanager
+    def hook(self, name):
+        """A rebalance listener that does something between the assignment and the plan; its option."""
+        module = f"hooks_{self.group.replace('-', '_')}"
+        # Spark's Python processes get the driver's site directories
+        path = Path(next(path for path in sys.path if path.endswith("site-packages"))) / f"{module}.py"
+        path.write_text(
+            HOOKS.format(servers=self.cluster.bootstrap_servers, topic=self.topic, group=self.group), encoding="utf-8"
+        )
+        try:
+            yield f"{module}:{name}"
+        finally:
+            path.unlink()
+
+
+@contextmanager
+def server(answer):
+    """A listener on loopback that gives each connection to `answer`; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ended = threading.Event()
+
+        def serve():
+            while not ended.is_set():
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(peer, ended), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield "127.0.0.1:%d" % listener.getsockname()[1]
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def silent(peer, ended):
+    with peer:
+        ended.wait(60)
+
+
+def http(peer, ended):
+    with peer:
+        peer.recv(4096)
+        peer.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def ancient(peer, ended):
+    """Offers Metadata up to version 3 and nothing else."""
+    with peer:
+        while head := peer.recv(4):
+            frame = peer.recv(struct.unpack(">i", head)[0])
+            _, version, correlation = struct.unpack(">hhi", frame[:8])
+            body = struct.pack(">ihi", correlation, 35 if version else 0, 2) + struct.pack(">6h", 18, 0, 0, 3, 0, 3)
+            peer.sendall(struct.pack(">i", len(body)) + body)
+
+
+def through(answer):
+    def act(site):
+        with server(answer) as address:
+            short = {"kafka.request.timeout.ms": "500", "kafka.default.api.timeout.ms": "3000"}
+            site.read(**{"kafka.bootstrap.servers": address, **short})
+
+    return act
+
+
+def no_common_assignor(site):
+    strategy = "partition_assignment_strategy"
+    with RdMember(site.cluster.bootstrap_servers, site.group, site.topic, **{strategy: "roundrobin"}) as other:
+        other.wait_for_partitions(4)
+        site.run(**{"kafka.partition.assignment.strategy": "range"})
+
+
+def operator_resets(site):
+    site.checkpoint(site.offsets(8, 8, 8, 8))
+    site.client.commit(site.group, {p: o for p, o in commits(site.topic, 3)})
+    site.run(onGroupReset="fail")
+
+
+def commits(topic, offset):
+    from spark_groupsource.model import OffsetAndMetadata
+    from spark_groupsource.model import TopicPartition as Ours
+
+    return [(Ours(topic, 0), OffsetAndMetadata(offset))]
+
+
+def backward(site):
+    site.checkpoint(site.offsets(9, 9, 9, 9), site.offsets(9, 3, 9, 9))
+    site.run()
+
+
+def fenced(site):
+    with site.hook("Removing") as listener:
+        site.run(rebalanceListener=listener)
+
+
+def aged_out(site):
+    site.checkpoint(site.offsets(3, 3, 3, 3))
+    site.trim(0, 5)
+    site.run()
+
+
+def partition_deleted(site):
+    site.checkpoint({**site.offsets(3, 3, 3, 3), f"{site.topic}-gone": {"0": 7}})
+    site.run(subscribe=None, subscribePattern=f"{site.topic}.*")
+
+
+def added_late(site):
+    site.checkpoint(site.offsets(1, 1, 1))
+    site.trim(3, 5)
+    site.run()
+
+
+def deleted_before_found(site):
+    create_topic(site.cluster.bootstrap_servers, f"{site.topic}-b")
+    site.checkpoint(site.offsets(10, 10, 10, 10))
+    with site.hook("Deleting") as listener:
+        site.run(subscribe=f"{site.topic},{site.topic}-b", rebalanceListener=listener, members="1")
+
+
+def far_timestamp(site):
+    create_topic(site.cluster.bootstrap_servers, f"{site.topic}-far", 1, {"message.timestamp.after.max.ms": str(2**62)})
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
+    producer.produce(f"{site.topic}-far", b"fine", timestamp=1)
+    producer.produce(f"{site.topic}-far", b"nanoseconds", timestamp=1_700_000_000_000_000_000)
+    assert not producer.flush(30)
+    site.read(subscribe=f"{site.topic}-far")
+
+
+CONFIGURATION, LOSS = "ConfigurationError", "DataLossError"
+RESTART = "Nothing of this batch is committed; restart the query and it continues from its checkpoint"
+GO_ON = "Set the option failOnDataLoss to false to go on"
+NO_ADMIN = "check kafka.bootstrap.servers"
+
+# error class, what provokes it, what must be in the message; T and G are the names of topic and group
+FAILURES = {
+    "unknown option": (CONFIGURATION, lambda s: s.stream(subscrib="x"), ["subscrib is unknown", "did you mean"]),
+    "setting not supported": (
+        CONFIGURATION, lambda s: s.stream(**{"kafka.auto.offset.reset": "latest"}),
+        ["kafka.auto.offset.reset is not supported", "startingOffsets"]),
+    "stream without group": (
+        CONFIGURATION, lambda s: s.run(**{"kafka.group.id": None}), ["kafka.group.id is missing", "so name it"]),
+    "option of batches": (CONFIGURATION, lambda s: s.run(endingOffsets="latest"), ["no meaning in a stream query"]),
+    "listener": (
+        CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Told"), ["rebalanceListener", "Python path"]),
+    "schema": (CONFIGURATION, lambda s: s.read("value string"), ["column value is binary, not string; cast it"]),
+    "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*; create it"]),
+    "no time": (
+        CONFIGURATION, lambda s: s.read(startingTimestamp="99999999999999"), ["T-0, T-1", "choose an earlier time"]),
+    "start after end": (
+        CONFIGURATION, lambda s: s.read(startingOffsets=json.dumps(s.offsets(0, 12, 0, 0))),
+        [r"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] T-1", "start 12, end 10", "correct startingOffsets"]),
+    "no commit": (
+        CONFIGURATION, lambda s: s.run(startingOffsets="group"),
+        ["group G has no committed offset for T-0", "use group-or-earliest or group-or-latest"]),
+    "reset refused": (
+        CONFIGURATION, operator_resets,
+        ["committed offset of T-0 in group G", "outside, to 3; the checkpoint is at 8", "Set onGroupReset to follow"]),
+    "foreign checkpoint": (
+        CONFIGURATION, lambda s: (s.checkpoint({"logOffset": 3}), s.run()), ["checkpoint location of its own"]),
+    "backward": (CONFIGURATION, backward, ["reads T-1 backward, from 9 to 3", "checkpoint location of its own"]),
+    "embedded broker": (
+        CONFIGURATION, lambda s: s.read(**{"kafka.bootstrap.servers": f"embedded:{__file__}"}),
+        ["the embedded broker did not start", Path(__file__).name]),
+    "nobody there": (
+        "ConnectionFailed", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
+    "nobody there for a stream": (
+        "ConnectionFailed", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
+    "no answer": ("ConnectionFailed", through(silent), ["no answer within", NO_ADMIN]),
+    "not Kafka": ("ConnectionFailed", through(http), ["127.0.0.1", NO_ADMIN]),
+    "old broker": ("UnsupportedVersion", through(ancient), ["Metadata"]),
+    "session time-out": (
+        "BrokerError", lambda s: s.run(**{"kafka.session.timeout.ms": "2000"}),
+        ["group G", "kafka.session.timeout.ms is outside the broker's", "INVALID_SESSION_TIMEOUT"]),
+    "no common assignor": (
+        "BrokerError", no_common_assignor, ["group G", "set kafka.partition.assignment.strategy to one of theirs"]),
+    "topic name": ("BrokerError", lambda s: s.read(subscribe="not a name"), ["not a name", "INVALID_TOPIC_EXCEPTION"]),
+    "fenced": (
+        "GenerationMismatchError", fenced,
+        ["member groupsource-[01]-.* of group G", r"in generation \d+, the group's generation is now \d+", RESTART]),
+    "aged out": (
+        LOSS, aged_out,
+        ["KAFKA_DATA_LOSS.START_OFFSET_RESET", r"T-0 begins at offset 5 now; \[3, 10\)", "group G", GO_ON]),
+    "cut": (
+        LOSS, lambda s: (s.checkpoint(s.offsets(3, 99, 3, 3)), s.run()),
+        ["KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED", "T-1 ends at 10, not 99", "group G", GO_ON]),
+    "deleted": (
+        LOSS, partition_deleted,
+        ["PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT", "T-gone-0 was deleted", "read to offset 7", "G", GO_ON]),
+    "added late": (
+        LOSS, added_late,
+        ["ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO", "T-3 begins at offset 5", "group G", GO_ON]),
+    "deleted before found": (
+        LOSS, deleted_before_found, ["INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", "T-b-0", "group G", GO_ON]),
+    "end beyond the log": (
+        LOSS, lambda s: s.read(endingOffsets=json.dumps(s.offsets(1, 1, 1, 50))),
+        ["COULD_NOT_READ_OFFSET_RANGE", "T-3 is 50, but the log ends at 10", GO_ON]),
+    "far timestamp": (
+        "CorruptRecordError", far_timestamp,
+        ["KAFKA_MALFORMED_RECORD_TIMESTAMP", "T-far-0.* offset 1 .*1700000000000000000", "leave the column timestamp"]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def site(spark, cluster, topic, group, tmp_path):
+    opened = Site(spark, cluster, topic, group, tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_message_comes_first_and_names_cause_and_mend(site, case):
+    error_class, provoke, told = FAILURES[case]
+    with pytest.raises(Exception) as raised:
+        provoke(site)
+    message = str(raised.value)
+    before, found, after = message.partition(f"spark_groupsource.errors.{error_class}: ")
+    assert found, message
+    assert "Traceback" not in before and "File " not in before and len(before) < 500, before
+    ours = after.split("\n")[0]
+    for pattern in told:
+        named = re.sub(r"\bG\b", site.group, re.sub(r"\bT\b", site.topic, pattern))
+        assert re.search(named, ours), (named, ours)
+
+
+def test_bytes_that_were_changed_on_the_way_are_told_by_their_place(spark, request, cluster, topic, tmp_path):
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"some value %d" % n) for n in range(10)])
+    running = request.getfixturevalue(cluster.name)
+    directory = running.data_dir if cluster.name == "embedded" else running.data_directory
+    (segment,) = (directory / f"{topic}-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"some value 7")] ^= 1
+    segment.write_bytes(data)
+    reader = spark.read.format("groupsource").option("kafka.bootstrap.servers", cluster.bootstrap_servers)
+    with pytest.raises(Exception, match=f"^.*errors.CorruptRecordError: {topic}-0: .*checksum") as raised:
+        reader.option("subscribe", topic).load().collect()
+    assert "Traceback" not in str(raised.value)
