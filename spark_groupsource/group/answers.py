@@ -7,6 +7,7 @@ top. OffsetFetch below version 2 has no error of its own, so a group's error sta
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Sequence
 
 from spark_groupsource.errors import ErrorCode
@@ -95,7 +96,9 @@ def sync_error(error: ErrorCode) -> Message:
     )
 
 
+@lru_cache(maxsize=None)
 def heartbeat_answer(error: ErrorCode) -> Message:
+    """One message for everybody: it is only read."""
     return HeartbeatResponse(throttle_time_ms=0, error_code=error)
 
 

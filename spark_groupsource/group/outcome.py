@@ -157,8 +157,7 @@ class StoreRemoval:
 AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets | StoreRemoval
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one call of the shard decided; see the module for what to do with it.
 
     `replies` leave only once `records` are durable. `after_append` is opaque: `append_done` and `append_failed`

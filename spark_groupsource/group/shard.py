@@ -82,6 +82,7 @@ _LOADING_ANSWERS: Mapping[int, ErrorCode] = {
     SyncGroupRequest.API_KEY: ErrorCode.REBALANCE_IN_PROGRESS,
 }
 _SYNC_NAMES_VERSION = 5
+_NOTHING = Outcome()
 
 
 class GroupShard:
@@ -144,8 +145,10 @@ class GroupShard:
 
     def append_done(self, outcome: Outcome, now_ms: int, timestamp_ms: int) -> Outcome:
         """Goes on after the records of `outcome` were replayed and are durable; its replies are the caller's."""
-        turn = self._turn(now_ms, timestamp_ms)
         stored = outcome.after_append
+        if stored is None or isinstance(stored, StoreOffsets):
+            return _NOTHING
+        turn = self._turn(now_ms, timestamp_ms)
         if isinstance(stored, StoreRemoval):
             for group_id in stored.group_ids:
                 self._drop_if_gone(turn, group_id)
@@ -153,10 +156,10 @@ class GroupShard:
             group = self._groups.get(stored.group_id)
             if group is None:
                 return turn.outcome()
-            if isinstance(stored, StoreAssignment):
-                sync.assignment_stored(turn, group, stored, self.ledger.groups[stored.group_id])
-            else:
+            if isinstance(stored, StoreReplacement):
                 join.replacement_stored(turn, group, stored)
+            elif stored.group_id in self.ledger.groups:  # else it has emptied and was deleted meanwhile
+                sync.assignment_stored(turn, group, stored, self.ledger.groups[stored.group_id])
         return turn.outcome()
 
     def append_failed(self, outcome: Outcome, error_code: int, now_ms: int, timestamp_ms: int) -> Outcome:
