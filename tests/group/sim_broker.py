@@ -28,6 +28,21 @@ class Waiting:
     decided: object = None
 
 
+class Entry(NamedTuple):
+    """What the log has in one place: a record, or the marker that ends the transaction of a producer."""
+
+    key: bytes | None
+    value: bytes | None
+    producer_id: int = -1
+    committed: bool = False
+
+    def replay_into(self, shard: GroupShard, timestamp_ms: int) -> None:
+        if self.key is None:
+            shard.end_transaction(self.producer_id, self.committed)
+        else:
+            shard.replay(self.key, self.value, timestamp_ms=timestamp_ms, producer_id=self.producer_id)
+
+
 class _Held(NamedTuple):
     outcome: Outcome
     cause: Cause
@@ -43,7 +58,7 @@ class Broker:
         self.incarnation = 0
         self.crashes = 0
         self.shard = GroupShard(0, config)
-        self.log: list[tuple[bytes, bytes | None]] = []
+        self.log: list[Entry] = []
         self.timers: dict[TimerKey, int] = {}
         self.waiting: dict[int, Waiting] = {}
         self.checks = Checks(self)
@@ -90,6 +105,17 @@ class Broker:
         outcome = self.shard.partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
         self._run(outcome, Cause(f"drop {partitions[0].topic}"))
 
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """The marker of a transaction is written, unless the log fails: then it stays open."""
+        if self.time.now_ms < self.fails_until_ms:
+            return
+        entry = Entry(None, None, producer_id, committed)
+        self.log.append(entry)
+        self.checks.transaction_ended(producer_id, committed)
+        if self.is_loaded:
+            entry.replay_into(self.shard, self.time.timestamp_ms)
+            self.checks.after(Cause("marker"))
+
     # --- crash and move
 
     def crash(self, load_ms: int, keep: bool) -> None:
@@ -130,8 +156,8 @@ class Broker:
             self.drop_partitions(deleted)
 
     def _replay(self, start: int, end: int) -> None:
-        for key, value in self.log[start:end]:
-            self.shard.replay(key, value, timestamp_ms=self.time.timestamp_ms)
+        for entry in self.log[start:end]:
+            entry.replay_into(self.shard, self.time.timestamp_ms)
 
     # --- decide, append, replay, reply
 
@@ -154,10 +180,12 @@ class Broker:
             self._settle(self.shard.append_failed(outcome, self.append_error, now_ms, timestamp_ms), cause)
         else:
             log_start = len(self.log)
+            producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
             for key, value in outcome.records:
-                self.checks.appending(cause, key, value)
-                self.log.append((key, value))
-                self.shard.replay(key, value, timestamp_ms=timestamp_ms)
+                self.checks.appending(cause, key, value, producer_id)
+                entry = Entry(key, value, producer_id)
+                self.log.append(entry)
+                entry.replay_into(self.shard, timestamp_ms)
             if now_ms < self.late_until_ms or self.held:
                 self._hold(_Held(outcome, cause, log_start))
             else:

@@ -28,7 +28,7 @@ from spark_groupsource.wire.group_records import (
 )
 
 if TYPE_CHECKING:
-    from sim_broker import Broker, Waiting
+    from sim_broker import Broker, Entry, Waiting
 
 read_key = lru_cache(maxsize=10_000)(decode_key)
 read_offset = lru_cache(maxsize=10_000)(decode_offset_value)
@@ -62,8 +62,13 @@ class Log:
     def __init__(self) -> None:
         self.groups: dict[str, GroupValue] = {}
         self.offsets: dict[str, dict[TopicPartition, OffsetValue]] = {}
+        # producer -> key -> what it committed, and where in the log
+        self.pending: dict[int, dict[OffsetKey, tuple[OffsetValue, int]]] = {}
+        self._in_force_since: dict[OffsetKey, int] = {}
+        self._position = 0
 
-    def take(self, key: bytes, value: bytes | None) -> None:
+    def take(self, key: bytes, value: bytes | None, producer_id: int) -> None:
+        self._position += 1
         what = read_key(key)
         if isinstance(what, GroupKey):
             self.groups.pop(what.group_id, None)
@@ -71,12 +76,36 @@ class Log:
                 self.groups[what.group_id] = read_group(value)
             return
         assert isinstance(what, OffsetKey)
+        if producer_id >= 0 and value is not None:
+            self.pending.setdefault(producer_id, {})[what] = (read_offset(value), self._position)
+            return
         offsets = self.offsets.setdefault(what.group_id, {})
         offsets.pop(TopicPartition(what.topic, what.partition), None)
+        self._in_force_since[what] = self._position
         if value is not None:
             offsets[TopicPartition(what.topic, what.partition)] = read_offset(value)
-        elif not offsets:
+            return
+        for pending in self.pending.values():
+            pending.pop(what, None)
+        if not offsets:
             del self.offsets[what.group_id]
+
+    def end(self, producer_id: int, committed: bool) -> set[str]:
+        """The marker of a transaction; returns the groups it concerns. What came later in the log stays in force."""
+        ended = self.pending.pop(producer_id, {})
+        for key, (value, position) in ended.items():
+            if committed and position > self._in_force_since.get(key, -1):
+                self._in_force_since[key] = position
+                self.offsets.setdefault(key.group_id, {})[TopicPartition(key.topic, key.partition)] = value
+        return {key.group_id for key in ended}
+
+    def pending_of(self, group_id: str) -> set[TopicPartition]:
+        keys = [key for pending in self.pending.values() for key in pending if key.group_id == group_id]
+        return {TopicPartition(key.topic, key.partition) for key in keys}
+
+    def group_ids(self) -> set[str]:
+        pending = {key.group_id for entries in self.pending.values() for key in entries}
+        return {*self.groups, *self.offsets, *pending}
 
 
 def canonical(member_id: str) -> str:
@@ -176,9 +205,15 @@ class Checks:
         if answer.error_code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._check_generation(waiting.request, waiting.request.generation_id, waiting.decided)
 
-    def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        stored = self._stored_by.pop(token, {})
+    def _replied_TxnOffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
         request = waiting.request
+        says_who = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+        if self._check_stored(token, request, answer) and says_who:
+            self._check_generation(request, request.generation_id, waiting.decided)
+
+    def _check_stored(self, token: int, request: Any, answer: Any) -> set[TopicPartition]:
+        """What is told to be committed is in the log; returns it."""
+        stored = self._stored_by.pop(token, {})
         asked = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
         told = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
         done = {partition for partition, entry in told.items() if not entry.error_code}
@@ -186,6 +221,11 @@ class Checks:
             offset = asked[partition].committed_offset
             _check(stored.get(partition) == offset, "acknowledged", "{} is not stored: {}", partition, request)
         _check(done == stored.keys(), "acknowledged", "stored {}, told {}", stored, done)
+        return done
+
+    def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+        request = waiting.request
+        done = self._check_stored(token, request, answer)
         if not done:
             return
         generation_id, before = request.generation_id_or_member_epoch, waiting.decided
@@ -251,7 +291,7 @@ class Checks:
 
     # --- the log
 
-    def appending(self, cause: Cause, key: bytes, value: bytes | None) -> None:
+    def appending(self, cause: Cause, key: bytes, value: bytes | None, producer_id: int) -> None:
         """A record goes to the log; nothing may be in it that nobody asked for."""
         what = read_key(key)
         request = type(cause.request).__name__ if cause.request is not None else cause.kind
@@ -267,10 +307,11 @@ class Checks:
             if value is None:
                 self._check_removal(cause, request, what)
             else:
-                _check(request == "OffsetCommitRequest", "acknowledged", "{} was written by {}", what, request)
+                writer = "OffsetCommitRequest" if producer_id < 0 else "TxnOffsetCommitRequest"
+                _check(request == writer, "acknowledged", "{} was written by {}", what, request)
                 stored = self._stored_by.setdefault(cause.token, {})
                 stored[TopicPartition(what.topic, what.partition)] = read_offset(value).offset
-        self.log.take(key, value)
+        self.log.take(key, value, producer_id)
         self._changed.add(what.group_id)
         self._promises.pop(what.group_id, None)
 
@@ -282,8 +323,9 @@ class Checks:
         elif request == "DeleteGroupsRequest":
             allowed = key.group_id in cause.request.groups_names and not group.members
         elif request == "expire offsets":
-            value = self.log.offsets[key.group_id][TopicPartition(key.topic, key.partition)]
-            since = value.commit_timestamp_ms
+            partition = TopicPartition(key.topic, key.partition)
+            _check(partition not in self.log.pending_of(key.group_id), "acknowledged", "{} is pending and expired", key)
+            since = self.log.offsets[key.group_id][partition].commit_timestamp_ms
             if not group.members and group.state_timestamp_ms >= 0:
                 since = min(since, group.state_timestamp_ms)
             age_ms = self._broker.time.timestamp_ms - since
@@ -298,12 +340,19 @@ class Checks:
             if isinstance(what, GroupKey):
                 self.unstored.add(what.group_id)
 
-    def reloading(self, log: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def transaction_ended(self, producer_id: int, committed: bool) -> None:
+        """A marker is in the log."""
+        self._changed |= self.log.end(producer_id, committed)
+
+    def reloading(self, log: Sequence[Entry]) -> None:
         """A new shard reads this log."""
         self.log = Log()
-        for key, value in log:
-            self.log.take(key, value)
-        self._changed = {*self.log.groups, *self.log.offsets}
+        for entry in log:
+            if entry.key is None:
+                self.log.end(entry.producer_id, entry.committed)
+            else:
+                self.log.take(entry.key, entry.value, entry.producer_id)
+        self._changed = self.log.group_ids()
         self._groups_seen, self._offsets_seen = {}, {}
         self._promises.clear()
         self.unstored.clear()
@@ -330,8 +379,10 @@ class Checks:
             groups, offsets = ledger.groups.get(group_id), ledger.offsets.get(group_id)
             _check(groups == log.groups.get(group_id), "replay", "{}, log {}", groups, log.groups.get(group_id))
             _check(offsets == log.offsets.get(group_id), "replay", "{}, log {}", offsets, log.offsets.get(group_id))
+            pending = log.pending_of(group_id)
+            _check(set(ledger.pending.of(group_id)) == pending, "replay", "{}: log has {} pending", group_id, pending)
         if self._changed:
-            known, stored = ledger.groups.keys() | ledger.offsets.keys(), log.groups.keys() | log.offsets.keys()
+            known, stored = set(ledger.group_ids()), log.group_ids()
             _check(known == stored, "replay", "groups {}, log {}", known, stored)
             self._changed.clear()
             self._groups_seen = dict(ledger.groups)

@@ -10,7 +10,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from sim_requests import Versions, commit_request, error_of, fetch_request, join_request, leave_request, sync_request
+from sim_requests import (
+    Versions,
+    commit_request,
+    error_of,
+    fetch_request,
+    join_request,
+    leave_request,
+    sync_request,
+    transactional_request,
+)
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.answers import Rule, Then
@@ -138,6 +147,15 @@ class Client:
         if owned:
             commit = self._commit_request(member_id, generation_id, owned)
             self._send(commit, self.versions.commit, lambda answer: None)
+
+    def act_transactionally(self, producer_id: int) -> None:
+        """Commits what it owns as part of a producer's transaction."""
+        if self.owned and not self.stopped:
+            offsets = {partition: self.world.next_offset() for partition in self.owned}
+            request = transactional_request(
+                self.spec.group_id, self.member_id, self.generation_id, self.instance_id, offsets, producer_id
+            )
+            self._send(request, 3, lambda answer: None)
 
     # --- asking
 

@@ -13,6 +13,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
 )
 
 
@@ -118,6 +119,41 @@ def commit_request(
                 name=topic,
                 partitions=[
                     topic_class.OffsetCommitRequestPartition(
+                        partition_index=partition,
+                        committed_offset=offsets[TopicPartition(topic, partition)],
+                        committed_leader_epoch=-1,
+                        committed_metadata="",
+                    )
+                    for partition in partitions
+                ],
+            )
+            for topic, partitions in partitions_by_topic(offsets).items()
+        ],
+    )
+
+
+def transactional_request(
+    group_id: str,
+    member_id: str,
+    generation_id: int,
+    instance_id: str | None,
+    offsets: Mapping[TopicPartition, int],
+    producer_id: int,
+) -> Any:
+    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    return TxnOffsetCommitRequest(
+        transactional_id="transaction",
+        group_id=group_id,
+        producer_id=producer_id,
+        producer_epoch=0,
+        generation_id=generation_id,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        topics=[
+            topic_class(
+                name=topic,
+                partitions=[
+                    topic_class.TxnOffsetCommitRequestPartition(
                         partition_index=partition,
                         committed_offset=offsets[TopicPartition(topic, partition)],
                         committed_leader_epoch=-1,

@@ -18,6 +18,8 @@ a schedule with any of its events taken out is a schedule. Kinds, with their arg
     crash MS keep|drop          the broker is gone, and loads for so long; what was not yet acknowledged is in its log
     move MS                     another node takes over
     fail-appends MS ERROR, slow-appends MS DELAY
+    txn-commit mN P, txn-simple G TOPIC P, txn-end P commit|abort
+                                producer P commits offsets in a transaction, as that member or as nobody; its marker
     delete-group G, delete-offsets G TOPIC, remove-instance G INSTANCE, simple-commit G TOPIC, look G, drop-topic TOPIC
     expire-offsets
 """
@@ -49,6 +51,8 @@ _CLIENT_FAULTS = (
     "repeat",
     "repeat",
     "stale",
+    "txn-commit",
+    "txn-commit",
     "restart",
     "restart",
 )
@@ -60,6 +64,10 @@ _BROKER_FAULTS = (
     "fail-appends",
     "slow-appends",
     "slow-appends",
+    "txn-simple",
+    "txn-simple",
+    "txn-end",
+    "txn-end",
     "delete-group",
     "delete-offsets",
     "remove-instance",
@@ -68,6 +76,7 @@ _BROKER_FAULTS = (
     "drop-topic",
     "expire-offsets",
 )
+_PRODUCERS = (7, 8)
 _APPEND_ERRORS = ("NOT_ENOUGH_REPLICAS", "KAFKA_STORAGE_ERROR", "MESSAGE_TOO_LARGE")
 
 
@@ -110,6 +119,8 @@ def _client_fault(rng: Random, clients: dict[str, Event]) -> Event:
         return (kind, name, rng.choice((50, 300, 700, 1_000)))
     if kind == "topics":
         return (kind, name, rng.choice(("x", "y", "xy")))
+    if kind == "txn-commit":
+        return (kind, name, rng.choice(_PRODUCERS))
     if kind in ("slow-request", "slow-answer", "repeat"):
         return (kind, name, rng.choice((5, 30, 150, 500, 900)))
     return (kind, name)
@@ -125,6 +136,10 @@ def _broker_fault(rng: Random) -> Event:
         return (kind, rng.choice((20, 150, 600)), rng.choice(_APPEND_ERRORS))
     if kind == "slow-appends":
         return (kind, rng.choice((100, 600, 1_500)), rng.choice((3, 40, 200)))
+    if kind == "txn-simple":
+        return (kind, group, rng.choice("xy"), rng.choice(_PRODUCERS))
+    if kind == "txn-end":
+        return (kind, rng.choice(_PRODUCERS), rng.choice(("commit", "commit", "abort")))
     if kind in ("delete-offsets", "simple-commit"):
         return (kind, group, rng.choice("xy"))
     if kind == "remove-instance":

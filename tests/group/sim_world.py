@@ -13,7 +13,7 @@ from sim_broker import Broker
 from sim_checks import Breach
 from sim_clients import PARTITIONS, SESSION_MS, Client, Foreign, Ours, Spec
 from sim_network import Link, Trace
-from sim_requests import Versions, commit_request, leave_request
+from sim_requests import Versions, commit_request, leave_request, transactional_request
 from sim_schedule import HORIZON_MS, Event, Schedule
 from sim_time import Time
 
@@ -163,6 +163,16 @@ class World:
     def _on_stale(self, client: Client) -> None:
         client.act_stale()
 
+    def _on_txn_commit(self, client: Client, producer_id: int) -> None:
+        client.act_transactionally(producer_id)
+
+    def _on_txn_simple(self, group_id: str, topic: str, producer_id: int) -> None:
+        offsets = {TopicPartition(topic, 0): self.next_offset()}
+        self._administer(transactional_request(group_id, "", -1, None, offsets, producer_id), 3)
+
+    def _on_txn_end(self, producer_id: int, how: str) -> None:
+        self.broker.end_transaction(producer_id, how == "commit")
+
     def _on_crash(self, load_ms: int, keep: str) -> None:
         self.broker.crash(load_ms, keep == "keep")
         for client in self.clients.values():
@@ -258,10 +268,13 @@ class World:
         return "; ".join(groups + clients + waiting)
 
     def _check_restart(self) -> None:
-        """A coordinator that reads the log, compacted by now, finds every group as it is."""
+        """A coordinator that reads the log, compacted where no transaction is in it, finds every group as it is."""
         fresh = GroupShard(0, self.broker.config)
-        for key, value in dict(self.broker.log).items():
-            fresh.replay(key, value, timestamp_ms=self.time.timestamp_ms)
+        log = self.broker.log
+        if all(entry.producer_id < 0 for entry in log):
+            log = list({entry.key: entry for entry in log}.values())
+        for entry in log:
+            entry.replay_into(fresh, self.time.timestamp_ms)
         fresh.loaded(self.time.now_ms, self.time.timestamp_ms)
         for group_id in "abc":
             live, found = self.broker.shard._find(group_id), fresh._find(group_id)

@@ -8,7 +8,8 @@ import pytest
 from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.wire.messages import DeleteGroupsRequest
 
 
 @pytest.fixture
@@ -209,6 +210,18 @@ def test_an_assignment_that_cannot_be_stored(context: GroupContext, append_error
 
 
 # --- the wait for SyncGroup
+
+
+def test_a_group_that_is_deleted_before_its_assignment_is_durable_is_gone(context: GroupContext) -> None:
+    (member,) = context.completing()
+    context.hold_appends = True
+    parked = context.sync(member.member_id, 1, {member.member_id: b"all"})
+    context.leave((member.member_id, None))
+    context.send(DeleteGroupsRequest(groups_names=[GROUP]), 2)
+    context.release_appends()
+    assert parked.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert context.state() is DEAD and context.list() == {}
+    assert context.parked_count() == 0
 
 
 @pytest.mark.conformance("GC-089", "JM-104")
