@@ -5,7 +5,9 @@ again without what is superseded, and swapped in. It is done in small slices bet
 Offsets do not change; the last batch of each idempotent producer stays, if need be without records, and so does the
 end of what was cleaned, so that a reader comes past it.
 
-Batches of transactions, control batches and bytes that are no records stay as they are, and supersede nothing.
+What a transaction has written counts when it has ended, so nothing behind the first open one is cleaned; aborted
+records go, and markers that have nothing more to end as tombstones do. Bytes that are no records stay as they are, and
+supersede nothing.
 
 Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (lag), KIP-354 (longest lag), KIP-534
 (tombstones).
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from typing import Generator, Mapping, NamedTuple, Sequence
 
+from spark_groupsource.broker.cleaned_transactions import CleanedTransactions
 from spark_groupsource.broker.delayed import DeadlineHeap
 from spark_groupsource.broker.files import FileCache
 from spark_groupsource.broker.log import PartitionLog, Report
@@ -76,10 +79,13 @@ class Candidate(NamedTuple):
         return self.segments[-1].next_offset
 
 
-def candidate(log: PartitionLog, cleaned_offset: int, timestamp_ms: int) -> Candidate | None:
+def candidate(
+    log: PartitionLog, cleaned_offset: int, timestamp_ms: int, last_stable_offset: int | None = None
+) -> Candidate | None:
     """What can be cleaned of a log that is clean up to `cleaned_offset`; None when there is nothing new.
 
-    The active segment is never cleaned, nor is what is younger than the topic's ``min.compaction.lag.ms``.
+    The active segment is never cleaned, nor is what is younger than the topic's ``min.compaction.lag.ms`` or not below
+    `last_stable_offset`.
     """
     if not log.config.compacted or log.damage is not None:
         return None
@@ -88,6 +94,8 @@ def candidate(log: PartitionLog, cleaned_offset: int, timestamp_ms: int) -> Cand
     lag_ms = log.config.min_compaction_lag_ms
     for segment in log.segments[:-1]:
         if segment.next_offset > first_dirty and 0 < lag_ms and segment.index.max_timestamp > timestamp_ms - lag_ms:
+            break
+        if last_stable_offset is not None and segment.next_offset > last_stable_offset:
             break
         segments.append(segment)
     dirty = [segment for segment in segments if segment.next_offset > first_dirty]
@@ -136,6 +144,8 @@ class Pass:
         self._latest = LatestOffsets(most_keys)
         self._map_end = task.first_dirty_offset
         self._last_offsets: Mapping[int, int] = partition.last_offsets()
+        self._aborted = partition.aborted.overlapping(0, task.end_offset)
+        self._transactions = CleanedTransactions(self._aborted)
 
     def run(self) -> Generator[bool, None, None]:
         """Cleans the log.
@@ -160,6 +170,7 @@ class Pass:
 
     def _learn(self) -> Generator[bool, None, None]:
         start = self._task.first_dirty_offset
+        transactions = CleanedTransactions([row for row in self._aborted if row.last_offset >= start])
         for segment in self._task.segments:
             if segment.next_offset <= start:
                 continue
@@ -169,8 +180,10 @@ class Pass:
                     continue
                 if self._latest.full:
                     return
-                if not (header.is_control or header.is_transactional):
+                if not header.is_control and not transactions.is_aborted(header):
                     self._learn_batch(stored, start)
+                elif header.is_control:
+                    transactions.needs_marker(stored.buffer, header)
                 self._map_end = header.next_offset
                 yield False
             self._map_end = segment.next_offset
@@ -187,7 +200,8 @@ class Pass:
     def _clean(self, group: Sequence[Segment]) -> Generator[bool, None, None]:
         interval = self._log.config.index_interval_bytes
         end = group[-1].next_offset
-        cleaned = CleanedSegment(self._log.directory, group[0].base_offset, end, interval)
+        base = group[0].base_offset
+        cleaned = CleanedSegment(self._log.directory, base, end, interval)
         changed = len(group) > 1
         try:
             for segment in group:
@@ -201,7 +215,8 @@ class Pass:
                         for rest in iter_batches(retained):
                             cleaned.append(retained, rest)
                     yield False
-            cleaned.finish()
+            rows = [row for row in self._transactions.kept if base <= row.last_offset < end]
+            cleaned.finish(rows)
             if not changed:
                 return
             flushed = self._files.run_behind(cleaned.flush)
@@ -210,6 +225,7 @@ class Pass:
             flushed.result()
             try:
                 self._log.replace(group, cleaned)
+                self.partition.aborted.replace(base, end, rows)
             except Exception as error:  # half done, whatever it was: only a start finds out how far
                 self.partition.take_offline(error)
                 raise
@@ -220,8 +236,9 @@ class Pass:
     def _retained(self, stored: StoredBatch) -> bytes | None:
         """What stays of a batch, empty when nothing does; None when it stays as it is."""
         header = stored.header
-        if header.is_control or header.is_transactional:
-            return None
+        if header.is_control:
+            return self._retained_marker(stored)
+        aborted = self._transactions.is_aborted(header)
         is_last = self._last_offsets.get(header.producer_id) == header.last_offset
         needed = is_last or header.next_offset == self._task.end_offset
         if not header.record_count:
@@ -230,6 +247,8 @@ class Pass:
             payload, records = keyed_records(stored.buffer, header)
         except CorruptRecordError:
             return None
+        if aborted:
+            return retain(header, payload, []) if needed else b""
         horizon = delete_horizon_ms(header)
         past_horizon = horizon is not None and horizon <= self._timestamp_ms
         kept = [
@@ -244,10 +263,32 @@ class Pass:
         ]
         new_horizon = None
         if horizon is None and not all(record.has_value for record in kept):
-            new_horizon = min(self._timestamp_ms + self._log.config.delete_retention_ms, 2**63 - 1)
+            new_horizon = self._new_horizon_ms()
         if len(kept) == len(records) and new_horizon is None:
             return None
         return retain(header, payload, kept, new_horizon) if kept or needed else b""
+
+    def _retained_marker(self, stored: StoredBatch) -> bytes | None:
+        """Like `_retained` for a control batch."""
+        header = stored.header
+        at_end = header.next_offset == self._task.end_offset
+        try:
+            if self._transactions.needs_marker(stored.buffer, header):
+                return None
+            if not header.record_count:
+                return None if at_end else b""
+            payload, records = keyed_records(stored.buffer, header)
+        except CorruptRecordError:
+            return None
+        horizon = delete_horizon_ms(header)
+        if horizon is None:
+            return retain(header, payload, records, self._new_horizon_ms())
+        if horizon > self._timestamp_ms:
+            return None
+        return retain(header, payload, []) if at_end else b""
+
+    def _new_horizon_ms(self) -> int:
+        return min(self._timestamp_ms + self._log.config.delete_retention_ms, 2**63 - 1)
 
 
 class LogCleaner:
@@ -295,7 +336,8 @@ class LogCleaner:
             if partition.offline or self._not_before.get(topic_partition, 0) > now_ms:
                 continue
             try:
-                task = candidate(partition.log, self._data.cleaned.get(topic_partition, 0), timestamp_ms)
+                cleaned_offset = self._data.cleaned.get(topic_partition, 0)
+                task = candidate(partition.log, cleaned_offset, timestamp_ms, partition.last_stable_offset)
             except StorageError as error:
                 self._failed(partition, error)
                 continue

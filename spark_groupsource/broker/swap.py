@@ -1,6 +1,6 @@
 """A cleaned segment: written beside those it replaces, then put in their place so that a crash leaves one or the other.
 
-``00.log.cleaned`` and its two indexes are written and flushed first; they count for nothing yet and are removed at the
+``00.log.cleaned`` and its indexes are written and flushed first; they count for nothing yet and are removed at the
 next start. Renaming the log to ``00.log.<end>.swap`` decides: whatever happens from then on, the segments from `base`
 to `end` are replaced, if need be at the next start.
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Sequence
 
+from spark_groupsource.broker import aborted
+from spark_groupsource.broker.aborted import AbortedTransaction
 from spark_groupsource.broker.files import sync_directory
 from spark_groupsource.broker.index import SegmentIndex
 from spark_groupsource.errors import StorageError
@@ -20,7 +22,7 @@ from spark_groupsource.records.batch import BatchHeader
 
 _CLEANED = ".cleaned"
 _SWAP = ".swap"
-_SUFFIXES = (".log", ".index", ".timeindex")
+_SUFFIXES = (".log", ".index", ".timeindex", aborted.SUFFIX)
 
 
 class CleanedSegment:
@@ -33,7 +35,7 @@ class CleanedSegment:
         self.size = 0
         log_path = directory / f"{base_offset:020d}.log"
         self._index = SegmentIndex(log_path, base_offset, index_interval_bytes, _CLEANED)
-        self._paths = (log_path.with_name(log_path.name + _CLEANED), *self._index.paths)
+        self._paths = [log_path.with_name(log_path.name + _CLEANED), *self._index.paths]
         self.discard()
         try:
             for path in self._index.paths:
@@ -55,19 +57,23 @@ class CleanedSegment:
         self._index.note(self.size, len(batch), header.last_offset, header.max_timestamp if header.record_count else -1)
         self.size += len(batch)
 
-    def finish(self) -> None:
-        """Writes what is still in memory.
+    def finish(self, aborted_rows: Sequence[AbortedTransaction] = ()) -> None:
+        """Writes what is still in memory, and which transactions of the segment were aborted.
 
         Raises: StorageError.
         """
         try:
             self._file.close()
+            if aborted_rows:
+                path = self.directory / f"{self.base_offset:020d}{aborted.SUFFIX}{_CLEANED}"
+                self._paths.append(path)
+                path.write_bytes(aborted.encode(aborted_rows))
         except OSError as error:
             raise self._error(error) from error
         self._index.seal()
 
     def flush(self) -> None:
-        """Waits until all three files are on the disk; may run in another thread.
+        """Waits until all files are on the disk; may run in another thread.
 
         Raises: StorageError.
         """

@@ -53,7 +53,8 @@ class Store:
         return self.partition.append(batch, timestamp_ms).base_offset
 
     def clean(self, timestamp_ms: int = 2_000, **options) -> bool:
-        task = candidate(self.log, self.data.cleaned.get(self.log.topic_partition, 0), timestamp_ms)
+        cleaned = self.data.cleaned.get(self.log.topic_partition, 0)
+        task = candidate(self.log, cleaned, timestamp_ms, self.partition.last_stable_offset)
         if task is None:
             return False
         for _ in Pass(self.partition, task, self.data, FileCache(), timestamp_ms, **options).run():
@@ -239,11 +240,9 @@ def test_a_log_that_was_compacted_keeps_its_gaps_when_its_policy_changes(tmp_pat
         assert keyed(log, 0) == expected and log.damage is None
 
 
-def test_records_of_transactions_and_bytes_that_are_no_records_stay(tmp_path):
+def test_bytes_that_are_no_records_stay(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
-    append(store.log, encode_batch([Record(b"a", b"2", 1_000)], producer_id=9, producer_epoch=0, base_sequence=0,
-                                   transactional=True))  # fmt: skip
     senseless = bytearray(encode_batch([Record(b"a", b"3", 1_000)]))
     senseless[61] ^= 0x3E
     senseless[17:21] = google_crc32c.value(bytes(senseless[21:])).to_bytes(4, "big")
@@ -253,7 +252,178 @@ def test_records_of_transactions_and_bytes_that_are_no_records_stay(tmp_path):
     store.log.roll()
     assert store.clean()
     headers = [stored.header for stored in store.log.batches(0)]
-    assert [header.base_offset for header in headers] == [0, 1, 2, 4]
+    assert [header.base_offset for header in headers] == [0, 1, 3]
+
+
+# --- transactions
+
+
+class Transactions:
+    """Producers of a store, each with its sequence numbers."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.sequences = store, {}
+
+    def send(self, producer_id: int, *records: tuple[bytes, bytes | None]) -> int:
+        sequence = self.sequences.get(producer_id, 0)
+        self.sequences[producer_id] = sequence + len(records)
+        return self.store.append(
+            *records, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+
+    def end(self, producer_id: int, committed: bool) -> int:
+        return self.store.partition.append_marker(producer_id, 0, committed, 0, 1_000).base_offset
+
+
+def shape(store: Store) -> list[tuple[int, str]]:
+    """(base offset, what it is) of each batch; an empty one is in brackets."""
+    found = []
+    for stored in store.log.batches(0):
+        header = stored.header
+        kind = "marker" if header.is_control else "data"
+        found.append((header.base_offset, kind if header.record_count else f"({kind})"))
+    return found
+
+
+def visible(store: Store) -> dict[bytes, bytes | None]:
+    """Key -> value as a reader of committed records is left with, told by the list of aborted transactions."""
+    end = store.log.log_end_offset
+    aborted = sorted(store.partition.aborted.overlapping(0, end), key=lambda row: row.first_offset)
+    running: set[int] = set()
+    found: dict[bytes, bytes | None] = {}
+    for stored in store.log.batches(0):
+        header = stored.header
+        while aborted and aborted[0].first_offset <= header.last_offset:
+            running.add(aborted.pop(0).producer_id)
+        if header.is_control:
+            running.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in running):
+            found.update((record.key, record.value) for record in decode_records(stored.buffer, header))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def test_committed_records_supersede_and_aborted_ones_go(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    store.append((b"a", b"old"), (b"b", b"stays"))
+    transactions.send(1, (b"a", b"new"))
+    transactions.send(2, (b"b", b"aborted"))
+    transactions.end(1, True)
+    transactions.end(2, False)
+    transactions.send(2, (b"c", b"later"))
+    transactions.end(2, True)
+    store.log.roll()
+    store.append((b"d", b"active"))
+    before = visible(store)
+    assert before == {b"a": b"new", b"b": b"stays", b"c": b"later", b"d": b"active"}
+
+    assert store.clean()
+
+    # the aborted batch is gone; its marker, and its row of the list, go with a later pass that does not meet it any more
+    assert shape(store) == [
+        (0, "data"), (2, "data"), (4, "marker"), (5, "marker"), (6, "data"), (7, "marker"), (8, "data")
+    ]  # fmt: skip
+    assert [value for _, key, value in store.contents() if key in (b"a", b"b")] == [b"stays", b"new"]
+    assert visible(store) == before and len(store.partition.aborted) == 1
+    for clean in (True, False):
+        store.restart(clean)
+        assert visible(store) == before and store.partition.last_stable_offset == store.log.log_end_offset
+
+
+def test_markers_go_when_nothing_of_their_transaction_is_left_for_long(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    for committed in (True, False):
+        transactions.send(1, (b"a", b"1"))
+        transactions.end(1, committed)
+    store.append((b"a", b"plain"))
+    transactions.send(1, (b"last", b"of its producer"))
+    transactions.end(1, True)
+    store.log.roll()
+    store.append((b"x", b"1"))
+    store.log.roll()
+    store.append((b"y", b"1"))
+    assert store.clean(2_000)
+    assert [offset for offset, kind in shape(store)] == [1, 3, 4, 5, 6, 7, 8]
+    for now, left in ((2_500, [1, 3, 4, 5, 6, 7]), (9_000, [4, 5, 6, 7])):
+        # a new segment is something new to clean
+        store.append((b"y", b"%d" % now))
+        store.log.roll()
+        store.append((b"z", b"1"))
+        assert store.clean(now)
+        assert [offset for offset, _ in shape(store)][: len(left)] == left
+    assert visible(store)[b"a"] == b"plain" and visible(store)[b"last"] == b"of its producer"
+
+
+def test_nothing_behind_an_open_transaction_is_cleaned(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    store.append((b"a", b"1"))
+    store.append((b"a", b"2"))
+    store.log.roll()
+    transactions.send(1, (b"b", b"open"))
+    store.append((b"b", b"1"))
+    store.append((b"b", b"2"))
+    store.log.roll()
+    store.append((b"b", b"3"))
+    assert store.clean()
+    assert [offset for offset, _ in shape(store)] == [1, 2, 3, 4, 5]
+    assert not store.clean(), "there is nothing new"
+    transactions.end(1, True)
+    assert store.clean()
+    assert [offset for offset, _ in shape(store)] == [1, 2, 4, 5, 6]
+    assert visible(store) == {b"a": b"2", b"b": b"3"}
+
+
+def test_the_list_of_aborted_transactions_follows_its_segment(tmp_path):
+    """An aborted transaction over two segments, of which the later one is not cleaned yet."""
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    transactions.send(1, (b"a", b"aborted"))
+    transactions.send(2, (b"b", b"aborted"))
+    transactions.end(2, False)
+    store.append((b"c", b"1"))
+    store.log.roll()
+    transactions.send(1, (b"a", b"aborted too"))
+    transactions.end(1, False)
+    before = visible(store)
+    assert store.partition.last_stable_offset == store.log.log_end_offset
+    assert store.clean()
+    assert visible(store) == before == {b"c": b"1"}
+    assert [row.producer_id for row in store.partition.aborted.overlapping(0, 100)] == [2, 1]
+    for clean in (True, False):
+        known = store.partition.aborted.overlapping(0, 100)
+        store.restart(clean)
+        assert store.partition.aborted.overlapping(0, 100) == known and visible(store) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_of_committed_records_find_the_same_after_each_pass_and_start(tmp_path, seed):
+    chance = random.Random(seed)
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    running: set[int] = set()
+    for turn in range(6):
+        for number in range(60):
+            producer_id = chance.randrange(1, 5)
+            key, value = b"key %d" % chance.randrange(12), None if chance.random() < 0.2 else b"%d %d" % (turn, number)
+            if chance.random() < 0.3:
+                store.append((key, value))
+            elif producer_id in running and chance.random() < 0.4:
+                transactions.end(producer_id, chance.random() < 0.5)
+                running.discard(producer_id)
+            else:
+                transactions.send(producer_id, (key, value))
+                running.add(producer_id)
+        if chance.random() < 0.7:
+            for producer_id in sorted(running):
+                transactions.end(producer_id, chance.random() < 0.5)
+            running.clear()
+        before, stable = visible(store), store.partition.last_stable_offset
+        store.clean(2_000 + turn * chance.choice((10, 3_000)))
+        assert visible(store) == before
+        store.restart(chance.random() < 0.5)
+        assert visible(store) == before and store.partition.last_stable_offset == stable
 
 
 # --- a crash in any step ---
@@ -324,7 +494,7 @@ def test_a_disk_that_fails_while_cleaning_leaves_the_log_as_it_was(tmp_path, mon
     store = Store(tmp_path)
     written = fill(store, 4)
 
-    def full(self):
+    def full(self, rows):
         raise StorageError("no space")
 
     monkeypatch.setattr(CleanedSegment, "finish", full)
