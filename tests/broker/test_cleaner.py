@@ -319,7 +319,7 @@ def test_committed_records_supersede_and_aborted_ones_go(tmp_path):
 
     assert store.clean()
 
-    # the aborted batch is gone; its marker, and its row of the list, go with a later pass that does not meet it any more
+    # the aborted batch is gone; its marker, and its row of the list, go with a pass that does not meet it any more
     assert shape(store) == [
         (0, "data"), (2, "data"), (4, "marker"), (5, "marker"), (6, "data"), (7, "marker"), (8, "data")
     ]  # fmt: skip
