@@ -1,11 +1,13 @@
 """The embedded broker's group coordinator against a real Apache Kafka's: the same client code, in one run.
 
     python benchmarks/coordinator.py
+    python benchmarks/coordinator.py --beside ../older   # another checkout's broker in the same run
 
 Measures, on each of the two in turn: seconds until 10, 100 and 1,000 members of one group are stable (from the first
 JoinGroup to the last SyncGroup answer of the generation that has them all); the same when one more member comes;
-heartbeats and commits per second over eight connections, one request in progress on each; 10,000 groups of one
-member, and the broker process's memory before and after. A ratio above 1 says that the embedded broker is better.
+heartbeats and commits per second over eight connections, one request in progress on each, and the processor time
+each of them takes the broker, which other work on the machine distorts least; 10,000 groups of one member, and the
+broker process's memory before and after. A ratio above 1 says that the embedded broker is better.
 
 Members are raw protocol on one asyncio loop, each with a connection of its own, because a JoinGroup that waits holds
 its connection up. A member learns at once, not at the end of a heartbeat interval, that others wait for it, and then
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import resource
 import struct
 import subprocess
@@ -25,7 +28,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,8 +264,12 @@ async def join_to_stable(address: str, group: str, count: int) -> tuple[float, f
     return first_s, again_s
 
 
-async def per_second(address: str, group: str, seconds: float, make: Callable[[Member], Any]) -> float:
-    """Requests answered per second by `CONNECTIONS` groups of one member; each sends its request again and again."""
+async def per_second(
+    target: Target, group: str, seconds: float, make: Callable[[Member], Any]
+) -> tuple[float, float]:
+    """Requests answered per second, of `CONNECTIONS` groups of one member that each send theirs again and again; and
+    the processor microseconds one of them takes the broker."""
+    address = target.address
     members = []
     for number in range(CONNECTIONS):
         link = await Link.open(address)
@@ -280,13 +288,13 @@ async def per_second(address: str, group: str, seconds: float, make: Callable[[M
             await link.exchange(frame)
             count += 1
 
-    began = time.perf_counter()
+    began, busy_s = time.perf_counter(), target.busy_s()
     await asyncio.gather(*(repeat(link, member) for link, member in members))
-    rate = count / (time.perf_counter() - began)
+    rate, each_us = count / (time.perf_counter() - began), (target.busy_s() - busy_s) / count * 1e6
     for link, member in members:
         await link.call(leave([member]))
         link.close()
-    return rate
+    return rate, each_us
 
 
 async def many_groups(address: str, count: int) -> float:
@@ -337,20 +345,33 @@ class Target(NamedTuple):
         (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
         return int(line.split()[1]) / 1024
 
+    def busy_s(self) -> float:
+        """Processor seconds it has used, nan where there is no /proc."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        except FileNotFoundError:
+            return float("nan")
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
-def embedded() -> Iterator[Target]:
-    """The embedded broker in a process of its own."""
+def embedded(checkout: Path | None = None) -> Iterator[Target]:
+    """The embedded broker in a process of its own; of another checkout, if one is given."""
+    name, environment = "embedded", dict(os.environ)
+    if checkout is not None:
+        name, environment["PYTHONPATH"] = checkout.name, str(checkout.resolve())
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as data_dir:
         command = [str(Path(sys.executable).with_name("groupsource")), "broker", "--listen", "127.0.0.1:0"]
         command += ["--data-dir", data_dir, *(f"--config={key}={value}" for key, value in CONFIG.items())]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line.startswith("listening on "):
                 raise SystemExit(f"the embedded broker did not start: {line}")
-            yield Target("embedded", line.split()[-1], process.pid)
+            yield Target(name, line.split()[-1], process.pid)
         finally:
             process.terminate()
             process.wait(30)
@@ -382,14 +403,14 @@ def measure(target: Target, sizes: list[int], groups: int, seconds: float, round
         found[f"{size:,} members: join to stable, s"] = min(first for first, _ in took)
         found[f"{size:,} members: one more comes, s"] = min(again for _, again in took)
     rates: dict[str, Callable[[Member], Any]] = {
-        "heartbeats per second": Member.heartbeat,
-        "commits of 1 partition per second": lambda member: member.commit("load", 1),
-        "commits of 10 partitions per second": lambda member: member.commit("load", 10),
+        "heartbeats": Member.heartbeat,
+        "commits of 1 partition": lambda member: member.commit("load", 1),
+        "commits of 10 partitions": lambda member: member.commit("load", 10),
     }
     for title, make in rates.items():
-        found[title] = max(
-            run(per_second(target.address, f"rate-{next(numbers)}", seconds, make)) for _ in range(rounds)
-        )
+        took = [run(per_second(target, f"rate-{next(numbers)}", seconds, make)) for _ in range(rounds)]
+        found[f"{title} per second"] = max(rate for rate, _ in took)
+        found[f"{title}: processor time of the broker for one, us"] = min(each_us for _, each_us in took)
     found["memory before many groups, MB"] = target.memory_mb()
     found[f"{groups:,} groups of one member: stable, s"] = run(many_groups(target.address, groups))
     found[f"memory with {groups:,} groups, MB"] = target.memory_mb()
@@ -403,24 +424,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="of each rate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("embedded", "kafka"), help="one of the two, to profile it")
+    parser.add_argument("--beside", type=Path, help="another checkout, whose broker is measured too")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sizes = [int(size) for size in options.members.split(",")]
+    brokers: dict[str, Callable[[], AbstractContextManager[Target]]] = {"embedded": embedded, "kafka": kafka}
+    if options.only:
+        brokers = {options.only: brokers[options.only]}
+    if options.beside:
+        brokers[options.beside.name] = partial(embedded, options.beside)
     figures = {}
-    for name, start in (("embedded", embedded), ("kafka", kafka)):
-        if options.only in (None, name):
-            with start() as target:
-                figures[name] = measure(target, sizes, options.groups, options.seconds, options.rounds)
-    table = Table("", *figures, *(["ratio"] if len(figures) == 2 else []))
-    for title in next(iter(figures.values())):
+    for name, start in brokers.items():
+        with start() as target:
+            figures[name] = measure(target, sizes, options.groups, options.seconds, options.rounds)
+    Console(width=130).print(table_of(figures))
+
+
+def table_of(figures: dict[str, dict[str, float]]) -> Table:
+    """A row for each figure; a ratio of the first broker to each of the others."""
+    first, *others = figures
+    table = Table("", *figures, *(f"{first} : {other}" for other in others))
+    for title, own in figures[first].items():
+        ratios = []
+        for other in others:
+            theirs = figures[other][title]
+            ratios.append(own / theirs if title.endswith("per second") else theirs / own)
         row = [figures[name][title] for name in figures]
-        ratio = []
-        if len(row) == 2:
-            better = row[0] / row[1] if "per second" in title else row[1] / row[0]
-            ratio = [f"{better:.2f}"]
-        table.add_row(title, *(f"{value:,.3f}" if value < 100 else f"{value:,.0f}" for value in row), *ratio)
-    Console(width=110).print(table)
+        shown = [f"{value:,.3f}" if value < 100 else f"{value:,.0f}" for value in row]
+        table.add_row(title, *shown, *(f"{ratio:.2f}" for ratio in ratios))
+    return table
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_requests(self, data: bytearray | memoryview) -> int:
         """How many bytes of `data` were taken."""
         position = 0
-        while self._is_free and (end := self._frame_end(data, position)):
+        while (end := self._frame_end(data, position)) and self._is_free:
             # a copy of its own: records in the request are views of it
             frame = bytes(memoryview(data)[position + _PREFIX_BYTES : end])
             position = end
@@ -186,12 +186,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _frame_end(self, data: bytearray | memoryview, position: int) -> int:
         """Where the frame at `position` ends, 0 when it has not come whole."""
-        if len(data) < position + _PREFIX_BYTES:
+        start = position + _PREFIX_BYTES
+        if len(data) < start:
             return 0
         limit = self._host.broker.config.socket_request_max_bytes
         if self._login is not None and not self._login.done:
             limit = min(limit, _LOGIN_MAX_BYTES)
-        end = position + _PREFIX_BYTES + frame_length(data[position : position + _PREFIX_BYTES], limit)
+        end = start + frame_length(data[position:start], limit)
         return end if end <= len(data) else 0
 
     def _take(self, frame: memoryview) -> None:

@@ -23,7 +23,7 @@ from spark_groupsource.broker.segment import Segment, StoredBatch, UnreadableByt
 from spark_groupsource.broker.swap import CleanedSegment, finish_swaps, segment_bases, swap_steps
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import BatchHeader, assign_offsets, decode_records
+from spark_groupsource.records.batch import BatchHeader, assign_offset, decode_records
 
 Report = Callable[[str], None]
 """Takes one line for the operator."""
@@ -252,7 +252,7 @@ class PartitionLog:
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
         if not fits or self._is_over_age(max_timestamp):
             self.roll()
-        assign_offsets(batch, base_offset, self.leader_epoch, log_append_time_ms)
+        assign_offset(batch, header, base_offset, self.leader_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1
         return base_offset

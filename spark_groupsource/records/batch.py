@@ -421,6 +421,9 @@ def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, off
 def _write_bytes(body: bytearray, data: bytes | None) -> None:
     if data is None:
         body.append(1)
+    elif len(data) < 64:
+        body.append(len(data) << 1)
+        body += data
     else:
         write_varint(body, len(data))
         body += data
@@ -449,16 +452,23 @@ def assign_offsets(
     """
     position = 0
     for header in iter_batches(buffer):
-        _PREFIX.pack_into(buffer, header.position, base_offset, header.batch_length)
-        _EPOCH.pack_into(buffer, header.position + _EPOCH_AT, leader_epoch)
-        if log_append_time_ms is not None:
-            attributes = header.attributes | _LOG_APPEND_TIME
-            _ATTRIBUTES.pack_into(buffer, header.position + ATTRIBUTES_AT, attributes)
-            _TIMESTAMP.pack_into(buffer, header.position + _MAX_TIMESTAMP_AT, log_append_time_ms)
-            crc = google_crc32c.value(bytes(memoryview(buffer)[_body(header)]))
-            _CRC.pack_into(buffer, header.position + _CRC_AT, crc)
+        assign_offset(buffer, header, base_offset, leader_epoch, log_append_time_ms)
         base_offset += header.last_offset_delta + 1
         position = header.position + header.size
     if position != len(buffer):
         raise CorruptRecordError(f"{len(buffer) - position} bytes after byte {position} are not a whole record batch")
     return base_offset
+
+
+def assign_offset(
+    buffer: bytearray, header: BatchHeader, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
+) -> None:
+    """`assign_offsets` for one batch whose header was read."""
+    _PREFIX.pack_into(buffer, header.position, base_offset, header.batch_length)
+    _EPOCH.pack_into(buffer, header.position + _EPOCH_AT, leader_epoch)
+    if log_append_time_ms is not None:
+        attributes = header.attributes | _LOG_APPEND_TIME
+        _ATTRIBUTES.pack_into(buffer, header.position + ATTRIBUTES_AT, attributes)
+        _TIMESTAMP.pack_into(buffer, header.position + _MAX_TIMESTAMP_AT, log_append_time_ms)
+        crc = google_crc32c.value(bytes(memoryview(buffer)[_body(header)]))
+        _CRC.pack_into(buffer, header.position + _CRC_AT, crc)
