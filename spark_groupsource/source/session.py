@@ -378,11 +378,22 @@ class StreamSession:
         self._owned = set(owned)
         self._topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
         self._counts = self._lookup.counts()
+        # from others: were this query killed before its first commit, theirs, behind its checkpoint, would look like a
+        # reset from outside; under its own name it does not. One that was followed back stays as the operator wrote it
+        signed = {p: commit.offset for p, commit in committed.items() if commit and self._follows(p, commit, start)}
         if self._start_spec().default != EARLIEST:
             # nothing before it is for this group: whoever takes over before the first batch is committed goes on there
-            self._commit_positions(first)
+            signed.update(first)
+        if signed:
+            self._commit_positions(signed)
         self._acquired.update(self._restarts(start))
         self._ends.at_ms = None
+
+    def _follows(self, p: TopicPartition, commit: OffsetAndMetadata, start: SourceOffset) -> bool:
+        """True when `p` goes on where a member that is none of ours has committed."""
+        is_ahead = commit.offset > start.positions.get(p, -1)
+        is_foreign = not commit.metadata.startswith(_METADATA_PREFIX)
+        return is_foreign and is_ahead and self._acquired.get(p) == commit.offset
 
     def _restarts(self, start: SourceOffset) -> Offsets:
         """Begins of the partitions whose topic was made anew since `start`, where failOnDataLoss lets it go on.

@@ -307,6 +307,23 @@ def test_reset_fails_where_asked():
         Query(RESTART, group=group, onGroupReset="fail").trigger()
 
 
+def test_commit_of_a_foreign_member_that_was_followed_is_no_reset_after_a_crash():
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
+    killed = Query(group=group, onGroupReset="fail")
+    assert killed.trigger() == {P0: (5, 10)}
+    # its batch is checkpointed, and it never came to commit it
+    assert query_again(killed).trigger() is None
+    # what an operator does afterwards is a reset all the same
+    group.commits[P0] = OffsetAndMetadata(5)
+    with pytest.raises(ConfigurationError, match="moved back from outside, to 5; the checkpoint is at 10"):
+        query_again(killed).trigger()
+
+
+def query_again(killed):
+    group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits)
+    return Query(killed.start, killed.cluster, group, onGroupReset="fail")
+
+
 def test_restart_without_new_data_commits_the_checkpoint():
     group = FakeGroup(assigned={P0: 0}, commits={P0: ours(5)})
     query = Query(RESTART, FakeCluster({P0: (0, 7)}), group)
