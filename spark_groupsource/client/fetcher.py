@@ -22,6 +22,10 @@ from spark_groupsource.records.batch import last_batch
 from spark_groupsource.records.columns import AbortedTransaction
 from spark_groupsource.wire.messages import FetchRequest, Message
 
+_HINTS: Mapping[int, str] = {
+    ErrorCode.CORRUPT_MESSAGE: " (the broker finds its log damaged there; its own log tells where, start behind it)",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: " (the user may not READ this topic; grant it)",
+}
 _EMPTY = memoryview(b"")
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 # answers without any record after which a readable rest is taken for a gap that compaction left at the log's end
@@ -220,7 +224,10 @@ class PartitionFetcher:
                 return None, None
             return self._out_of_range(reading), None
         if data.error_code:
-            error = BrokerError(data.error_code, f"fetch of {tp} at offset {reading.position} from {leader.address}")
+            hint = _HINTS.get(data.error_code, "")
+            error = BrokerError(
+                data.error_code, f"fetch of {tp} at offset {reading.position} from {leader.address}{hint}"
+            )
             leader.readings.remove(reading)
             self._lost(reading, error)
             return None, error

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -17,15 +18,21 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from kafka_jars import spark_connector_jars
 from stream_bench import Bench
 from support.members import RdMember
 from support.topics import create_topic, produce
+
+from spark_groupsource import errors
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import GroupSourceError
 
 pytestmark = pytest.mark.spark
 
 NOW = {"availableNow": True}
 
-HOOKS = """
+HOOKS = '''
+import confluent_kafka
 import confluent_kafka.admin
 from spark_groupsource.client.admin import describe_groups, remove_members
 from spark_groupsource.client.cluster import Cluster
@@ -45,11 +52,22 @@ class Removing(Quiet):
             members = describe_groups(client, [GROUP])[GROUP].members
             remove_members(client, GROUP, [member.member_id for member in members])
 
+class Replacing(Quiet):
+    """Another process that takes the name of a static member."""
+
+    def assigned(self, partitions):
+        self.other = confluent_kafka.Consumer(
+            {{"bootstrap.servers": SERVERS, "group.id": GROUP, "group.instance.id": "worker-0",
+             "partition.assignment.strategy": "range", "auto.offset.reset": "earliest"}}
+        )
+        self.other.subscribe([TOPIC])
+        assert self.other.poll(30) is not None
+
 class Deleting(Quiet):
     def assigned(self, partitions):
         admin = confluent_kafka.admin.AdminClient({{"bootstrap.servers": SERVERS}})
         admin.delete_topics([TOPIC + "-b"])[TOPIC + "-b"].result(30)
-"""
+'''
 
 
 class Site(Bench):
@@ -183,6 +201,12 @@ def fenced(site):
         site.run(rebalanceListener=listener)
 
 
+def replaced(site):
+    static = {"kafka.group.instance.id": "worker", "kafka.partition.assignment.strategy": "range", "members": "1"}
+    with site.hook("Replacing") as listener:
+        site.run(rebalanceListener=listener, **static)
+
+
 def aged_out(site):
     site.checkpoint(site.offsets(3, 3, 3, 3))
     site.trim(0, 5)
@@ -267,6 +291,10 @@ FAILURES = {
     "fenced": (
         "GenerationMismatchError", fenced,
         ["member groupsource-[01]-.* of group G", r"in generation \d+, the group's generation is now \d+", RESTART]),
+    "replaced": (
+        "GenerationMismatchError", replaced,
+        # the reader or a task meets it first
+        ["member .* of group G", "another process joined (under|as) .*group.instance.id", "FENCED_INST", RESTART]),
     "aged out": (
         LOSS, aged_out,
         ["KAFKA_DATA_LOSS.START_OFFSET_RESET", r"T-0 begins at offset 5 now; \[3, 10\)", "group G", GO_ON]),
@@ -312,7 +340,40 @@ def test_message_comes_first_and_names_cause_and_mend(site, case):
         assert re.search(named, ours), (named, ours)
 
 
-def test_bytes_that_were_changed_on_the_way_are_told_by_their_place(spark, request, cluster, topic, tmp_path):
+def test_every_loss_spark_knows_and_every_error_class_is_provoked():
+    (jar,) = (path for path in spark_connector_jars() if path.name.startswith("spark-sql-kafka"))
+    with zipfile.ZipFile(jar) as archive:
+        conditions = json.loads(archive.read("error/kafka-error-conditions.json"))
+    told = " ".join(pattern for _, _, patterns in FAILURES.values() for pattern in patterns)
+    assert {name for name in conditions["KAFKA_DATA_LOSS"]["subClass"] if name not in told} == set()
+    inside_others = {
+        "RequestTimedOut": "no answer",
+        "RemoteProtocolError": "not Kafka",
+        "StorageError": "embedded broker",
+    }
+    apart = {"AuthenticationFailed": test_refused_credentials_are_told_as_such}
+    classes = {
+        name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)
+    }
+    shown = {error_class for error_class, _, _ in FAILURES.values()} | set(inside_others) | set(apart)
+    assert classes - shown == {"GroupSourceError"} and set(inside_others.values()) <= set(FAILURES)
+
+
+def test_refused_credentials_are_told_as_such(spark, topic):
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    listener = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
+    config = {"sasl.enabled.mechanisms": "PLAIN", listener: f'{login} user_ann="right";'}
+    with EmbeddedBroker(config=config) as broker:
+        reader = spark.read.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        security = {"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN"}
+        jaas = {"kafka.sasl.jaas.config": f'{login} username="ann" password="wrong";'}
+        with pytest.raises(Exception) as raised:
+            reader.options(subscribe=topic, **security, **jaas).load().collect()
+    assert re.search("errors.AuthenticationFailed: .*ann", str(raised.value)), str(raised.value)
+    assert "Traceback" not in str(raised.value) and "wrong" not in str(raised.value)
+
+
+def test_damaged_records_are_told_by_their_place(spark, request, cluster, topic, tmp_path):
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"some value %d" % n) for n in range(10)])
     running = request.getfixturevalue(cluster.name)
@@ -322,6 +383,8 @@ def test_bytes_that_were_changed_on_the_way_are_told_by_their_place(spark, reque
     data[data.index(b"some value 7")] ^= 1
     segment.write_bytes(data)
     reader = spark.read.format("groupsource").option("kafka.bootstrap.servers", cluster.bootstrap_servers)
-    with pytest.raises(Exception, match=f"^.*errors.CorruptRecordError: {topic}-0: .*checksum") as raised:
+    with pytest.raises(Exception) as raised:
         reader.option("subscribe", topic).load().collect()
-    assert "Traceback" not in str(raised.value)
+    message = str(raised.value)
+    assert re.search(f"CorruptRecordError: {topic}-0: .* batch at offset 0 carries checksum", message), message
+    assert "Traceback" not in message
