@@ -12,6 +12,7 @@ from spark_groupsource.broker import (
     handlers_configs,
     handlers_data,
     handlers_groups,
+    handlers_producers,
     handlers_topics,
     handlers_transactions,
     handlers_users,
@@ -81,6 +82,9 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         50: Served(0, 0, handlers_users.describe_scram_credentials),
         51: Served(0, 0, handlers_users.alter_scram_credentials),
         60: Served(0, 2, handlers_topics.describe_cluster),
+        61: Served(0, 0, handlers_producers.describe_producers),
+        65: Served(0, 0, handlers_producers.describe_transactions),
+        66: Served(0, 1, handlers_producers.list_transactions),
     }
 )
 """api key -> what is served of it."""

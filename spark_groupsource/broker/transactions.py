@@ -181,13 +181,13 @@ class TransactionRuntime:
         return seat.shard.verify(transactional_id, producer, topic_partition)
 
     def shards(self, node_id: int) -> list[TransactionShard] | None:
-        """The shards a node serves; None while they are not all loaded."""
+        """The shards a node serves, without those that cannot be loaded; None while one is still being loaded."""
         found = []
         for partition in range(self.partition_count):
-            if self._leads(node_id, partition):
-                seat = self._seats.get(partition)
-                if seat is None or not seat.loaded:
-                    return None
+            seat = self._seat(partition) if self._leads(node_id, partition) else None
+            if seat is not None and not seat.loaded:
+                return None
+            if seat is not None:
                 found.append(seat.shard)
         return found
 

@@ -42,12 +42,18 @@ with warnings.catch_warnings():
         DescribeGroupsResponse,
         DescribeLogDirsRequest,
         DescribeLogDirsResponse,
+        DescribeProducersRequest,
+        DescribeProducersResponse,
+        DescribeTransactionsRequest,
+        DescribeTransactionsResponse,
         DescribeUserScramCredentialsRequest,
         DescribeUserScramCredentialsResponse,
         IncrementalAlterConfigsRequest,
         IncrementalAlterConfigsResponse,
         ListGroupsRequest,
         ListGroupsResponse,
+        ListTransactionsRequest,
+        ListTransactionsResponse,
     )
     from kafka.protocol.api_data import ApiData
     from kafka.protocol.consumer import (
@@ -193,6 +199,9 @@ APIS: dict[int, Api] = {
         _api(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
         _api(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
         _api(DescribeClusterRequest, DescribeClusterResponse),
+        _api(DescribeProducersRequest, DescribeProducersResponse),
+        _api(DescribeTransactionsRequest, DescribeTransactionsResponse),
+        _api(ListTransactionsRequest, ListTransactionsResponse),
     )
 }
 """api key -> `Api`, every API this package sends or serves."""
@@ -241,6 +250,10 @@ __all__ = [
     "DescribeGroupsResponse",
     "DescribeLogDirsRequest",
     "DescribeLogDirsResponse",
+    "DescribeProducersRequest",
+    "DescribeProducersResponse",
+    "DescribeTransactionsRequest",
+    "DescribeTransactionsResponse",
     "DescribeUserScramCredentialsRequest",
     "DescribeUserScramCredentialsResponse",
     "EncodeBufferPool",
@@ -266,6 +279,8 @@ __all__ = [
     "ListGroupsResponse",
     "ListOffsetsRequest",
     "ListOffsetsResponse",
+    "ListTransactionsRequest",
+    "ListTransactionsResponse",
     "Message",
     "MetadataRequest",
     "MetadataResponse",

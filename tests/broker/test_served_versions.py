@@ -293,6 +293,13 @@ REQUESTS = {
     60: lambda version, topic_id, name: messages.DescribeClusterRequest(
         include_cluster_authorized_operations=True, endpoint_type=1, include_fenced_brokers=False
     ),
+    61: lambda version, topic_id, name: messages.DescribeProducersRequest(
+        topics=[messages.DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0, 9])]
+    ),
+    65: lambda version, topic_id, name: messages.DescribeTransactionsRequest(transactional_ids=[name, ""]),
+    66: lambda version, topic_id, name: messages.ListTransactionsRequest(
+        state_filters=["Ongoing", "Nonsense"], producer_id_filters=[7], duration_filter=1
+    ),
 }
 VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
 

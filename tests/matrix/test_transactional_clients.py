@@ -13,7 +13,9 @@ from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.java_tools import JavaTools
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
+TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 Step = tuple[bool, list[tuple[int, bytes]], int | None]
 """Whether it commits, the (partition, value) it produces, the offset of the source it commits for the group."""
 
@@ -238,3 +240,32 @@ def test_a_reader_that_asks_for_stable_offsets_waits_for_the_transaction(
     producer.commit_transaction(30)
     assert consumer.committed([where], 20)[0].offset == 3
     consumer.close()
+
+
+def test_kafka_s_tool_shows_producers_and_transactions(cluster: Any, topic: str, group: str, java: JavaTools) -> None:
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
+
+    def rows(*arguments: str) -> list[list[str]]:
+        return java.rows(TRANSACTIONS, "--bootstrap-server", case.servers, *arguments)
+
+    def state() -> str:
+        return {row[0]: row[3] for row in rows("list")}[case.transactional_id]
+
+    producer.init_transactions(30)
+    assert state() == "Empty"
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=1)
+    producer.flush(30)
+    (head, row) = rows("describe", "--transactional-id", case.transactional_id)
+    described = dict(zip(head, row))
+    assert described["TransactionState"] == "Ongoing" and described["TopicPartitions"] == f"{topic}-1"
+    (head, row) = rows("describe-producers", "--topic", topic, "--partition", "1")
+    shown = dict(zip(head, row))
+    assert shown["ProducerId"] == described["ProducerId"] and shown["LatestCoordinatorEpoch"] == "-1"
+    assert (shown["ProducerEpoch"], shown["LastSequence"], shown["CurrentTransactionStartOffset"]) == ("0", "0", "0")
+    producer.commit_transaction(30)
+    wait_until(lambda: state() == "CompleteCommit", "the transaction is complete")
+    (head, row) = rows("describe-producers", "--topic", topic, "--partition", "1")
+    shown = dict(zip(head, row))
+    assert shown["CurrentTransactionStartOffset"] == "None" and int(shown["LatestCoordinatorEpoch"]) >= 0

@@ -20,7 +20,8 @@ SERVED = """
     Produce Fetch ListOffsets FindCoordinator JoinGroup SyncGroup Heartbeat LeaveGroup OffsetCommit OffsetFetch
     OffsetDelete DescribeGroups ListGroups DeleteGroups InitProducerId SaslHandshake SaslAuthenticate
     OffsetForLeaderEpoch AlterConfigs IncrementalAlterConfigs DescribeLogDirs
-    AddPartitionsToTxn AddOffsetsToTxn EndTxn TxnOffsetCommit
+    AddPartitionsToTxn AddOffsetsToTxn EndTxn TxnOffsetCommit DescribeProducers DescribeTransactions ListTransactions
+    DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials AlterUserScramCredentials
 """
 
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
