@@ -12,7 +12,7 @@ from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
 from spark_groupsource.client.cluster import Cluster, ClusterView
 from spark_groupsource.client.membership import Joined
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition
-from spark_groupsource.wire.consumer_protocol import decode_subscription, encode_assignment
+from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 
 Snapshot = Mapping[str, Any]
 """topic -> what of it went into the assignment: partition count, or the racks of each partition"""
@@ -60,6 +60,20 @@ def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: boo
         topics,
         taken,
     )
+
+
+def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple[TopicPartition, ...]:
+    """The partitions of these topics that none of a group's assignments names.
+
+    Args:
+        counts: topic -> number of partitions.
+        assignments: each member's bytes, as DescribeGroups tells them; none at all assign nothing.
+    Raises: RemoteProtocolError on bytes that are no assignment.
+    """
+    wanted = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
+    for data in assignments:
+        wanted.difference_update(decode_assignment(data).partitions if data else ())
+    return tuple(sorted(wanted))
 
 
 def _check_hand_over(

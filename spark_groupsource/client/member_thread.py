@@ -15,7 +15,7 @@ from spark_groupsource.assign import Assignor
 from spark_groupsource.client.answers import Rule, Then, failure_of
 from spark_groupsource.client.cluster import Cluster
 from spark_groupsource.client.connection import BrokerConnection
-from spark_groupsource.client.leader import Decision, Snapshot, decide
+from spark_groupsource.client.leader import Decision, Snapshot, decide, unassigned
 from spark_groupsource.client.membership import (
     NO_GENERATION,
     Action,
@@ -32,10 +32,17 @@ from spark_groupsource.client.membership import (
 from spark_groupsource.client.rebalances import RebalanceRecorder
 from spark_groupsource.client.retry import backoff_ms
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError, GroupSourceError
+from spark_groupsource.errors import (
+    BrokerError,
+    ConnectionFailed,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+    RemoteProtocolError,
+)
 from spark_groupsource.model import Assignment, Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_subscription
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import DescribeGroupsRequest, Message
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +195,8 @@ class MemberThread:
                 if outcome.is_leader:
                     state.recorder.led(generation_id, [m[0] for m in outcome.members], self._clock.timestamp_ms())
         if isinstance(outcome, Joined):
-            self._sync(outcome)
+            if self._sync(outcome) and not sent.member_id:
+                self._look_for_what_is_nobodys()
         elif answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._gather()
         else:
@@ -210,18 +218,19 @@ class MemberThread:
                     return
                 state.changed.wait(left_ms / 1000)
 
-    def _sync(self, joined: Joined) -> None:
+    def _sync(self, joined: Joined) -> bool:
+        """True where the round has ended with an assignment."""
         state, membership = self._state, self.membership
         decision = self._decide(joined) if joined.is_leader else None
         started_ms = self._clock.now_ms()
         with state.changed:
             if membership.generation != joined.generation or state.closing:
                 # thrown out, or left, while it was deciding
-                return
+                return False
             request = membership.sync_request(decision.assignments if decision else {})
         answer = self._call_for_round(request, 3 if membership.config.group_instance_id is not None else 0)
         if answer is None:
-            return
+            return False
         with state.changed:
             now_ms = self._clock.now_ms()
             rule = membership.sync_answered(answer, joined.generation, now_ms)
@@ -230,8 +239,36 @@ class MemberThread:
                 if decision is not None:
                     state.group_topics, state.snapshot = decision.topics, decision.snapshot
                 state.changed.notify_all()
-                return
+                return True
         self._after_failure(rule, rule.code or answer.error_code, "SyncGroup")
+        return False
+
+    def _look_for_what_is_nobodys(self) -> None:
+        """Asks for a round if a static member has returned to a group in which partitions are nobody's.
+
+        It is given what it had, without a round. If it died between the two rounds of a cooperative hand-over, what it
+        gave up in the first is assigned to nobody, and the second was for it to ask for: nobody else ever will.
+        """
+        membership, state = self.membership, self._state
+        group_id = membership.config.group_id
+        if membership.config.group_instance_id is None or not membership.config.cooperative:
+            return
+        try:
+            request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
+            (group,) = self._call(request, membership.config.heartbeat_interval_ms, 0).groups
+            if group.error_code or group.group_state != "Stable":
+                # the group is in a round, or about to be
+                return
+            view = self._cluster.metadata(state.topics)
+            counts = {topic: len(view.topics[topic].partitions) for topic in state.topics if topic in view.topics}
+            missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
+        except (ConnectionFailed, BrokerError, RemoteProtocolError) as error:
+            _log.info("member %s cannot see what group %s has assigned: %s", self.client_id, group_id, error)
+            return
+        if missing:
+            with state.changed:
+                membership.request_rejoin(f"assigned to nobody: {', '.join(map(str, missing))}")
+                state.changed.notify_all()
 
     def _decide(self, joined: Joined) -> Decision | None:
         """What a leader decides; None where it is out of the group by then.

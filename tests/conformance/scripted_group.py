@@ -21,6 +21,7 @@ from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription,
 from spark_groupsource.net import Address
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.messages import (
+    DescribeGroupsResponse,
     FindCoordinatorResponse,
     HeartbeatResponse,
     JoinGroupResponse,
@@ -39,6 +40,18 @@ U0 = TopicPartition("u", 0)
 
 Step = ErrorCode | Exception | Callable[[Any], Any]
 """What a request meets: an error code, an exception, or a function of it that returns an answer (None: the usual)."""
+
+
+def described(*assignments: bytes, state: str = "Stable", code: int = 0) -> Any:
+    """A DescribeGroups answer: a group whose members have these assignments."""
+    row = DescribeGroupsResponse.DescribedGroup
+    members = [
+        row.DescribedGroupMember(member_id=f"m{number}", member_metadata=b"", member_assignment=data)
+        for number, data in enumerate(assignments)
+    ]
+    return DescribeGroupsResponse(
+        throttle_time_ms=0, groups=[row(error_code=code, group_id=GROUP, group_state=state, members=members)]
+    )
 
 
 class Script:
@@ -178,6 +191,11 @@ class Script:
             protocol_name=request.protocol_name,
             assignment=b"" if code else assignment,
         )
+
+    def _DescribeGroups(self, request: Any, code: int) -> Any:
+        """Everything is somebody's."""
+        everything = [TopicPartition(t, n) for t, replicas in self.topics.items() for n in range(len(replicas))]
+        return described(encode_assignment(Assignment(tuple(everything))))
 
     def _Heartbeat(self, request: Any, code: int) -> Any:
         return HeartbeatResponse(error_code=code)

@@ -23,6 +23,7 @@ from sim_requests import (
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.answers import Rule, Then
+from spark_groupsource.client.leader import unassigned
 from spark_groupsource.client.membership import (
     Beat,
     Generation,
@@ -42,7 +43,7 @@ from spark_groupsource.wire.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from spark_groupsource.wire.messages import HeartbeatRequest
+from spark_groupsource.wire.messages import DescribeGroupsRequest, HeartbeatRequest
 
 if TYPE_CHECKING:
     from sim_world import World
@@ -263,6 +264,7 @@ class Ours(Client):
         self.membership = Membership(config, world.time.now_ms)
         self._sent = Generation()
         self._given_up = False
+        self._joined_afresh = False
         self._last: tuple[tuple[TopicPartition, ...], int] = ((), -1)
 
     @property
@@ -300,6 +302,7 @@ class Ours(Client):
         action = membership.next_action(now_ms)
         if isinstance(action, Join):
             self._sent = membership.generation
+            self._joined_afresh = not self._sent.member_id
             self.call("join", membership.join_request(self._protocols()), self.versions.join, _JOIN_TIMEOUT_MS)
         elif isinstance(action, Beat):
             self._sent = membership.generation
@@ -369,6 +372,11 @@ class Ours(Client):
             rule = membership.sync_answered(answer, self._sent, now_ms)
             if rule.then is not Then.GO_ON:
                 self._round_failed(rule, answer.error_code)
+            elif self._joined_afresh and self.instance_id is not None and membership.config.cooperative:
+                request = DescribeGroupsRequest(groups=[self.spec.group_id], include_authorized_operations=False)
+                self.call("describe", request, 5)
+        elif kind == "describe":
+            self._look_for_what_is_nobodys(answer.groups[0])
         elif kind == "beat":
             rule = membership.heartbeat_answered(answer.error_code, self._sent, now_ms)
             if rule.then is Then.BEAT_LATER:
@@ -380,6 +388,12 @@ class Ours(Client):
         elif kind == "fetch":
             self.fetched = error_of(answer) == ErrorCode.NONE
             self.commit_due_ms = now_ms + _BACKOFF_MS
+
+    def _look_for_what_is_nobodys(self, group: Any) -> None:
+        if not group.error_code and group.group_state == "Stable":
+            counts = {topic: PARTITIONS[topic] for topic in self.topics}
+            if unassigned(counts, [member.member_assignment for member in group.members]):
+                self.membership.request_rejoin("assigned to nobody")
 
     def _sync(self, joined: Joined) -> None:
         assignments: dict[str, bytes] = {}
