@@ -123,7 +123,7 @@ def test_offsets_count_when_the_transaction_commits(connection, topic, group):
 
 
 def test_a_transaction_whose_time_is_over_is_aborted(connection, topic, group):
-    producer = begun(connection, topic, group, timeout_ms=50)
+    producer = begun(connection, topic, group, timeout_ms=2_000)
     wait_until(lambda: read_committed(connection, topic)[2] == 2, "the transaction is aborted")
     assert producer.end(True) is ErrorCode.PRODUCER_FENCED
     assert producer.init() is NONE and producer.epoch == 2
@@ -214,7 +214,7 @@ def test_an_open_transaction_outlives_the_broker(tmp_path, end):
 
 def test_the_time_of_a_transaction_goes_on_after_a_kill(tmp_path):
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
-        producer = before_the_end(connection, timeout_ms=1_500)
+        producer = before_the_end(connection, timeout_ms=4_000)
         broker.kill()
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
         wait_until(lambda: read_committed(connection, "t")[2] == 4, "the transaction is aborted")

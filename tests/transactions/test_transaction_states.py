@@ -151,8 +151,11 @@ def test_a_timeout_out_of_bounds_is_refused(timeout_ms: int) -> None:
     assert Context().init(timeout_ms=timeout_ms) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
 
-def test_an_empty_transactional_id_is_refused() -> None:
+def test_an_empty_transactional_id_is_refused_and_one_that_no_record_holds() -> None:
     shard = TransactionShard()
+    assert shard.init("ä" * 2**14, 1, None, 0, int).error is ErrorCode.INVALID_REQUEST
+    longest = shard.init("ä" * (2**14 - 1), 1, None, 0, int)
+    assert longest.error is ErrorCode.NONE and encode_key("ä" * (2**14 - 1))
     assert shard.init("", 1, None, 0, int).error is ErrorCode.INVALID_REQUEST
     assert shard.add("", Producer(1, 0), [P0], 0).error is ErrorCode.INVALID_REQUEST
     assert shard.end("", Producer(1, 0), True, 0).error is ErrorCode.INVALID_REQUEST
