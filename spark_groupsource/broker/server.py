@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import resource
 import shutil
@@ -33,6 +34,7 @@ from spark_groupsource.net import Address, parse_addresses
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_IDLE_CHECK_S = 5.0
+_GC_THRESHOLD = 20_000
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
@@ -210,6 +212,9 @@ def serve_forever(
     # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # groups and offsets live long and form no cycles: by default the collector walks over all of them again and again
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 50)
 
     async def run() -> None:
         stopped = asyncio.Event()

@@ -36,6 +36,7 @@ _HIGHEST_VALUE_VERSION = 4
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _SHORTS = struct.Struct(">hh")  # a key's version and the length of its first text
 _OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, length of the metadata
+_OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same, without metadata, and the commit's time
 _LONGEST_TEXT = 2**15 - 1
 
 
@@ -210,6 +211,10 @@ def _names(data: bytes, length: int) -> tuple[str, str]:
 def _plain_offset_value(data: bytes) -> OffsetValue | None:
     """A whole value of version 3; None leaves it, and the error, to the schema."""
     try:
+        if len(data) == _OFFSET_VALUE_PLAIN.size:  # nearly all have no metadata
+            version, offset, leader_epoch, length, timestamp_ms = _OFFSET_VALUE_PLAIN.unpack(data)
+            if version == _OFFSET_VALUE_VERSION and length == 0:
+                return OffsetValue(offset, leader_epoch, "", timestamp_ms)
         version, offset, leader_epoch, length = _OFFSET_VALUE_HEAD.unpack_from(data)
         end = _OFFSET_VALUE_HEAD.size + length
         if version != _OFFSET_VALUE_VERSION or length < 0 or len(data) != end + _LONG.size:
