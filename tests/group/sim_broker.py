@@ -68,7 +68,7 @@ class Broker:
         self.held: deque[_Held] = deque()
         self._held_until_ms = 0
         self._tokens = 0
-        self._deleted_while_loading: list[TopicPartition] = []
+        self._deleted_while_loading: list[list[TopicPartition]] = []
         self._loaded()
 
     @property
@@ -98,9 +98,9 @@ class Broker:
             self._run(self.shard.expire_offsets(self.time.timestamp_ms, self.time.now_ms), Cause("expire offsets"))
 
     def drop_partitions(self, partitions: list[TopicPartition]) -> None:
-        """Partitions were deleted: as the broker does, it tells the shard when that has loaded."""
+        """All of a topic's partitions were deleted: as the broker does, it tells the shard when that has loaded."""
         if not self.is_loaded:
-            self._deleted_while_loading += partitions
+            self._deleted_while_loading.append(partitions)
             return
         outcome = self.shard.partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
         self._run(outcome, Cause(f"drop {partitions[0].topic}"))
@@ -152,8 +152,8 @@ class Broker:
     def _loaded(self) -> None:
         self._run(self.shard.loaded(self.time.now_ms, self.time.timestamp_ms), Cause("load"))
         deleted, self._deleted_while_loading = self._deleted_while_loading, []
-        if deleted:
-            self.drop_partitions(deleted)
+        for partitions in deleted:
+            self.drop_partitions(partitions)
 
     def _replay(self, start: int, end: int) -> None:
         for entry in self.log[start:end]:

@@ -26,7 +26,7 @@ from spark_groupsource.wire.group_records import GroupKey, decode_key
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20240"))
 SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", "10000"))
-PARTS = 4
+PARTS = 10
 
 Patch = pytest.MonkeyPatch
 
