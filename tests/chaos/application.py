@@ -49,6 +49,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         .option("kafka.session.timeout.ms", options.session_timeout_s * 1000)
         .option("kafka.heartbeat.interval.ms", 500)
         .option("kafka.client.id", os.path.basename(options.directory))
+        .option("kafka.partition.assignment.strategy", options.assignor)
         .option("subscribe", options.topic)
         .option("startingOffsets", "earliest")
         .option("members", 2)
@@ -81,6 +82,7 @@ def main() -> int:
     for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--session-timeout-s", type=int, default=SESSION_TIMEOUT_S)
+    parser.add_argument("--assignor", default="range")
     parser.add_argument("--gate")
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,9 @@ VISIT_S = 20.0
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
 # the whole heap is touched at the start, so that the memory of the JVM tells what lies outside of it
 JAVA = "-Xms512m -XX:+AlwaysPreTouch"
+
+# pools of Spark's block manager grow to 128 threads each as chance wills it, and shrink after a minute
+POOLS = "block-manager-"
 
 # what may be more at the end: a share, and an amount on top for what comes and goes
 TOLERANCE = {
@@ -69,19 +72,38 @@ def look(pids: Iterable[int]) -> Sample:
     for pid in pids:
         try:
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            open_files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            threads = [entry.read_text() for entry in Path(f"/proc/{pid}/task").glob("*/comm")]
+            open_files = list(_open_files(pid))
             one = Sample(
                 int(status["VmRSS"].split()[0]) / 1024,
-                int(status["Threads"]),
+                sum(not name.startswith(POOLS) for name in threads),
                 sum(name.startswith("socket:") for name in open_files),
                 len(open_files),
                 1,
             )
         except (OSError, KeyError):
-            # it ends, or one of its files was closed while they were counted
+            # it has ended
             continue
         found = Sample(*(a + b for a, b in zip(found, one)))
     return found
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(entry)
+        except FileNotFoundError:
+            # closed meanwhile
+            continue
+
+
+def compare(role: str, name: str, values: Sequence[float]) -> list[str]:
+    """Prints the medians of the second fifth and of the last; one line when it grew beyond what is tolerated."""
+    fifth = len(values) // 5
+    was, is_now = statistics.median(values[fifth : 2 * fifth]), statistics.median(values[-fifth:])
+    print(f"{role:10}{name:14}{was:14.1f}{is_now:14.1f}")
+    share, amount = TOLERANCE[name]
+    return [f"{role}: {name} grew from {was:.1f} to {is_now:.1f}"] if is_now > was * (1 + share) + amount else []
 
 
 class Endurance:
@@ -138,17 +160,9 @@ class Endurance:
         grown = []
         for role, samples in self._samples.items():
             for name in Sample._fields:
-                grown += self._compare(role, name, [getattr(sample, name) for sample in samples])
+                grown += compare(role, name, [getattr(sample, name) for sample in samples])
         heap = [report["heap_bytes"] / 2**20 for report in self._all_reports]
-        return grown + self._compare("driver", "heap_mb", heap)
-
-    def _compare(self, role: str, name: str, values: list[float]) -> list[str]:
-        fifth = len(values) // 5
-        before, after = values[fifth : 2 * fifth], values[-fifth:]
-        was, is_now = statistics.median(before), statistics.median(after)
-        print(f"{role:10}{name:14}{was:14.1f}{is_now:14.1f}")
-        share, amount = TOLERANCE[name]
-        return [f"{role}: {name} grew from {was:.1f} to {is_now:.1f}"] if is_now > was * (1 + share) + amount else []
+        return grown + compare("driver", "heap_mb", heap)
 
     def close(self) -> None:
         self._application.close()

@@ -15,10 +15,19 @@ SCRIPT = Path(__file__).with_name("foreign_process.py")
 class ForeignMember:
     """One run of this script; a context manager that lets it leave."""
 
-    def __init__(self, bootstrap_servers: str, group: str, topic: str, rows: Path, session_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        group: str,
+        topic: str,
+        rows: Path,
+        session_timeout_ms: int,
+        assignor: str = "range",
+    ) -> None:
         self.rows = rows
         rows.touch()
         command = [sys.executable, str(SCRIPT), bootstrap_servers, group, topic, str(rows), str(session_timeout_ms)]
+        command.append(assignor)
         with open(rows.with_suffix(".log"), "a") as log:
             self.process = popen_leashed(command, log, log)
 

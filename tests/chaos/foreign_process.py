@@ -1,4 +1,4 @@
-"""A librdkafka member as a process: ``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS``.
+"""A librdkafka member as a process: ``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS ASSIGNOR``.
 
 Each record's position is in the file before its offset may be committed, so commits never pass what the file holds.
 """
@@ -13,7 +13,7 @@ import threading
 from confluent_kafka import Consumer
 
 
-def main(bootstrap_servers: str, group: str, topic: str, rows: str, session_timeout_ms: str) -> None:
+def main(bootstrap_servers: str, group: str, topic: str, rows: str, timeout_ms: str, assignor: str) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     consumer = Consumer(
@@ -23,7 +23,8 @@ def main(bootstrap_servers: str, group: str, topic: str, rows: str, session_time
             "auto.offset.reset": "earliest",
             "enable.auto.offset.store": False,
             "auto.commit.interval.ms": 200,
-            "session.timeout.ms": int(session_timeout_ms),
+            "session.timeout.ms": int(timeout_ms),
+            "partition.assignment.strategy": assignor,
             "heartbeat.interval.ms": 500,
         }
     )

@@ -1,6 +1,7 @@
 """Applications of one group under a random hand that drains, kills, stops, cuts and joins; nothing may be lost.
 
-    PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7 [--applications 3] [--kafka]
+    PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7 [--applications 3]
+        [--assignor cooperative-sticky] [--kafka]
 
 A producer writes numbered records all the while, and all the while the group's commits are compared with what the
 outputs hold. Each repeat must have come with a batch that was in flight when its application was hit. `--graceful`
@@ -143,15 +144,36 @@ EVENTS = (
 )
 
 
+class Step(NamedTuple):
+    """One event of a run, drawn beforehand, so that a seed repeats the run whatever the applications do meanwhile."""
+
+    event: Event
+    target: int
+    settles: bool
+    chance: random.Random
+
+
+def draw(seed: int, count: int, applications: int, graceful: bool) -> list[Step]:
+    """The events of a run. Each is drawn by its weight, but none comes again before half of the others have come."""
+    chance = random.Random(seed)
+    events = [event for event in EVENTS if not (graceful and event.repeats)]
+    steps: list[Step] = []
+    for number in range(count):
+        recent = {step.event for step in steps[-(len(events) // 2) :]}
+        (event,) = chance.choices(events, [0 if event in recent else event.weight for event in events])
+        # events that follow at once meet a group that is still moving
+        settles = chance.random() < 0.6
+        steps.append(Step(event, chance.randrange(applications), settles, random.Random(f"{seed} {number}")))
+    return steps
+
+
 class Chaos:
     """One run in `directory`."""
 
-    def __init__(
-        self, directory: Path, seed: int, *, graceful: bool = False, kafka: bool = False, applications: int = 2
-    ) -> None:
+    def __init__(self, directory: Path, *, kafka: bool, applications: int, assignor: str) -> None:
         self._directory = directory
-        self._random = random.Random(seed)
-        self._events = [event for event in EVENTS if not (graceful and event.repeats)]
+        self._assignor = assignor
+        self._random = random.Random()
         self._proxy = Proxy()
         self._broker: Broker = (KafkaProcess if kafka else EmbeddedProcess)(directory, self._proxy)
         self._broker.start()
@@ -162,7 +184,7 @@ class Chaos:
         self._watch = Watch(Cluster(settings.bootstrap, settings), self._ledger)
         self._feed = Feed(self._proxy.address, TOPIC, PARTITIONS, RECORDS_PER_S)
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
-        arguments += ["--max-offsets", str(MAX_OFFSETS)]
+        arguments += ["--max-offsets", str(MAX_OFFSETS), "--assignor", assignor]
         # some fail with their first task, the others try it again
         self._applications = [
             Application(name, directory, attempts, arguments)
@@ -204,30 +226,28 @@ class Chaos:
 
     # -- the hand ----------------------------------------------------------------------------------------------------
 
-    def run(self, events: int) -> None:
+    def run(self, steps: list[Step]) -> None:
         for application in self._applications:
+            # a driver killed while it writes its first plan leaves a file over which Spark never starts again
+            wait_until(lambda: application.last_batch() >= 0, f"application {application.name} begins", PATIENCE_S, 0.2)
             self.wait_ready(application)
         began = time.monotonic()
-        for number in range(events):
-            (event,) = self._random.choices(self._events, [event.weight for event in self._events])
-            target = self._random.choice(self._applications)
+        for number, step in enumerate(steps, 1):
+            self._random = step.chance
+            target = self._applications[step.target]
             self.wait_ready(target)
-            said = getattr(self, "_" + event.name.replace(" ", "_"))(target)
-            self._settle_or_go_on(event)
+            said = getattr(self, "_" + step.event.name.replace(" ", "_"))(target)
+            if step.settles:
+                self.settle(step.event.name)
+            else:
+                time.sleep(self._random.uniform(0.2, 2))
             self._watch.check()
             repeats = len(self._ledger.repeats())
             at_s = time.monotonic() - began
             repeated = f"; {repeats - self.repeats} repeated" if repeats > self.repeats else ""
-            print(f"{at_s:6.1f} s  event {number + 1}: {event.name} {said}{repeated}", flush=True)
+            print(f"{at_s:6.1f} s  event {number}: {step.event.name} {said}{repeated}", flush=True)
             self.repeats = repeats
         self._finish()
-
-    def _settle_or_go_on(self, event: Event) -> None:
-        # events that follow at once meet a group that is still moving
-        if self._random.random() < 0.6:
-            self.settle(event.name)
-        else:
-            time.sleep(self._random.uniform(0.2, 2))
 
     def _drain(self, target: Application) -> str:
         signal_all(self._random.choice([[target.process.pid], target.python()]), signal.SIGTERM)
@@ -308,7 +328,8 @@ class Chaos:
     def _joined(self) -> ForeignMember:
         """A foreign member that consumes."""
         rows = self._directory / f"foreign-{len(self._foreign)}.rows"
-        member = ForeignMember(self._proxy.address, GROUP, TOPIC, rows, SESSION_TIMEOUT_S * 1000)
+        timeout_ms = SESSION_TIMEOUT_S * 1000
+        member = ForeignMember(self._proxy.address, GROUP, TOPIC, rows, timeout_ms, self._assignor)
         self._foreign.append(member)
         self._ledger.add(ForeignOutput(rows.name, rows))
         wait_until(lambda: member.consumed, "the foreign member consumes", PATIENCE_S, 0.1)
@@ -390,11 +411,20 @@ class Chaos:
         self._proxy.close()
 
 
-def run(directory: Path, events: int, seed: int, **how: bool | int) -> Chaos:
+def run(
+    directory: Path,
+    events: int,
+    seed: int,
+    *,
+    graceful: bool = False,
+    kafka: bool = False,
+    applications: int = 2,
+    assignor: str = "range",
+) -> Chaos:
     """One run; AssertionError where something was lost, repeated beyond what was in flight, or committed too early."""
-    chaos = Chaos(directory, seed, **how)  # type: ignore[arg-type]
+    chaos = Chaos(directory, kafka=kafka, applications=applications, assignor=assignor)
     try:
-        chaos.run(events)
+        chaos.run(draw(seed, events, applications, graceful))
     finally:
         chaos.close()
     return chaos
@@ -407,6 +437,7 @@ def main() -> None:
     parser.add_argument("--graceful", action="store_true", help="no violent events: nothing may be repeated")
     parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka")
     parser.add_argument("--applications", type=int, default=2, choices=(2, 3))
+    parser.add_argument("--assignor", default="range", help="of every member, foreign ones too")
     parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")
     options = parser.parse_args()
     # so that a run which is told to end takes its children with it
@@ -422,6 +453,7 @@ def main() -> None:
         graceful=options.graceful,
         kafka=options.kafka,
         applications=options.applications,
+        assignor=options.assignor,
     )
 
 

@@ -1,0 +1,182 @@
+"""Consume, transform, produce in transactions while the broker is killed: each record comes out once.
+
+    python tests/chaos/exactly_once.py --records 20000 --kills 50 --seed 7
+
+Two workers of one group (librdkafka) read a topic and write each record to another in transactions that also commit
+the offsets. Meanwhile the broker is killed with SIGKILL at random moments and started again on the same port. A worker
+that meets an error does what librdkafka tells it to: again, abort, or begin anew as a new producer. At the end whoever
+reads committed records finds each of them once. The seed decides when the broker is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "broker")]
+
+from broker_context import BrokerProcess  # noqa: E402
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: E402
+from support.topics import create_topic, produce  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
+
+PARTITIONS = 2
+WORKERS = 2
+BATCH = 25
+SETTINGS = (
+    "offsets.topic.num.partitions=2",
+    "transaction.state.log.num.partitions=2",
+    "group.initial.rebalance.delay.ms=0",
+    "group.min.session.timeout.ms=1000",
+)
+
+
+class Worker(threading.Thread):
+    """Moves records from `source` to `sink` until `stopped`; `trouble` counts what it met, by kind."""
+
+    def __init__(self, servers: str, number: int, stopped: threading.Event) -> None:
+        super().__init__(name=f"worker-{number}", daemon=True)
+        self._servers, self._number, self._stopped = servers, number, stopped
+        self.trouble: Counter[str] = Counter()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._work()
+                except KafkaException as error:  # begin anew, as a producer of the same id: the old one is fenced
+                    self.trouble[f"anew: {error.args[0].name()}"] += 1
+        except BaseException as error:
+            self.failure = error
+
+    def _work(self) -> None:
+        settings = {"bootstrap.servers": self._servers, "log_level": 0, "reconnect.backoff.max.ms": 200}
+        producer = Producer({**settings, "transactional.id": f"worker-{self._number}", "linger.ms": 0})
+        consumer = Consumer(
+            {**settings, "group.id": "workers", "auto.offset.reset": "earliest", "enable.auto.commit": False,
+             "isolation.level": "read_committed", "session.timeout.ms": 6_000}
+        )  # fmt: skip
+        try:
+            producer.init_transactions(30)
+            consumer.subscribe(["source"])
+            while not self._stopped.is_set():
+                messages = [message for message in consumer.consume(BATCH, 0.5) if not message.error()]
+                if messages and not self._move(producer, consumer, messages):
+                    return  # what was not committed is read again from the group's offsets
+        finally:
+            consumer.close()
+            producer.purge()
+
+    def _move(self, producer: Producer, consumer: Consumer, messages: list) -> bool:
+        """One transaction; False when it was aborted."""
+        producer.begin_transaction()
+        try:
+            for message in messages:
+                producer.produce("sink", message.value(), partition=message.partition())
+            offsets: dict[int, int] = {}
+            for message in messages:
+                offsets[message.partition()] = message.offset() + 1
+            committed = [TopicPartition("source", partition, offset) for partition, offset in offsets.items()]
+            self._until_done(
+                lambda: producer.send_offsets_to_transaction(committed, consumer.consumer_group_metadata(), 5)
+            )
+            self._until_done(lambda: producer.commit_transaction(5))
+            return True
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            self.trouble[f"abort: {error.args[0].name()}"] += 1
+            self._until_done(lambda: producer.abort_transaction(5))
+            return False
+
+    def _until_done(self, action) -> None:
+        while True:
+            try:
+                return action()
+            except KafkaException as error:
+                if not error.args[0].retriable() or self._stopped.is_set():
+                    raise
+                self.trouble[f"again: {error.args[0].name()}"] += 1
+
+
+def read_committed(servers: str) -> Counter[bytes]:
+    """How often each value stands in the sink, for readers of committed records."""
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": "read_committed",
+         "enable.partition.eof": True, "enable.auto.commit": False}
+    )  # fmt: skip
+    consumer.assign([TopicPartition("sink", partition, 0) for partition in range(PARTITIONS)])
+    found: Counter[bytes] = Counter()
+    ended: set[int] = set()
+    while len(ended) < PARTITIONS:
+        message = consumer.poll(20)
+        assert message is not None, "the sink does not answer"
+        if message.error():
+            ended.add(message.partition())
+        else:
+            found[message.value()] += 1
+    consumer.close()
+    return found
+
+
+def run(data_dir: Path, records: int, kills: int, seed: int) -> Counter[str]:
+    """Returns what the workers met; raises AssertionError when a record is missing or there twice."""
+    chance = random.Random(seed)
+    broker = BrokerProcess(data_dir, *SETTINGS)
+    servers, port = broker.bootstrap_servers, broker.address.port
+    stopped = threading.Event()
+    workers = [Worker(servers, number, stopped) for number in range(WORKERS)]
+    try:
+        for topic in ("source", "sink"):
+            create_topic(servers, topic, PARTITIONS)
+        produce(servers, "source", [(n % PARTITIONS, None, b"%d" % n) for n in range(records)])
+        for worker in workers:
+            worker.start()
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.2, 1.5))
+            broker.kill()
+            broker = BrokerProcess(data_dir, *SETTINGS, port=port)
+        expected = Counter({b"%d" % n: 1 for n in range(records)})
+
+        def moved() -> bool:
+            for worker in workers:
+                if worker.failure is not None:
+                    raise worker.failure
+            return sum(read_committed(servers).values()) >= records
+
+        wait_until(moved, "every record is moved", 180, 0.5)
+        found = read_committed(servers)
+        missing, twice = expected - found, {value: count for value, count in found.items() if count > 1}
+        assert not missing and not twice, f"{len(missing)} missing, {len(twice)} more than once: {list(twice)[:5]}"
+    finally:
+        stopped.set()
+        for worker in workers:
+            if worker.ident is not None:
+                worker.join(30)
+        broker.kill()
+    return sum((worker.trouble for worker in workers), Counter())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill a broker under transactions and look for each record once.")
+    parser.add_argument("--records", type=int, default=5_000)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="groupsource-exactly-once-") as directory:
+        trouble = run(Path(directory), options.records, options.kills, options.seed)
+    met = ", ".join(f"{kind} {count}" for kind, count in trouble.most_common()) or "none"
+    print(f"{options.records} records, {options.kills} kills: each came out once; errors met: {met}")
+
+
+if __name__ == "__main__":
+    main()
