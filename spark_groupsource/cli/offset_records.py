@@ -19,6 +19,7 @@ from spark_groupsource.records.compression import CODECS
 from spark_groupsource.wire.json_form import RECORD_TYPES, key_form, record_type, value_form
 
 DELETED = "<DELETE>"
+_CLASSIC_TYPES = 2  # up to here
 _MARKERS = {0: "ABORT", 1: "COMMIT"}
 _DELETE_HORIZON = 0x40
 _MARKER_KEY = struct.Struct(">hh")
@@ -47,7 +48,7 @@ class Entry(NamedTuple):
     def group(self) -> str | None:
         """The group it is about, None where that is not known."""
         data = self.key["data"] if self.key else None
-        return str(data["group"]) if isinstance(data, dict) else None
+        return str(data.get("group", data.get("groupId"))) if isinstance(data, dict) else None
 
 
 def entries(partition: int, buffer: bytes | memoryview, header: BatchHeader) -> Iterator[Entry]:
@@ -190,8 +191,8 @@ def _essence(entry: Entry) -> tuple[str, str]:
         return "unknown", f"record type {entry.unknown_type}"
     about, payload = entry.key["data"], entry.payload
     kind = int(entry.key["type"])
-    if not isinstance(about, dict):
-        return "newer", RECORD_TYPES[kind] + (f" {DELETED}" if payload is None else "")
+    if kind > _CLASSIC_TYPES:
+        return "newer", f"{RECORD_TYPES[kind]} {DELETED if payload is None else _json(payload['data'])}"
     data = None if payload is None else payload["data"]
     if kind == 2:
         return "group", DELETED if data is None else _group_text(data)

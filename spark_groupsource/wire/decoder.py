@@ -205,7 +205,7 @@ def _short_text_step(name: str, read: ReadValue) -> _FillFields:
 
 def _tagged_step(struct_field: Any, version: int) -> _FillFields:
     known = {
-        field.tag: (field.name, _value_reader(field, version, True))
+        field.tag: (field.name, _tagged_reader(field, version))
         for field in struct_field.fields.values()
         if field.for_version_q(version) and field.tagged_field_q(version)
     }
@@ -290,6 +290,19 @@ def _library_reader(codec: Any) -> ReadValue:
         if end > len(buffer):
             raise IndexError(f"{codec.size} bytes are due")
         return codec.decode(io.BytesIO(buffer[position:end])), end
+
+    return read
+
+
+def _tagged_reader(field: Any, version: int) -> ReadValue:
+    """What a tagged field holds; of a structure that may be null, a number in front says whether it is there."""
+    if not (field.is_struct() and not field.is_array() and field.nullable_for_version_q(version)):
+        return _value_reader(field, version, True)
+    read_struct = _struct_reader(field, field.data_class, version, True)
+
+    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
+        present, position = read_unsigned_varint(buffer, position)
+        return read_struct(buffer, position) if present else (None, position)
 
     return read
 

@@ -23,6 +23,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from spark_groupsource.wire.newer_group_records import newer_classes
 
 RECORD_TYPES: Mapping[int, str] = {
     0: "LegacyOffsetCommit",
@@ -49,14 +50,14 @@ RECORD_TYPES: Mapping[int, str] = {
     22: "StreamsGroupCurrentMemberAssignment",
     23: "StreamsGroupTopology",
 }
-"""The version in front of a key -> the type of the record, Kafka's name for it; 0 to 2 are decoded here."""
+"""The version in front of a key -> the type of the record, Kafka's name for it."""
 
 _CLASSES: Mapping[int, tuple[Any, Any]] = {
     0: (OffsetCommitKey, OffsetCommitValue),
     1: (OffsetCommitKey, OffsetCommitValue),
     2: (GroupMetadataKey, GroupMetadataValue),
 }
-_HIGHEST_VALUE_VERSION = 4
+_FIRST_NEWER_TYPE = 3
 
 
 def record_type(key: bytes) -> int:
@@ -68,14 +69,15 @@ def record_type(key: bytes) -> int:
 
 
 def key_form(key: bytes) -> dict[str, Any]:
-    """A key as ``{"type": "1", "data": {...}}``; of a type that is not decoded here, `data` is base64 of what follows.
+    """A key as ``{"type": "1", "data": {...}}``; of a type without a schema here, `data` is base64 of what follows.
 
     Raises: CorruptRecordError on bytes that do not decode.
     """
     kind = record_type(key)
-    if kind not in _CLASSES:
-        return {"type": str(kind), "data": _base64(key[2:])}
-    return {"type": str(kind), "data": _decoded(_CLASSES[kind][0], kind, key)}
+    key_class, _ = _classes(kind)
+    # the number is the version only of the first two types, which have the same fields in each
+    version = kind if kind < _FIRST_NEWER_TYPE else 0
+    return {"type": str(kind), "data": _base64(key[2:]) if key_class is None else _decoded(key_class, version, key)}
 
 
 def value_form(key: bytes, value: bytes) -> dict[str, Any]:
@@ -86,26 +88,31 @@ def value_form(key: bytes, value: bytes) -> dict[str, Any]:
     Raises: CorruptRecordError on bytes that do not decode, and on a version newer than is known.
     """
     kind, version = record_type(key), _version(value, "value")
-    if kind not in _CLASSES:
+    _, value_class = _classes(kind)
+    if value_class is None:
         return {"version": str(version), "data": _base64(value[2:])}
-    message_class = _CLASSES[kind][1]
-    if not 0 <= version <= _HIGHEST_VALUE_VERSION:
+    highest = int(value_class.json["validVersions"].rpartition("-")[2])
+    if not 0 <= version <= highest:
         raise CorruptRecordError(
-            f"{message_class.__name__} has version {version}, known are 0 to {_HIGHEST_VALUE_VERSION}; "
+            f"{value_class.json['name']} has version {version}, known are 0 to {highest}; "
             "read this log with a newer release of this package"
         )
-    data = _decoded(message_class, version, value)
-    if data.get("protocolType") == PROTOCOL_TYPE and message_class is GroupMetadataValue:
+    data = _decoded(value_class, version, value)
+    if data.get("protocolType") == PROTOCOL_TYPE and value_class is GroupMetadataValue:
         for member, stored in zip(data["members"], _stored_members(version, value)):
             member["subscription"] = _protocol_form(ConsumerProtocolSubscription, stored.subscription)
             member["assignment"] = _protocol_form(ConsumerProtocolAssignment, stored.assignment)
     return {"version": str(version), "data": data}
 
 
+def _classes(kind: int) -> tuple[Any, Any]:
+    return _CLASSES.get(kind) or newer_classes().get(kind, (None, None))
+
+
 def message_form(message: Message, version: int) -> dict[str, Any]:
     """The fields that `version` of a decoded message has, in the order and under the names of Kafka's schema.
 
-    Bytes are base64, ids the text Kafka's tools print; a tagged field is there unless it has its default.
+    Bytes are base64, ids the text Kafka's tools print; a tagged field is there where it was written.
     """
     return _struct_form(type(message)._struct, message, version)
 
@@ -115,10 +122,10 @@ def _struct_form(struct: Any, value: Any, version: int) -> dict[str, Any]:
     for field in struct.fields.values():
         if not field.for_version_q(version):
             continue
-        content = getattr(value, field.name)
-        if field.tagged_field_q(version) and content in (None, field.default, []):
+        # a tagged field is written, and so shown, where it has not its default
+        if field.tagged_field_q(version) and field.name not in (value.tags or ()):
             continue
-        form[field._name[0].lower() + field._name[1:]] = _value_form(field, content, version)
+        form[field._name[0].lower() + field._name[1:]] = _value_form(field, getattr(value, field.name), version)
     return form
 
 

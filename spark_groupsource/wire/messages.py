@@ -80,6 +80,7 @@ with warnings.catch_warnings():
         SyncGroupRequest,
         SyncGroupResponse,
     )
+    from kafka.protocol.data_container import DataContainer
     from kafka.protocol.metadata import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -108,6 +109,7 @@ with warnings.catch_warnings():
         SaslHandshakeRequest,
         SaslHandshakeResponse,
     )
+    from kafka.protocol.schemas import BaseField, StructField
     from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBufferPool
     from kafka.protocol.schemas.fields.codecs.types import UUID, BitField
 
@@ -227,6 +229,7 @@ __all__ = [
     "Api",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
+    "BaseField",
     "BitField",
     "ConsumerProtocolAssignment",
     "ConsumerProtocolSubscription",
@@ -234,6 +237,7 @@ __all__ = [
     "CreatePartitionsResponse",
     "CreateTopicsRequest",
     "CreateTopicsResponse",
+    "DataContainer",
     "DeleteGroupsRequest",
     "DeleteGroupsResponse",
     "DeleteRecordsRequest",
@@ -300,6 +304,7 @@ __all__ = [
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
+    "StructField",
     "SyncGroupRequest",
     "SyncGroupResponse",
     "TransactionLogKey",

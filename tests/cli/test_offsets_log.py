@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from conftest import Cluster
+from support.commits import commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.members import RdMember
 from support.topics import create_topic, produce
@@ -37,12 +38,6 @@ def offsets_log(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["offsets-log", *map(str, arguments)])
 
 
-def commit(bootstrap_servers: str, group: str, offsets: list[TopicPartition]) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
-    consumer.commit(offsets=offsets, asynchronous=False)
-    consumer.close()
-
-
 @pytest.fixture(scope="module")
 def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A stopped embedded broker's: a group with members, commits over commits, tombstones, cleaned segments."""
@@ -54,10 +49,11 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with RdMember(where, "g", "t", group_instance_id="one") as one, RdMember(where, "g", "t") as two:
             wait_until(lambda: sum(one.seen.values()) + sum(two.seen.values()) >= 20, "all is read")
             for number in range(40):
-                commit(where, "simple", [TopicPartition("t", p, number, metadata="é" * (number % 3)) for p in (0, 1)])
+                text = "é" * (number % 3)
+                commit_as(where, "simple", [TopicPartition("t", p, number, metadata=text) for p in (0, 1)])
             admin = AdminClient({"bootstrap.servers": where})
             admin.delete_consumer_groups(["simple"])["simple"].result(30)
-            commit(where, "simple", [TopicPartition("t", 1, 7)])
+            commit_as(where, "simple", [TopicPartition("t", 1, 7)])
             wait_until(lambda: (path / "cleaner-offset-checkpoint").exists(), "the group log is compacted")
     yield path
 
@@ -107,8 +103,8 @@ def test_one_group_alone(data_directory: Path) -> None:
 
 def test_a_running_broker_is_asked(cluster: Cluster, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
-    commit(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 3)])
-    commit(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 4)])
+    commit_as(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 3)])
+    commit_as(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 4)])
     told = offsets_log("--bootstrap-server", cluster.bootstrap_servers, "--group", group, "--format", "json")
     assert (told.exit_code, told.stderr) == (0, "")
     offsets = [json.loads(line)["payload"]["data"]["offset"] for line in told.stdout.splitlines()]
@@ -138,7 +134,7 @@ def offset(value: int, **options: object) -> bytes:
 
 def test_transactions_and_what_is_unknown(tmp_path: Path) -> None:
     marker = Record(control_key(CONTROL_ABORT), struct.pack(">hi", 0, 4), 1_000)
-    kip_848 = Record(struct.pack(">hh", 3, 1) + b"g", b"\0\0\0\0\0\1", 1_000)
+    kip_848 = Record(struct.pack(">hh", 3, 1) + b"g", b"\0\0\0\0\0\1\0", 1_000)
     newer = Record(struct.pack(">h", 99) + b"?", b"?", 1_000)
     path = segment(
         tmp_path,
@@ -157,14 +153,15 @@ def test_transactions_and_what_is_unknown(tmp_path: Path) -> None:
     assert [row.split()[3:] for row in rows] == [
         ["8/1", "offset", "g", "t-0", "5", "metadata", "'m'"],
         ["8/1", "marker", "-", "ABORT"],
-        ["-", "newer", "-", "ConsumerGroupMetadata"],
+        ["-", "newer", "g", "ConsumerGroupMetadata", '{"epoch":1}'],
         ["-", "unknown", "-", "record", "type", "99"],
         ["-", "group", "g", "<DELETE>"],
     ]
     forms = [json.loads(line) for line in offsets_log("--format", "json", path).stdout.splitlines()]
     assert forms[0]["transaction"] == {"producerId": 8, "producerEpoch": 1}
     assert forms[1]["marker"] == {"type": "ABORT", "coordinatorEpoch": 4}
-    assert forms[2]["key"] == {"type": "3", "data": "AAFn"} and forms[3]["key"] == {"type": "99"}
+    assert forms[2]["key"] == {"type": "3", "data": {"groupId": "g"}} and forms[3]["key"] == {"type": "99"}
+    assert forms[2]["payload"] == {"version": "0", "data": {"epoch": 1}}
 
 
 @pytest.mark.parametrize("form", ["dump", "table", "json"])
@@ -175,7 +172,7 @@ def test_damage_is_named_once_the_rest_is_printed(tmp_path: Path, form: str) -> 
     data[size + 70] ^= 1  # the second fails its checksum
     data[-5:] = b""  # and the last one is cut
     path.write_bytes(data)
-    before = path.stat()
+    before = path.stat().st_mtime_ns, path.read_bytes()
     result = offsets_log("--format", form, path)
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
@@ -183,7 +180,7 @@ def test_damage_is_named_once_the_rest_is_printed(tmp_path: Path, form: str) -> 
     assert f"Error: {path} is damaged at byte {3 * size} (" in second and f"): {size - 5} bytes are left out" in second
     whole = [line for line in result.stdout.splitlines() if '"t"' in line or " t-0 " in line]
     assert len(whole) == 2
-    assert path.stat() == before and sorted(os.listdir(path.parent)) == [path.name]
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == before and sorted(os.listdir(path.parent)) == [path.name]
 
 
 def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:

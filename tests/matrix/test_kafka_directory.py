@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 )
 from conftest import BROKER_CONFIG
 from real_kafka import RealKafka
+from support.commits import commit, commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.members import JavaMember, RdMember
 from support.topics import create_topic, delete_topic, produce
@@ -112,7 +113,7 @@ def fill(where: str) -> None:
     place = TopicPartition("t", 1, 10)
     admin.delete_records([place])[place].result(30)
     consumer = Consumer({"bootstrap.servers": where, "group.id": "simple"})
-    consumer.commit(offsets=[TopicPartition("gone", 0, 1)], asynchronous=False)
+    commit(consumer, [TopicPartition("gone", 0, 1)])
     delete_topic(where, "gone")
     alter(admin, "__consumer_offsets", segment_ms="100", min_cleanable_dirty_ratio="0.0001")
     transactional = Producer({"bootstrap.servers": where, "transactional.id": "x"})
@@ -120,7 +121,7 @@ def fill(where: str) -> None:
     for number in range(4):
         produce(where, "c", ((0, b"k%d" % (n % 7), b"%d %d" % (number, n)) for n in range(20)))
         places = [TopicPartition("t", p, 15 + number, metadata="m") for p in range(3)]
-        consumer.commit(offsets=places, asynchronous=False)
+        commit(consumer, places)
         transactional.begin_transaction()
         transactional.produce("t", b"transaction %d" % number, b"k", 0)
         metadata = consumer.consumer_group_metadata()
@@ -129,9 +130,14 @@ def fill(where: str) -> None:
     consumer.close()
     for future in admin.delete_consumer_groups(["simple"]).values():
         future.result(30)
-    consumer = Consumer({"bootstrap.servers": where, "group.id": "simple"})
-    consumer.commit(offsets=[TopicPartition("t", p, 25 + p, metadata="é") for p in range(3)], asynchronous=False)
-    consumer.close()
+    commit_as(where, "simple", [TopicPartition("t", p, 25 + p, metadata="é") for p in range(3)])
+    settings = {"group.protocol": "consumer", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    newer = Consumer({"bootstrap.servers": where, "group.id": "newer", **settings})
+    newer.subscribe(["t"])
+    message = newer.poll(30)
+    assert message is not None and message.topic() == "t"
+    commit(newer, [TopicPartition("t", 0, 12), TopicPartition("t", 1, 13)])
+    newer.close()
     left_open = Producer({"bootstrap.servers": where, "transactional.id": "open"})
     left_open.init_transactions()
     left_open.begin_transaction()
@@ -174,7 +180,8 @@ def test_the_group_log_is_shown_as_kafkas_tool_shows_it(left: Left) -> None:
     assert lines == dump_tool(segments(left.stopped))
     told = [line for line in lines if isinstance(line, tuple)]
     assert any(payload == "<DELETE>" for *_, payload in told)
-    assert {payload["version"] for *_, payload in told if payload != "<DELETE>"} == {"3", "4"}
+    assert {payload["version"] for *_, payload in told if payload != "<DELETE>"} == {"0", "3", "4"}
+    assert {key["type"] for _, key, _ in told} >= {"1", "2", "3", "5", "7", "8"}
     assert "endTxnMarker: ABORT" in run.stdout and "endTxnMarker: COMMIT" in run.stdout
 
 
@@ -205,11 +212,12 @@ def test_everything_is_there_and_goes_on(left: Left, tmp_path: Path, way: str) -
 
 
 def check_group(where: str) -> None:
-    """Simple commits are there, and the group with its members; one of them comes back and reads on."""
-    consumer = Consumer({"bootstrap.servers": where, "group.id": "simple"})
-    committed = consumer.committed([TopicPartition("t", p) for p in range(3)], 30)
-    consumer.close()
-    assert [each.offset for each in committed] == [25, 26, 27]
+    """Commits are there, of whatever protocol, and the group with its members; one of them comes back and reads on."""
+    for group, offsets in (("simple", [25, 26, 27]), ("newer", [12, 13])):
+        consumer = Consumer({"bootstrap.servers": where, "group.id": group})
+        committed = consumer.committed([TopicPartition("t", p) for p in range(len(offsets))], 30)
+        consumer.close()
+        assert [each.offset for each in committed] == offsets
     admin = AdminClient({"bootstrap.servers": where})
     described = admin.describe_consumer_groups(["g"])["g"].result(30)
     assert {member.group_instance_id for member in described.members} == {"first", "second"}

@@ -1,0 +1,33 @@
+"""Message classes for the records of groups of the newer protocols, which this package shows and does not act on.
+
+Source: KIP-848 (consumer groups), KIP-932 (share groups), KIP-1071 (streams groups); the schemas of Kafka 4.3 stand in
+`resources/newer_group_records.json`, by the number in front of a key.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Mapping
+
+from spark_groupsource.wire.messages import BaseField, DataContainer, StructField
+
+
+@lru_cache(maxsize=1)
+def newer_classes() -> Mapping[int, tuple[Any, Any]]:
+    """The version in front of a key -> the classes of the key and of the value."""
+    text = files("spark_groupsource.wire.resources").joinpath("newer_group_records.json").read_text("utf-8")
+    return {int(kind): (_class(pair["key"]), _class(pair["value"])) for kind, pair in json.loads(text).items()}
+
+
+def _class(schema: Mapping[str, Any]) -> Any:
+    struct = StructField(schema)
+    made: Any = type(schema["name"], (DataContainer,), {"_struct": struct, "json": schema})
+    struct.set_data_class(weakref.proxy(made))
+    flexible = BaseField.parse_versions(schema["flexibleVersions"])
+    made.flexible_version_q = staticmethod(
+        lambda version: flexible is not None and flexible[0] <= version <= flexible[1]
+    )
+    return made
