@@ -139,10 +139,14 @@ def commit_answer(
         topics=[
             topic_class(
                 name=name,
-                partitions=[
-                    partition_class(partition_index=partition, error_code=error) for partition, error in partitions
-                ],
+                partitions=[_committed(partition_class, partition, error) for partition, error in partitions],
             )
             for name, partitions in topics
         ],
     )
+
+
+@lru_cache(maxsize=4096)
+def _committed(partition_class: Any, partition: int, error: ErrorCode) -> Message:
+    """An entry of a commit's answer; the same ones come again and again, and are only read."""
+    return partition_class(partition_index=partition, error_code=error)

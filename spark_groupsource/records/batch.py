@@ -405,15 +405,27 @@ def encode_batch(
 
 
 def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
+    key, value = record.key, record.value
+    if key is not None and value is not None and not record.headers and 0 <= timestamp_delta < 64 > offset_delta:
+        key_size, value_size = len(key), len(value)
+        if key_size < 64 > value_size:
+            # the record of a group log: each number is one byte, twice its value
+            write_varint(payload, key_size + value_size + 6)
+            payload += bytes((0, timestamp_delta << 1, offset_delta << 1, key_size << 1))
+            payload += key
+            payload.append(value_size << 1)
+            payload += value
+            payload.append(0)
+            return
     body = bytearray(b"\0")
     write_varint(body, timestamp_delta)
     write_varint(body, offset_delta)
-    _write_bytes(body, record.key)
-    _write_bytes(body, record.value)
+    _write_bytes(body, key)
+    _write_bytes(body, value)
     write_varint(body, len(record.headers))
-    for name, value in record.headers:
+    for name, header_value in record.headers:
         _write_bytes(body, name.encode("utf-8"))
-        _write_bytes(body, value)
+        _write_bytes(body, header_value)
     write_varint(payload, len(body))
     payload += body
 
@@ -431,6 +443,9 @@ def _write_bytes(body: bytearray, data: bytes | None) -> None:
 
 def write_varint(out: bytearray, value: int) -> None:
     """Appends `value` as a zigzag varint."""
+    if 0 <= value < 64:
+        out.append(value << 1)
+        return
     raw = value << 1 if value >= 0 else ~(value << 1)
     while raw >= 0x80:
         out.append(raw & 0x7F | 0x80)

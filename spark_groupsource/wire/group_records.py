@@ -108,17 +108,25 @@ class GroupValue:
 def encode_key(key: OffsetKey | GroupKey) -> bytes:
     """Key bytes: version 1 for an offset, 2 for a group."""
     # by hand, like the other keys and values that every commit writes and reads back: the schemas are fixed by now
+    if isinstance(key, OffsetKey):
+        head = _offset_key_head(key.group_id, key.topic)
+        if head is not None:
+            return head + _INT.pack(key.partition)
+        message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
+        return bytes(message.encode(version=_OFFSET_KEY_VERSION))
     group = key.group_id.encode()
-    if isinstance(key, GroupKey):
-        if len(group) <= _LONGEST_TEXT:
-            return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
-        return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
-    topic = key.topic.encode()
-    if max(len(group), len(topic)) <= _LONGEST_TEXT:
-        head = _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group
-        return head + _SHORT.pack(len(topic)) + topic + _INT.pack(key.partition)
-    message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
-    return bytes(message.encode(version=_OFFSET_KEY_VERSION))
+    if len(group) <= _LONGEST_TEXT:
+        return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
+    return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
+
+
+@lru_cache(maxsize=2048)
+def _offset_key_head(group_id: str, topic: str) -> bytes | None:
+    """What stands before the partition; None for a name that is too long for the schema, which is to say so."""
+    group, name = group_id.encode(), topic.encode()
+    if max(len(group), len(name)) > _LONGEST_TEXT:
+        return None
+    return _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group + _SHORT.pack(len(name)) + name
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
