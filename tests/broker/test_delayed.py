@@ -56,6 +56,17 @@ def test_what_one_expiry_cancels_does_not_expire():
     assert heap.pop_expired(10) is None
 
 
+def test_a_later_deadline_costs_no_entry_and_an_earlier_one_counts_at_once():
+    heap = DeadlineHeap()
+    for deadline_ms in (10, 20, 30):
+        heap.set("session", deadline_ms)
+    assert (len(heap._heap), heap.lower_bound_ms(), heap.next_deadline_ms()) == (1, 10, 30)
+    heap.set("session", 5)
+    assert (heap.lower_bound_ms(), drain(heap, 5), heap.next_deadline_ms()) == (5, ["session"], None)
+    heap.set("session", 40)
+    assert (drain(heap, 39), drain(heap, 40)) == ([], ["session"])
+
+
 def test_a_deadline_that_moves_for_ever_takes_no_memory():
     heap = DeadlineHeap()
     for deadline_ms in range(10_000):
@@ -71,6 +82,7 @@ def test_the_heap_does_what_a_dictionary_does(steps):
         if step == "set":
             heap.set(key, number)
             plain[key] = number
+            assert heap.lower_bound_ms() <= min(plain.values())
         elif step == "cancel":
             heap.cancel(key)
             plain.pop(key, None)

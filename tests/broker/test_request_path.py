@@ -1,0 +1,143 @@
+"""How requests come out of what a socket gives, in which order they are answered, and what a start loads."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from broker_context import RawConnection, create_topic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.connection import Connection
+from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.wire.frames import encode_request
+from spark_groupsource.wire.messages import (
+    ApiVersionsRequest,
+    FetchRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataRequest,
+)
+
+
+class Wire(asyncio.Transport):
+    """What a connection writes to; nothing is read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.correlation_ids: list[int] = []
+
+    def write(self, data: Any) -> None:
+        self.correlation_ids.append(int.from_bytes(data[4:8], "big"))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+class Host:
+    """Takes requests down; each answer is the test's affair."""
+
+    node_id = 0
+
+    def __init__(self) -> None:
+        self.inbox = memoryview(bytearray(64))
+        self.taken: list[str] = []
+        accounts = SimpleNamespace(login=lambda: None)
+        self.broker: Any = SimpleNamespace(
+            accounts=accounts, config=BrokerConfig(), served=SERVED, handle=self._handle, report=self.taken.append
+        )
+        self.opened = self.closed = lambda connection: None
+        self.after_work = lambda: None
+
+    def new_token(self, connection: Connection) -> int:
+        return len(self.taken)
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        raise error
+
+    def _handle(self, call: Any, request: Any) -> None:
+        self.taken.append(request.group_id)
+
+
+def receive(host: Host, connection: Connection, data: bytes) -> None:
+    """As the event loop does: into the buffer that is given, as much as it holds."""
+    while data:
+        buffer = connection.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        connection.buffer_updated(size)
+        buffer[:size] = b"\xff" * size  # another connection's bytes come next
+        data = data[size:]
+
+
+@given(
+    names=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 300), max_size=12),
+    at_once=st.booleans(),
+)
+def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at_once):
+    async def run() -> None:
+        host, wire = Host(), Wire()
+        connection = Connection(host, lambda: 0)
+        connection.connection_made(wire)
+        if at_once:
+            take_down = host.broker.handle
+
+            def handle(call: Any, request: Any) -> None:
+                take_down(call, request)
+                connection.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
+
+            host.broker.handle = handle
+        requests = [HeartbeatRequest(group_id=name, generation_id=1, member_id="m") for name in names]
+        data = b"".join(bytes(encode_request(each, 3, number, "c")) for number, each in enumerate(requests))
+        places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+        for start, stop in zip(places, places[1:]):
+            receive(host, connection, data[start:stop])
+        for answered in range(0 if at_once else len(names)):
+            # one request at a time: the next is looked at when this one is answered
+            assert (host.taken, wire.correlation_ids) == (names[: answered + 1], list(range(answered)))
+            connection.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
+            await asyncio.sleep(0)
+        assert (host.taken, wire.correlation_ids) == (names, list(range(len(names))))
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_is_answered_before_those_behind_it():
+    with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        topic = FetchRequest.FetchTopic
+        partition = topic.FetchPartition(
+            partition=0, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1000
+        )
+        waits = FetchRequest(
+            max_wait_ms=200, min_bytes=1, max_bytes=1000, isolation_level=0, session_id=0, session_epoch=-1,
+            topics=[topic(topic="t", partitions=[partition])], forgotten_topics_data=[], rack_id="",
+        )  # fmt: skip
+        behind = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+        wanted = [(ApiVersionsRequest(), 0), (waits, 11), (behind, 4), (ApiVersionsRequest(), 0)]
+        frames = [bytes(encode_request(each, v, number, "c")) for number, (each, v) in enumerate(wanted)]
+        connection.send(b"".join(frames))
+        answered = [int.from_bytes(connection.read_frame()[:4], "big") for _ in wanted]
+    assert answered == [0, 1, 2, 3]
+
+
+def test_a_start_waits_for_no_library_that_only_bulk_decoding_needs():
+    code = (
+        "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker, spark_groupsource.broker.server; "
+        "print({'numpy', 'pyarrow', 'pandas', 'numba'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "set()\n", run.stderr
