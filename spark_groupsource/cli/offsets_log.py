@@ -23,7 +23,7 @@ from spark_groupsource.cli.offset_records import (
 from spark_groupsource.cli.options import HELP, open_cluster
 from spark_groupsource.client.cluster import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.fetcher import PartitionFetcher
-from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, StorageError
+from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
 
@@ -194,9 +194,15 @@ def _read_file(path: Path) -> Iterator[Batch | Damage]:
 def _live_sources(cluster: Cluster) -> Iterator[Source]:
     """Each partition from its begin to where it ends now, whether or not transactions there are decided.
 
-    Raises: BrokerError, among them UNKNOWN_TOPIC_OR_PARTITION where no group was ever made.
+    Raises: BrokerError.
     """
-    partitions = sorted(cluster.describe_topics([TOPIC], refresh=True)[TOPIC].partitions)
+    try:
+        partitions = sorted(cluster.describe_topics([TOPIC], refresh=True)[TOPIC].partitions)
+    except BrokerError as error:
+        if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        click.echo(f"{TOPIC} does not exist yet: no group has come to this cluster", err=True)
+        return
     asked = [TopicPartition(TOPIC, number) for number in partitions]
     starts = cluster.list_offsets({tp: EARLIEST for tp in asked}, read_committed=False)
     ends = cluster.list_offsets({tp: LATEST for tp in asked}, read_committed=False)

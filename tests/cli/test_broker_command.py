@@ -133,3 +133,34 @@ def test_flush_and_the_setting_it_stands_for_are_not_given_together(tmp_path: Pa
         "--data-dir", str(tmp_path), "--flush", "always", "--config", "log.flush.interval.messages=5"
     )  # fmt: skip
     assert "give one of the two" in said
+
+
+def test_a_kafka_directory_is_taken_over_when_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    (path / "t-0").mkdir(parents=True)
+    (path / "t-0" / f"{0:020d}.log").touch()
+    (path / "meta.properties").write_text("version=1\nnode.id=4\ncluster.id=abc\n")
+    told = refused("--listen", "127.0.0.1:0", "--data-dir", str(path))
+    assert "belongs to an Apache Kafka broker" in told and "--adopt" in told
+    for _ in range(2):  # once it is ours the flag does nothing
+        with running(path, "--adopt") as (address, _):
+            run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address]
+            listed = subprocess.run(run, capture_output=True, text=True, timeout=60)
+            assert (listed.stdout, listed.returncode) == ("t\n", 0), listed
+    assert "nothing to adopt" in refused("--listen", "127.0.0.1:0", "--adopt", "--data-dir", str(tmp_path / "typo"))
+
+
+def test_a_broker_that_asks_who_is_there(tmp_path: Path) -> None:
+    settings = tmp_path / "client.properties"
+    settings.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.username=ann\nsasl.password=secret\n"
+    )
+    user = ("--add-scram", "SCRAM-SHA-512=[name=ann,password=secret]")
+    with running(tmp_path / "data", "--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", *user) as (address, _):
+        run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address, "--command-config", str(settings)]
+        assert subprocess.run(run, capture_output=True, text=True, timeout=60).returncode == 0
+        settings.write_text(settings.read_text().replace("secret", "wrong"))
+        told = subprocess.run(run, capture_output=True, text=True, timeout=60)
+        assert told.returncode == 1 and "invalid credentials with SASL mechanism SCRAM-SHA-512" in told.stderr
+    bad = refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "b"), "--add-scram", "ann:secret")
+    assert "--add-scram: write MECHANISM=" in bad

@@ -111,6 +111,12 @@ def test_a_running_broker_is_asked(cluster: Cluster, topic: str, group: str) -> 
     assert offsets == [3, 4]
 
 
+def test_a_broker_without_groups_has_nothing_to_show() -> None:
+    with EmbeddedBroker() as broker:
+        told = offsets_log("--bootstrap-server", broker.bootstrap_servers)
+    assert (told.exit_code, told.stdout) == (0, "") and "no group has come to this cluster" in told.stderr
+
+
 # --- what is not whole, and what is not plain ---
 
 
