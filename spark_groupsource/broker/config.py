@@ -14,6 +14,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.group.config import GroupConfig, setting_name
 
+_BOOLEANS = ("true", "false")
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -56,6 +57,14 @@ class TopicConfig:
         choices=("CreateTime", "LogAppendTime"),
         broker_name="log.message.timestamp.type",
     )
+    message_timestamp_before_max_ms: int = _setting(
+        _INT64_MAX, "message.timestamp.before.max.ms", "how far behind the broker's clock a record may be stamped",
+        low=0, high=_INT64_MAX, broker_name="log.message.timestamp.before.max.ms",
+    )
+    message_timestamp_after_max_ms: int = _setting(
+        3_600_000, "message.timestamp.after.max.ms", "how far ahead of the broker's clock a record may be stamped",
+        low=0, high=_INT64_MAX, broker_name="log.message.timestamp.after.max.ms",
+    )
     min_insync_replicas: int = _setting(1, "min.insync.replicas", "there is one replica", low=1, high=1)
     segment_bytes: int = _setting(
         1_073_741_824, "segment.bytes", "a segment file rolls at this size", low=1024, high=_INT32_MAX,
@@ -96,6 +105,46 @@ class TopicConfig:
     delete_retention_ms: int = _setting(
         86_400_000, "delete.retention.ms", "how long a tombstone stays after it was compacted", low=0, high=_INT64_MAX,
         broker_name="log.cleaner.delete.retention.ms",
+    )
+
+    # Kafka's, which clients may set and see; here they change nothing, so a value that should is refused
+    compression_gzip_level: int = _setting(
+        -1, "compression.gzip.level", "batches keep the producer's codec", low=-1, high=9
+    )
+    compression_lz4_level: int = _setting(
+        9, "compression.lz4.level", "batches keep the producer's codec", low=1, high=17
+    )
+    compression_zstd_level: int = _setting(
+        3, "compression.zstd.level", "batches keep the producer's codec", low=-131_072, high=22
+    )
+    file_delete_delay_ms: int = _setting(
+        60_000, "file.delete.delay.ms", "files are deleted at once", low=0, high=_INT64_MAX
+    )
+    flush_ms: int = _setting(
+        _INT64_MAX, "flush.ms", "see flush.messages", low=_INT64_MAX, high=_INT64_MAX
+    )
+    follower_throttled: str = _setting(
+        "", "follower.replication.throttled.replicas", "there is one replica"
+    )
+    leader_throttled: str = _setting("", "leader.replication.throttled.replicas", "there is one replica")
+    local_retention_bytes: int = _setting(
+        -2, "local.retention.bytes", "there is no tiered storage", low=-2, high=_INT64_MAX
+    )
+    local_retention_ms: int = _setting(
+        -2, "local.retention.ms", "there is no tiered storage", low=-2, high=_INT64_MAX
+    )
+    preallocate: bool = _setting(False, "preallocate", "files grow with what is written")
+    remote_storage_enable: bool = _setting(
+        False, "remote.storage.enable", "there is no tiered storage", choices=("false",)
+    )
+    segment_index_bytes: int = _setting(
+        10_485_760, "segment.index.bytes", "indexes grow with what is written", low=4, high=_INT32_MAX
+    )
+    segment_jitter_ms: int = _setting(
+        0, "segment.jitter.ms", "segments roll when segment.ms says", low=0, high=_INT64_MAX
+    )
+    unclean_leader_election_enable: bool = _setting(
+        False, "unclean.leader.election.enable", "there is one replica"
     )
 
     @property
@@ -204,6 +253,11 @@ BROKER_SETTINGS: Mapping[str, SettingInfo] = {
 }
 """Kafka's broker setting name -> where its value is kept."""
 
+BROKER_NAMES: Mapping[str, str] = {
+    item.metadata["name"]: item.metadata["broker_name"] for item in fields(TopicConfig) if item.metadata["broker_name"]
+}
+"""A topic's setting -> the broker's that gives its default."""
+
 TOPIC_SETTINGS: Mapping[str, SettingInfo] = {info.name: info for info in _infos(TopicConfig)}
 """Kafka's topic setting name -> where its value is kept."""
 
@@ -251,8 +305,8 @@ def _lookup(table: Mapping[str, SettingInfo], name: str, kind: str) -> SettingIn
 def _parse(info: SettingInfo, text: str) -> Any:
     text = str(text).strip()
     if isinstance(info.default, bool):
-        if text.lower() not in ("true", "false"):
-            raise ConfigurationError(f"{info.name} must be true or false, not {text!r}")
+        if text.lower() not in (info.choices or _BOOLEANS):
+            raise ConfigurationError(f"{info.name} must be {' or '.join(info.choices or _BOOLEANS)}, not {text!r}")
         return text.lower() == "true"
     if isinstance(info.default, (int, float)):
         kind, said = (int, "a whole number") if isinstance(info.default, int) else (float, "a number")

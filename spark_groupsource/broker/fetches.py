@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable, NamedTuple
 
 from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
+from spark_groupsource.broker.epochs import Epochs
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.partitions import Partition, Partitions, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
@@ -27,6 +28,8 @@ _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
 _AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
+# what is not there holds up nobody who waits for something else in the same request
+_UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _TOPIC_IDS_SINCE = 13
 
 
@@ -50,12 +53,14 @@ class Fetches:
         self,
         partitions: Partitions,
         leaders: Leaders,
+        epochs: Epochs,
         timers: DeadlineHeap[tuple[object, ...]],
         max_bytes: int,
         send: Send,
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
+        self._epochs = epochs
         self._timers = timers
         self._max_bytes = max_bytes
         self._send = send
@@ -138,11 +143,13 @@ class Fetches:
                     partition = self._partitions.partition(name, wanted.partition)
                     self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
                     entry = self._read_partition(partition, wanted, left - size, size == 0, committed)
+                    has_error = has_error or entry.diverging_epoch is not None
                     size += len(entry.records)
                     found.append(partition.topic_partition)
                 except Refusal as error:
-                    has_error = True
-                    entry = _error_entry(wanted.partition, error.code)
+                    unknown = error.code in _UNKNOWN
+                    has_error = has_error or not unknown
+                    entry = _error_entry(wanted.partition, error.code, looked_for=unknown)
                 data.append(entry)
             responses.append(_TopicData(topic=topic.topic, topic_id=topic.topic_id, partitions=data))
         response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
@@ -154,11 +161,13 @@ class Fetches:
         log = partition.log
         stable = partition.last_stable_offset
         before = stable if committed and stable < log.log_end_offset else None
-        if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+        diverging = self._diverging(partition, wanted)
+        if diverging is None and not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = min(wanted.partition_max_bytes, left)
+        wanted_now = diverging is None and (first or limit > 0)
         try:
-            records = log.read(wanted.fetch_offset, limit, before) if first or limit > 0 else memoryview(b"")
+            records = log.read(wanted.fetch_offset, limit, before) if wanted_now else memoryview(b"")
         except CorruptRecordError as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         except StorageError as error:
@@ -171,11 +180,27 @@ class Fetches:
             high_watermark=log.high_watermark,
             last_stable_offset=stable,
             log_start_offset=log.log_start_offset,
+            diverging_epoch=diverging,
             # null says that no transaction was looked for, which is what read_uncommitted asks
             aborted_transactions=_aborted(partition, wanted.fetch_offset, records) if committed else None,
             preferred_read_replica=-1,
             records=records,
         )
+
+    def _diverging(self, partition: Partition, wanted: Message) -> Message | None:
+        """Where the reader's log and this one part, None where it has read nothing that is not here (KIP-595)."""
+        epoch = wanted.last_fetched_epoch
+        if epoch is None or epoch < 0:
+            return None
+        try:
+            end = self._epochs.end_of(partition, epoch)
+        except StorageError as error:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        if end.end_offset < 0:
+            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if end.epoch >= epoch and end.end_offset >= wanted.fetch_offset:
+            return None
+        return _PartitionData.EpochEndOffset(epoch=end.epoch, end_offset=end.end_offset)
 
 
 def _reads_committed(request: Message) -> bool:
@@ -192,14 +217,14 @@ def _aborted(partition: Partition, start: int, records: memoryview) -> list[Mess
     return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 
-def _error_entry(partition: int, code: ErrorCode) -> Message:
+def _error_entry(partition: int, code: ErrorCode, *, looked_for: bool) -> Message:
     return _PartitionData(
         partition_index=partition,
         error_code=code,
         high_watermark=-1,
         last_stable_offset=-1,
         log_start_offset=-1,
-        aborted_transactions=None,
+        aborted_transactions=[] if looked_for else None,
         preferred_read_replica=-1,
         records=b"",
     )

@@ -5,6 +5,7 @@ ApiVersions advertises exactly this table. A range ends where the tests end, not
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Mapping
 
@@ -22,10 +23,18 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import ApiVersionsResponse, Message
 
 API_VERSIONS_KEY = 18
+_SOFTWARE_SINCE = 3
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 
 def api_versions(broker: Broker, call: Call, request: Message) -> Message:
-    """The table below; a version we do not serve is answered by `unsupported_api_versions`."""
+    """The table below; a version we do not serve is answered by `unsupported_api_versions`.
+
+    From version 3 on a client says what it is (KIP-511), and says it legibly.
+    """
+    software = (request.client_software_name, request.client_software_version)
+    if call.api_version >= _SOFTWARE_SINCE and not all(_SOFTWARE.fullmatch(each or "") for each in software):
+        return _api_versions_response({}, ErrorCode.INVALID_REQUEST)
     return _api_versions_response(broker.served, ErrorCode.NONE)
 
 

@@ -10,15 +10,18 @@ from collections import Counter
 from typing import Callable
 
 from spark_groupsource.broker.config import (
+    BROKER_NAMES,
     BROKER_SETTINGS,
     TOPIC_SETTINGS,
     BrokerConfig,
     SettingInfo,
     setting_text,
 )
+from spark_groupsource.broker.handlers_topics import default_source
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import Refusal
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.config import GroupConfig
 from spark_groupsource.wire.messages import (
     AlterConfigsResponse,
     DescribeConfigsResponse,
@@ -34,7 +37,8 @@ _STATIC_BROKER_SOURCE = 4
 _DEFAULT_SOURCE = 5
 _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1, 2, 3, 5, 6, 7
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
-_LISTS = frozenset({"cleanup.policy"})
+_THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
+_LISTS = frozenset({"cleanup.policy"}) | _THROTTLED
 _INT32_MAX = 2**31 - 1
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
@@ -67,12 +71,13 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
 def _settings(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
     keys = resource.configuration_keys
     if resource.resource_type == _TOPIC_RESOURCE:
+        broker.partitions.check_name(resource.resource_name)
         entry = broker.partitions.topic(resource.resource_name)
         config = broker.partitions.config_of(entry)
-        found = [
-            (info, getattr(config, info.attribute), _TOPIC_SOURCE if info.name in entry.settings else _DEFAULT_SOURCE)
-            for info in TOPIC_SETTINGS.values()
-        ]
+        found = []
+        for info in TOPIC_SETTINGS.values():
+            source = _TOPIC_SOURCE if info.name in entry.settings else default_source(broker.config, info)
+            found.append((info, getattr(config, info.attribute), source))
     elif resource.resource_type == _BROKER_RESOURCE:
         if resource.resource_name not in ("", str(call.node_id)):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
@@ -91,7 +96,9 @@ def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInf
 def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
     is_sensitive = info.name.endswith(".sasl.jaas.config")
     text = None if is_sensitive else setting_text(value)
-    synonym = _ConfigEntry.DescribeConfigsSynonym(name=info.name, value=text, source=source)
+    # what a topic does not set itself it has from the broker's setting, which is called otherwise
+    name = info.name if source == _TOPIC_SOURCE else BROKER_NAMES.get(info.name, info.name)
+    synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=text, source=source)
     return _ConfigEntry(
         name=info.name,
         value=text,
@@ -108,7 +115,8 @@ def _config_type(info: SettingInfo) -> int:
     if isinstance(info.default, bool):
         return _TYPE_BOOLEAN
     if isinstance(info.default, int):
-        return _TYPE_INT if info.high == _INT32_MAX else _TYPE_LONG
+        small = info.high is not None and info.high <= _INT32_MAX
+        return _TYPE_INT if small or info.owner is GroupConfig else _TYPE_LONG
     if isinstance(info.default, float):
         return _TYPE_DOUBLE
     return _TYPE_LIST if info.name in _LISTS else _TYPE_STRING
@@ -180,9 +188,7 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
         info = TOPIC_SETTINGS.get(name)
         if operation == _DELETE:
-            if info is None:
-                raise Refusal(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
-            settings.pop(name, None)
+            settings.pop(name, None)  # of an unknown one nothing is set either
         elif operation == _SET:
             settings[name] = _value(config)
         else:

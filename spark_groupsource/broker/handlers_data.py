@@ -5,10 +5,12 @@ Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special times
 
 from __future__ import annotations
 
+from collections import Counter
+
 from spark_groupsource.broker.epochs import EpochEnd
 from spark_groupsource.broker.log import TimestampAndOffset
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
-from spark_groupsource.broker.partition import INTERNAL_TOPICS, Partition, Refusal, Verify
+from spark_groupsource.broker.partition import INTERNAL_TOPICS, BatchRefusal, Partition, Refusal, Verify
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader
@@ -27,6 +29,7 @@ _MAX_TIMESTAMP = -3
 _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
+_TIMES_SINCE = {_EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 _NOTHING = TimestampAndOffset(-1, -1)
 _READ_COMMITTED = 1
 _PRODUCE_TOPIC_IDS_SINCE = 13
@@ -83,8 +86,8 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
                     error_code=error.code,
                     base_offset=-1,
                     log_append_time_ms=-1,
-                    log_start_offset=-1,
-                    record_errors=[],
+                    log_start_offset=error.log_start_offset if isinstance(error, BatchRefusal) else -1,
+                    record_errors=_record_errors(error) if isinstance(error, BatchRefusal) else [],
                     error_message=error.message,
                 )
             results.append(result)
@@ -95,6 +98,11 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
     if request.acks == 0:
         return NO_ANSWER
     return ProduceResponse(responses=responses, throttle_time_ms=0)
+
+
+def _record_errors(error: BatchRefusal) -> list[Message]:
+    entry = _ProducedPartition.BatchIndexAndErrorMessage
+    return [entry(batch_index=number, batch_index_error_message=text) for number, text in error.record_errors.items()]
 
 
 def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
@@ -143,11 +151,16 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
     """Offsets by time; negative timestamps name the ends of the log, as far as the asker may read."""
     committed = request.isolation_level == _READ_COMMITTED
     topics = []
+    named = Counter((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
     for topic in request.topics:
         results = []
-        for wanted in topic.partitions:
+        for wanted in {each.partition_index: each for each in topic.partitions}.values():
             code, found, leader_epoch = ErrorCode.NONE, _NOTHING, -1
             try:
+                if named[topic.name, wanted.partition_index] > 1:
+                    raise Refusal(ErrorCode.INVALID_REQUEST, "a partition is named more than once")
+                if call.api_version < _TIMES_SINCE.get(wanted.timestamp, 0):
+                    raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {wanted.timestamp} is of a later version")
                 partition = broker.partitions.partition(topic.name, wanted.partition_index)
                 leader = broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
                 found = _look_up(partition, wanted, call.api_version, committed)

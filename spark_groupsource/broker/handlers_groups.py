@@ -130,6 +130,8 @@ def adding(topics: list[Message]) -> Callable[[Message], None]:
     """Adds to an answer what is said of partitions that no shard was asked for; a topic stays one entry."""
 
     def finish(response: Message) -> None:
+        if getattr(response, "error_code", 0):
+            return  # the whole request is refused
         refused = {topic.name: topic for topic in topics}
         for topic in response.topics:
             if topic.name in refused:

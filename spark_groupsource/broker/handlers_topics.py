@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 
-from spark_groupsource.broker.config import TOPIC_SETTINGS, setting_text
+from spark_groupsource.broker.config import TOPIC_SETTINGS, BrokerConfig, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
@@ -26,7 +26,9 @@ _NO_ID = uuid.UUID(int=0)
 # numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
 _TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+_BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
+_STATIC_BROKER_SOURCE = 4
 _DEFAULT_SOURCE = 5
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
@@ -42,7 +44,8 @@ def metadata(broker: Broker, call: Call, request: Message) -> Message:
     if wanted is None or (call.api_version == 0 and not wanted):
         topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
     else:
-        topics = [_wanted_topic(broker, call, request, topic) for topic in wanted]
+        named = {(topic.name, topic.topic_id): topic for topic in wanted}
+        topics = [_wanted_topic(broker, call, request, topic) for topic in named.values()]
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -68,13 +71,14 @@ def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message)
     except Refusal as error:
         # null where the client reads null (v12), else empty
         shown = name if name is not None or call.api_version >= 12 else ""
+        tell = request.include_topic_authorized_operations and wanted.name is not None
         return _MetadataTopic(
             error_code=error.code,
             name=shown,
             topic_id=topic_id,
             is_internal=False,
             partitions=[],
-            authorized_operations=None,
+            authorized_operations=_TOPIC_OPERATIONS if tell else None,
         )
 
 
@@ -120,12 +124,23 @@ def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Mess
 
 def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
     """The nodes that run."""
-    asked_for_brokers = request.endpoint_type in (None, 0, 1)
+    if call.api_version >= 1 and request.endpoint_type != _BROKERS:
+        controllers = request.endpoint_type == _CONTROLLERS
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE if controllers else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this listener serves brokers (endpoint type 1) and nothing else",
+            endpoint_type=_BROKERS,
+            cluster_id=broker.cluster_id,
+            controller_id=-1,
+            brokers=[],
+            authorized_operations=None,
+        )
     return DescribeClusterResponse(
         throttle_time_ms=0,
-        error_code=ErrorCode.NONE if asked_for_brokers else ErrorCode.INVALID_REQUEST,
-        error_message=None if asked_for_brokers else "this listener serves brokers, not controllers",
-        endpoint_type=1,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        endpoint_type=_BROKERS,
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
         brokers=[
@@ -145,7 +160,8 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
     """Each topic on its own: one that is refused does not hold up the others."""
     named = Counter(topic.name for topic in request.topics)
     results = []
-    for topic in request.topics:
+    # what is named twice is refused, and answered once
+    for topic in {topic.name: topic for topic in request.topics}.values():
         try:
             if named[topic.name] > 1:
                 raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
@@ -168,9 +184,12 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
 def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Message:
     count = _partition_count(broker, topic)
     settings = {config.name: config.value for config in topic.configs}
+    for name, value in settings.items():
+        if value is None:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
     if validate_only:
         config = broker.partitions.check_new_topic(topic.name, count, settings)
-        topic_id = _NO_ID
+        topic_id = broker.new_id()
     else:
         entry = broker.create_topic(topic.name, count, settings)
         config, topic_id = broker.partitions.config_of(entry), entry.topic_id
@@ -186,12 +205,18 @@ def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Messag
                 name=info.name,
                 value=setting_text(getattr(config, info.attribute)),
                 read_only=False,
-                config_source=_TOPIC_SOURCE if settings.get(info.name) is not None else _DEFAULT_SOURCE,
+                config_source=_TOPIC_SOURCE if info.name in settings else default_source(broker.config, info),
                 is_sensitive=False,
             )
             for info in TOPIC_SETTINGS.values()
         ],
     )
+
+
+def default_source(config: BrokerConfig, info: SettingInfo) -> int:
+    """Where a topic that does not set it has a setting from: what the broker was given, or Kafka's default."""
+    given = getattr(config.topic, info.attribute) != info.default
+    return _STATIC_BROKER_SOURCE if given else _DEFAULT_SOURCE
 
 
 def _partition_count(broker: Broker, topic: Message) -> int:
@@ -216,10 +241,16 @@ def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
     wanted = [(topic.name, topic.topic_id) for topic in request.topics] if call.api_version >= 6 else [
         (name, _NO_ID) for name in request.topic_names
     ]
+    ids = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
+    named = Counter(ids.get(topic_id) if name is None else name for name, topic_id in wanted)
     results = []
-    for name, topic_id in wanted:
+    for name, topic_id in dict.fromkeys(wanted):
         code, message = ErrorCode.NONE, None
         try:
+            if name is not None and topic_id not in (None, _NO_ID):
+                raise Refusal(ErrorCode.INVALID_REQUEST, "give either the name of a topic or its id")
+            if named[ids.get(topic_id) if name is None else name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "a topic is named more than once")
             if not broker.config.delete_topic_enable:
                 raise Refusal(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
             if name is None:
@@ -238,9 +269,12 @@ def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
 def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
     """A topic's partitions only become more."""
     results = []
-    for topic in request.topics:
+    named = Counter(topic.name for topic in request.topics)
+    for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
         try:
+            if named[topic.name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
             _check_new_count(broker, topic)
             if not request.validate_only:
                 broker.add_partitions(topic.name, topic.count)

@@ -28,7 +28,6 @@ from spark_groupsource.wire.messages import (
 # older versions know one error for every kind of fencing
 _INIT_FENCED_SINCE = 4
 _FENCED_SINCE = 2
-_LARGEST_EPOCH = 2**15 - 1
 _AddedTopic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 _AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
 
@@ -41,7 +40,7 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
     if has_id != has_epoch:
         code = ErrorCode.INVALID_REQUEST
     elif request.transactional_id is None:
-        code, producer = _init_idempotent(broker, known)
+        code, producer = _init_idempotent(broker)  # which counts its epochs itself
     else:
         try:
             code, producer = broker.transactions.init(
@@ -57,9 +56,7 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
     )
 
 
-def _init_idempotent(broker: Broker, known: Producer | None) -> tuple[ErrorCode, Producer]:
-    if known is not None and known.epoch + 1 < _LARGEST_EPOCH:
-        return ErrorCode.NONE, Producer(known.producer_id, known.epoch + 1)
+def _init_idempotent(broker: Broker) -> tuple[ErrorCode, Producer]:
     try:
         return ErrorCode.NONE, Producer(broker.data.next_producer_id(), 0)
     except StorageError as error:

@@ -90,7 +90,7 @@ class Broker:
         self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
-        self.fetches = Fetches(self.partitions, self.leaders, self.timers, config.fetch_max_bytes, send)
+        self.fetches = Fetches(self.partitions, self.leaders, self.epochs, self.timers, config.fetch_max_bytes, send)
         self.coordinator = CoordinatorRuntime(self, send)
         self.transactions = TransactionRuntime(self)
         self.cleaner = LogCleaner(

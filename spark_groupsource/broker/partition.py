@@ -36,6 +36,9 @@ OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 _ZSTD = 4
+_MAGIC_AT = 16
+_FORMER_MAGIC = (0, 1)
+_NO_TIMESTAMP = -1
 # version, coordinator epoch
 _MARKER = struct.Struct(">hi")
 
@@ -49,8 +52,26 @@ class Refusal(GroupSourceError):
         self.message = message or code.name
 
 
+class BatchRefusal(Refusal):
+    """A whole, sound batch is refused for what is in it.
+
+    Attributes: `log_start_offset`, which Kafka tells with it; `record_errors`, the number in the batch of each record
+    that is to blame, and why, where single records are.
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str, log_start_offset: int, record_errors: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(code, message)
+        self.log_start_offset = log_start_offset
+        self.record_errors = dict(record_errors or {})
+
+
 class Appended(NamedTuple):
-    """Where a produced batch stands; `log_append_time_ms` is -1 unless the broker stamps the records."""
+    """Where a produced batch stands.
+
+    `log_append_time_ms` is -1 unless the broker stamps the records; of one that was stored before it is its timestamp.
+    """
 
     base_offset: int
     log_append_time_ms: int
@@ -130,13 +151,15 @@ class Partition:
         """
         self.check_online()
         header = self._check_batch(records, zstd)
+        records = memoryview(records)[: header.size]
+        self._check_records(records, header, timestamp_ms)
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 stored = self._producers.check(header)
             except SequenceError as error:
-                raise Refusal(error.code, str(error)) from error
+                raise BatchRefusal(error.code, str(error), self.log.log_start_offset) from error
             if stored is not None:
-                return Appended(stored.base_offset, -1, 0)
+                return Appended(stored.base_offset, stored.timestamp_ms, 0)
             known = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
             if header.is_transactional and not known and verify is not None:
                 verify(header)
@@ -211,9 +234,12 @@ class Partition:
         return row
 
     def _check_batch(self, records: bytes | bytearray | memoryview, zstd: bool) -> BatchHeader:
+        if len(records) > _MAGIC_AT and records[_MAGIC_AT] in _FORMER_MAGIC:
+            raise Refusal(ErrorCode.INVALID_RECORD, "message format v0 and v1 are not taken since Produce version 3")
         try:
             headers = list(iter_batches(records))
-            if len(headers) != 1 or headers[0].size != len(records):
+            # half a batch behind it is let go, as Kafka lets it go
+            if len(headers) != 1:
                 raise Refusal(ErrorCode.INVALID_RECORD, "a partition takes exactly one whole record batch per request")
             header = headers[0]
             self._check_size(header.size)
@@ -222,15 +248,23 @@ class Partition:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         if header.codec > _ZSTD or (header.codec == _ZSTD and not zstd):
             raise Refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} cannot be taken here")
+        return header
+
+    def _check_records(self, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
+        text = ""
         if header.is_control or header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
-            raise Refusal(ErrorCode.INVALID_RECORD, "a producer sends whole batches of data records, counted from 0")
-        if header.is_transactional and header.producer_id == NO_PRODUCER_ID:
-            raise Refusal(ErrorCode.INVALID_RECORD, "a batch of a transaction names its producer")
-        if header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
-            raise Refusal(ErrorCode.INVALID_RECORD, "a producer with an id numbers its batches from 0")
+            text = "a producer sends whole batches of data records, counted from 0"
+        elif header.base_offset != 0:
+            text = f"The baseOffset of the record batch should be 0, but it is {header.base_offset}"
+        elif header.is_transactional and header.producer_id == NO_PRODUCER_ID:
+            text = "a batch of a transaction names its producer"
+        elif header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
+            text = "a producer with an id numbers its batches from 0"
+        if text:
+            raise BatchRefusal(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset)
         if self.log.config.compacted:
             self._check_keys(records, header)
-        return header
+        self._check_times(records, header, timestamp_ms)
 
     def _check_size(self, size: int) -> None:
         limit = self.log.config.max_message_bytes
@@ -243,9 +277,30 @@ class Partition:
             _, keyed = keyed_records(records, header)
         except CorruptRecordError as error:
             raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
-        if any(record.key is None for record in keyed):
-            text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
-            raise Refusal(ErrorCode.INVALID_RECORD, text)
+        text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
+        errors = {number: text for number, record in enumerate(keyed) if record.key is None}
+        if errors:
+            raise BatchRefusal(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset, errors)
+
+    def _check_times(self, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
+        config = self.log.config
+        if config.message_timestamp_type != "CreateTime":
+            return
+        earliest = timestamp_ms - config.message_timestamp_before_max_ms
+        latest = timestamp_ms + config.message_timestamp_after_max_ms
+        if earliest < 0 and header.max_timestamp <= latest:
+            return  # the usual case is decided by the header
+        try:
+            errors = {
+                number: f"Timestamp {record.timestamp_ms} is out of range, which is {earliest} to {latest}"
+                for number, record in enumerate(decode_records(records, header))
+                if record.timestamp_ms != _NO_TIMESTAMP and not earliest <= record.timestamp_ms <= latest
+            }
+        except CorruptRecordError as error:
+            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
+        if errors:
+            text = "One or more records have been rejected due to invalid timestamp"
+            raise BatchRefusal(ErrorCode.INVALID_TIMESTAMP, text, self.log.log_start_offset, errors)
 
     def last_offsets(self) -> Mapping[int, int]:
         """Producer id -> last offset of its last batch, which compaction must leave."""

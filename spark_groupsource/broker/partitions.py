@@ -101,14 +101,18 @@ class Partitions:
 
     # --- topics ---
 
+    def check_name(self, name: str) -> None:
+        """Raises: Refusal for a name that no topic can have."""
+        if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
+            text = f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - are allowed, . and .. are not"
+            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
+
     def check_new_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicConfig:
         """The configuration a new topic would have.
 
         Raises: Refusal.
         """
-        if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
-            text = f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - are allowed, . and .. are not"
-            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
+        self.check_name(name)
         if name in self._data.topics:
             raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} already exists")
         # metric names have _ for both, so Kafka takes no two topics that differ in this alone

@@ -26,8 +26,8 @@ from spark_groupsource.wire.messages import (
 
 GROUP_TYPE = "classic"
 _NOT_FOUND_VERSION = 6
-# without an authorizer everybody may do everything a group knows: READ, DELETE, DESCRIBE
-_ALL_OPERATIONS = frozenset({3, 6, 8})
+# everybody may do everything a group knows: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
+_ALL_OPERATIONS = frozenset({3, 6, 8, 10, 11})
 
 
 def describe(
@@ -38,7 +38,7 @@ def describe(
     O(members).
     """
     if group is None or group.state is DEAD:
-        return _describe_unknown(group_id, api_version)
+        return _describe_unknown(group_id, api_version, include_authorized_operations)
     is_stable = group.state is STABLE
     protocol_name = (group.protocol_name or "") if is_stable else ""
     described = DescribeGroupsResponse.DescribedGroup
@@ -63,12 +63,14 @@ def describe(
     )
 
 
-def _describe_unknown(group_id: str, api_version: int) -> Message:
+def _describe_unknown(group_id: str, api_version: int, include_authorized_operations: bool) -> Message:
     unknown = describe_error(group_id, ErrorCode.NONE)
     unknown.group_state = DEAD.value
     if api_version >= _NOT_FOUND_VERSION:
         unknown.error_code = ErrorCode.GROUP_ID_NOT_FOUND
         unknown.error_message = f"Group {group_id} not found."
+    elif include_authorized_operations:
+        unknown.authorized_operations = set(_ALL_OPERATIONS)
     return unknown
 
 

@@ -58,7 +58,7 @@ def split(request: Message, api_version: int, partition_count: int) -> dict[int,
             for partition, group_ids in _by_partition(request.groups, partition_count).items()
         }
     if request.API_KEY == DeleteGroupsRequest.API_KEY:
-        by_partition = _by_partition(request.groups_names, partition_count)
+        by_partition = _by_partition(list(dict.fromkeys(request.groups_names)), partition_count)
         return {partition: DeleteGroupsRequest(groups_names=ids) for partition, ids in by_partition.items()}
     if request.API_KEY == OffsetFetchRequest.API_KEY and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
         parts: dict[int, list[Message]] = {}
@@ -73,7 +73,7 @@ def split(request: Message, api_version: int, partition_count: int) -> dict[int,
 
 def _by_partition(group_ids: Sequence[str], partition_count: int) -> Mapping[int, list[str]]:
     parts: dict[int, list[str]] = {}
-    for group_id in dict.fromkeys(group_ids):
+    for group_id in group_ids:
         parts.setdefault(group_partition(group_id, partition_count), []).append(group_id)
     return parts
 
@@ -91,7 +91,7 @@ def merge(request: Message, api_version: int, responses: Sequence[Message]) -> M
         )
     if request.API_KEY == DescribeGroupsRequest.API_KEY:
         described = {group.group_id: group for response in responses for group in response.groups}
-        return DescribeGroupsResponse(throttle_time_ms=0, groups=[described[g] for g in dict.fromkeys(request.groups)])
+        return DescribeGroupsResponse(throttle_time_ms=0, groups=[described[g] for g in request.groups])
     if request.API_KEY == DeleteGroupsRequest.API_KEY:
         results = {result.group_id: result for response in responses for result in response.results}
         ordered = [results[group_id] for group_id in dict.fromkeys(request.groups_names)]

@@ -54,9 +54,9 @@ def _fetch(version, topic_id, name):
     )  # fmt: skip
 
 
-def _list_offsets(version, topic_id, name):
+def _list_offsets(version, topic_id, name, time=-1):
     topic = messages.ListOffsetsRequest.ListOffsetsTopic
-    wanted = [topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=time) for time in TIMES]
+    wanted = [topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=time)]
     return messages.ListOffsetsRequest(
         replica_id=-1, isolation_level=0, topics=[topic(name="t", partitions=wanted)], timeout_ms=100
     )
@@ -307,7 +307,8 @@ VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(a
 def test_api_versions_advertises_what_is_served(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         for version in range(5):
-            answer = connection.call(messages.ApiVersionsRequest(), version)
+            request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
+            answer = connection.call(request, version)
             told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
             assert told == {key: (api.min_version, api.max_version) for key, api in SERVED.items()}
             assert answer.error_code == 0
@@ -344,11 +345,17 @@ def test_each_fetch_version_brings_the_records(broker, topic_id, version):
 @pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 2 and version >= 7])
 def test_list_offsets_by_time(broker, topic_id, version):
     with RawConnection(broker.bootstrap_servers) as connection:
-        (topic,) = connection.call(_list_offsets(version, topic_id, ""), version).topics
-    found = [(each.timestamp, each.offset, each.error_code) for each in topic.partitions]
-    nothing = (-1, -1, 0)
+        found = []
+        for time in TIMES:
+            (topic,) = connection.call(_list_offsets(version, topic_id, "", time), version).topics
+            (entry,) = topic.partitions
+            found.append((entry.timestamp, entry.offset, entry.error_code))
+    nothing, too_new = (-1, -1, 0), (-1, -1, 35)
+    local = (-1, 0, 0) if version >= 8 else too_new
+    tiered = nothing if version >= 9 else too_new
+    pending = nothing if version >= 11 else too_new
     assert found == [
-        (-1, 3, 0), (-1, 0, 0), (1000, 0, 0), (-1, 0, 0), nothing, nothing, (1000, 0, 0), nothing
+        (-1, 3, 0), (-1, 0, 0), (1000, 0, 0), local, tiered, pending, (1000, 0, 0), nothing
     ]  # fmt: skip
 
 

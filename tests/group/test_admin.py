@@ -93,7 +93,7 @@ def test_authorized_operations_only_if_asked_for(context: GroupContext) -> None:
     assert context.describe().authorized_operations is None
     request = DescribeGroupsRequest(groups=[GROUP], include_authorized_operations=True)
     (described,) = context.send(request, 5).response.groups
-    assert described.authorized_operations == {3, 6, 8}
+    assert described.authorized_operations == {3, 6, 8, 10, 11}
 
 
 # --- list

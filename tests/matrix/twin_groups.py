@@ -1,0 +1,376 @@
+"""What both brokers are asked about groups: cases of one request, and a member's life as a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from twins import Case, Twin
+
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.messages import APIS, Message
+
+RANGE = (("range", b"\0\1"),)
+Parts = tuple[tuple[str, int, int], ...]
+
+
+def commit(
+    *parts: tuple[str, int, int], group: str = "simple", generation: int = -1, member: str = "",
+    instance: str | None = None, note: str | None = "note", full: bool = False, **_: Any,
+) -> Any:  # fmt: skip
+    """`parts` are (topic, partition, offset)."""
+
+    def build(twin: Twin) -> Message:
+        topic = messages.OffsetCommitRequest.OffsetCommitRequestTopic
+        found: dict[str, list[Message]] = {}
+        for short, number, offset in parts:
+            entry = topic.OffsetCommitRequestPartition(
+                partition_index=number, committed_offset=offset, committed_leader_epoch=0, committed_metadata=note
+            )
+            found.setdefault(short, []).append(entry)
+        topics = [
+            topic(name=twin.name(short), topic_id=twin.id(short), partitions=entries)
+            for short, entries in found.items()
+        ]
+        return messages.OffsetCommitRequest(
+            group_id=group if full else twin.name(group), generation_id_or_member_epoch=generation, member_id=member,
+            group_instance_id=instance, retention_time_ms=-1, topics=topics,
+        )  # fmt: skip
+
+    return build
+
+
+ONE = ("read", 0, 3)
+OFFSET_COMMIT = [
+    Case("a simple consumer", commit(ONE)),
+    Case("two", commit(ONE, ("read", 1, 0))),
+    Case("no such partition", commit(ONE, ("read", 9, 0))),
+    Case("no such topic", commit(ONE, ("gone", 0, 0))),
+    Case("only what is not there", commit(("gone", 0, 0))),
+    Case("a negative partition", commit(("read", -1, 0))),
+    Case("no group", commit(ONE, group="", full=True)),
+    Case("no group, nothing there", commit(("gone", 0, 0), group="", full=True)),
+    Case("offset -1", commit(("read", 0, -1))),
+    Case("offset -9", commit(("read", 0, -9))),
+    Case("beyond the end", commit(("read", 0, 10**9))),
+    Case("no note", commit(ONE, note=None)),
+    Case("an empty note", commit(ONE, note="")),
+    Case("a long note", commit(ONE, note="n" * 4_096)),
+    Case("a note too long", commit(ONE, note="n" * 4_097)),
+    Case("one twice", commit(ONE, ("read", 0, 1))),
+    Case("nothing", commit()),
+    Case("a generation of no group", commit(ONE, group="no-group", generation=3)),
+    Case("a generation of an empty group", commit(ONE, generation=3)),
+    Case("an unknown member", commit(ONE, generation=3, member="m")),
+    Case("a member without a generation", commit(ONE, member="m")),
+    Case("an unknown instance", commit(ONE, generation=3, member="m", instance="i"), 7),
+    Case("an instance without a generation", commit(ONE, instance="i"), 7),
+]
+
+
+def fetch_offsets(
+    *groups: tuple[str, tuple[tuple[str, list[int]], ...] | None], full: bool = False, stable: bool = False,
+    member: str | None = None, epoch: int = -1,
+) -> Any:  # fmt: skip
+    """`groups` are (group, topics), topics None for all; before version 8 only the first is asked for."""
+
+    def build(twin: Twin) -> Message:
+        wanted = messages.OffsetFetchRequest.OffsetFetchRequestGroup
+        listed = []
+        for short, topics in groups:
+            named = wanted.OffsetFetchRequestTopics
+            inner = topics if topics is None else [
+                named(name=twin.name(of), topic_id=twin.id(of), partition_indexes=n) for of, n in topics
+            ]
+            group = short if full else twin.name(short)
+            listed.append(wanted(group_id=group, member_id=member, member_epoch=epoch, topics=inner))
+        first = listed[0] if listed else wanted(group_id="", topics=[])
+        plain = messages.OffsetFetchRequest.OffsetFetchRequestTopic
+        old = first.topics if first.topics is None else [
+            plain(name=topic.name, partition_indexes=topic.partition_indexes) for topic in first.topics
+        ]
+        return messages.OffsetFetchRequest(group_id=first.group_id, topics=old, groups=listed, require_stable=stable)
+
+    return build
+
+
+READ = (("read", [0, 1]),)
+OFFSET_FETCH = [
+    Case("two of a topic", fetch_offsets(("simple", READ))),
+    Case("a partition that is not there", fetch_offsets(("simple", (("read", [0, 9]),)))),
+    Case("a topic that is not there", fetch_offsets(("simple", (("gone", [0]),)))),
+    Case("all", fetch_offsets(("simple", None)), 2),
+    Case("none", fetch_offsets(("simple", ()))),
+    Case("no partitions", fetch_offsets(("simple", (("read", []),)))),
+    Case("one twice", fetch_offsets(("simple", (("read", [0, 0]),)))),
+    Case("no such group", fetch_offsets(("no-group", READ))),
+    Case("no such group, all", fetch_offsets(("no-group", None)), 2),
+    Case("no group", fetch_offsets(("", READ), full=True)),
+    Case("stable ones", fetch_offsets(("simple", READ), stable=True)),
+    Case("two groups", fetch_offsets(("simple", READ), ("no-group", None)), 8),
+    Case("a group twice", fetch_offsets(("simple", READ), ("simple", None)), 8),
+    Case("no groups", fetch_offsets(), 8),
+    Case("a member", fetch_offsets(("simple", READ), member="m", epoch=4), 9),
+    Case("a member without an epoch", fetch_offsets(("simple", READ), member="m"), 9),
+]
+
+
+def find(*keys: str, kind: int = 0) -> Any:
+    return lambda twin: messages.FindCoordinatorRequest(
+        key=keys[0] if keys else "", key_type=kind, coordinator_keys=list(keys)
+    )
+
+
+FIND_COORDINATOR = [
+    Case("a group", find("g")),
+    Case("two", find("g", "h"), 4),
+    Case("one twice", find("g", "g"), 4),
+    Case("none", find(), 4),
+    Case("no name", find("")),
+    Case("an unknown kind", find("g", kind=9), 1),
+    Case("a negative kind", find("g", kind=-1), 1),
+]
+
+
+def join(
+    group: str, member: str = "", protocols: tuple[tuple[str, bytes], ...] = RANGE, kind: str = "consumer",
+    session_ms: int = 10_000, rebalance_ms: int = 10_000, instance: str | None = None, full: bool = False,
+) -> Any:  # fmt: skip
+    def build(twin: Twin) -> Message:
+        protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol
+        return messages.JoinGroupRequest(
+            group_id=group if full else twin.name(group), session_timeout_ms=session_ms,
+            rebalance_timeout_ms=rebalance_ms, member_id=member, group_instance_id=instance, protocol_type=kind,
+            protocols=[protocol(name=name, metadata=data) for name, data in protocols], reason="a reason",
+        )  # fmt: skip
+
+    return build
+
+
+JOIN_GROUP = [
+    Case("no group", join("", full=True)),
+    Case("a short session", join("j", session_ms=5_999)),
+    Case("a long session", join("j", session_ms=1_800_001)),
+    Case("no session", join("j", session_ms=0)),
+    Case("no protocols", join("j", protocols=())),
+    Case("no protocol type", join("j", kind="")),
+    Case("an unknown member", join("j", member="m")),
+    Case("an unknown member of an instance", join("j", member="m", instance="i"), 5),
+    Case("an instance without a name", join("j0", instance=""), 5),
+    Case("an instance with an illegal name", join("j1", instance="a/b"), 5),
+    Case("an instance with a long name", join("j2", instance="a" * 250), 5),
+]
+
+
+def beat(group: str, generation: int = 1, member: str = "m", instance: str | None = None) -> Any:
+    return lambda twin: messages.HeartbeatRequest(
+        group_id=twin.name(group) if group else "", generation_id=generation, member_id=member,
+        group_instance_id=instance,
+    )  # fmt: skip
+
+
+HEARTBEAT = [
+    Case("no group", beat("")),
+    Case("no such group", beat("no-group")),
+    Case("a group without members", beat("simple")),
+    Case("no member", beat("simple", member="")),
+    Case("a negative generation", beat("simple", generation=-1)),
+    Case("an unknown instance", beat("simple", instance="i"), 3),
+]
+
+
+def sync(
+    group: str, generation: int = 1, member: str = "m", instance: str | None = None, kind: str | None = "consumer",
+    protocol: str | None = "range", shares: tuple[tuple[str, bytes], ...] = (),
+) -> Any:  # fmt: skip
+    share = messages.SyncGroupRequest.SyncGroupRequestAssignment
+    return lambda twin: messages.SyncGroupRequest(
+        group_id=twin.name(group) if group else "", generation_id=generation, member_id=member,
+        group_instance_id=instance, protocol_type=kind, protocol_name=protocol,
+        assignments=[share(member_id=of, assignment=data) for of, data in shares],
+    )  # fmt: skip
+
+
+SYNC_GROUP = [
+    Case("no group", sync("")),
+    Case("no such group", sync("no-group")),
+    Case("a group without members", sync("simple")),
+    Case("no kind", sync("no-group", kind=None), 5),
+    Case("no protocol", sync("no-group", protocol=None), 5),
+]
+
+
+def leave(group: str, *members: tuple[str, str | None]) -> Any:
+    """`members` are (member id, instance id); before version 3 only the first leaves."""
+
+    def build(twin: Twin) -> Message:
+        identity = messages.LeaveGroupRequest.MemberIdentity
+        return messages.LeaveGroupRequest(
+            group_id=twin.name(group) if group else "", member_id=members[0][0] if members else "",
+            members=[identity(member_id=of, group_instance_id=instance, reason="why") for of, instance in members],
+        )  # fmt: skip
+
+    return build
+
+
+LEAVE_GROUP = [
+    Case("no group", leave("", ("m", None))),
+    Case("no such group", leave("no-group", ("m", None))),
+    Case("a group without members", leave("simple", ("m", None))),
+    Case("nobody", leave("simple")),
+    Case("two", leave("simple", ("m", None), ("n", "i")), 3),
+    Case("nobody from nowhere", leave("no-group")),
+]
+
+
+def describe_groups(*names: str, operations: bool = False) -> Any:
+    return lambda twin: messages.DescribeGroupsRequest(
+        groups=[twin.name(short) if short else "" for short in names], include_authorized_operations=operations
+    )
+
+
+DESCRIBE_GROUPS = [
+    Case("one without members", describe_groups("simple")),
+    Case("one that is not there", describe_groups("no-group")),
+    Case("what may be done", describe_groups("simple", "no-group", operations=True)),
+    Case("no name", describe_groups("")),
+    Case("one twice", describe_groups("simple", "simple")),
+    Case("nothing", describe_groups()),
+]
+
+
+def list_groups(states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> Any:
+    return lambda twin: messages.ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+
+
+LIST_GROUPS = [
+    Case("all", list_groups()),
+    Case("empty", list_groups(("Empty",)), 4),
+    Case("empty, in small letters", list_groups(("empty",)), 4),
+    Case("stable or dead", list_groups(("Stable", "Dead")), 4),
+    Case("no such state", list_groups(("Nowhere",)), 4),
+    Case("a state without a name", list_groups(("",)), 4),
+    Case("classic", list_groups((), ("classic",)), 5),
+    Case("classic, in capitals", list_groups((), ("CLASSIC",)), 5),
+    Case("consumer", list_groups((), ("consumer",)), 5),
+    Case("no such type", list_groups((), ("nothing",)), 5),
+]
+
+
+def delete_groups(*names: str) -> Any:
+    return lambda twin: messages.DeleteGroupsRequest(
+        groups_names=[twin.name(short) if short else "" for short in names]
+    )
+
+
+DELETE_GROUPS = [
+    Case("one that is not there", delete_groups("no-group")),
+    Case("no name", delete_groups("")),
+    Case("one", delete_groups("to-go")),
+    Case("one twice", delete_groups("to-go-too", "to-go-too")),
+    Case("two, one there", delete_groups("simple-2", "no-group")),
+    Case("nothing", delete_groups()),
+]
+
+
+def delete_offsets(group: str, *parts: tuple[str, list[int]]) -> Any:
+    def build(twin: Twin) -> Message:
+        topic = messages.OffsetDeleteRequest.OffsetDeleteRequestTopic
+        topics = [
+            topic(
+                name=twin.name(short),
+                partitions=[topic.OffsetDeleteRequestPartition(partition_index=number) for number in numbers],
+            )
+            for short, numbers in parts
+        ]
+        return messages.OffsetDeleteRequest(group_id=twin.name(group) if group else "", topics=topics)
+
+    return build
+
+
+OFFSET_DELETE = [
+    Case("one that is committed", delete_offsets("simple", ("read", [0]))),
+    Case("one that is not committed", delete_offsets("simple", ("read", [1]))),
+    Case("no such partition", delete_offsets("simple", ("read", [0, 9]))),
+    Case("no such topic", delete_offsets("simple", ("gone", [0]))),
+    Case("no such group", delete_offsets("no-group", ("read", [0]))),
+    Case("no such group, no such topic", delete_offsets("no-group", ("gone", [0]))),
+    Case("no group", delete_offsets("", ("read", [0]))),
+    Case("no partitions", delete_offsets("simple", ("read", []))),
+    Case("nothing", delete_offsets("simple")),
+]
+
+Step = tuple[str, Message, int]
+
+
+def life(twin: Twin, version: int, static: bool) -> Iterator[Step]:
+    """A member's life, each request at `version` or the newest below it: (what it is, request, version).
+
+    The answer to a step is sent back into the generator.
+    """
+
+    def step(label: str, request: Any) -> Step:
+        api = APIS[request(twin).API_KEY]
+        return label, request(twin), max(api.min_version, min(version, api.max_version))
+
+    group = f"life-{version}-{'static' if static else 'dynamic'}"
+    instance = "one" if static else None
+    answer = yield step("joins", join(group, instance=instance))
+    member = answer.member_id
+    if answer.error_code == 79:
+        yield step("beats before it joined", beat(group, 0, member))
+        answer = yield step("joins by its name", join(group, member))
+    member, generation = answer.member_id, answer.generation_id
+    yield step("beats before the sync", beat(group, generation, member, instance))
+    commit_one = commit(ONE, group=group, generation=generation, member=member, instance=instance)
+    yield step("commits before the sync", commit_one)
+    yield step("is described before the sync", describe_groups(group))
+    yield step("is listed before the sync", list_groups())
+    yield step("syncs a generation that is over", sync(group, generation + 1, member, instance))
+    yield step("syncs as a stranger", sync(group, generation))
+    yield step("syncs another kind", sync(group, generation, member, instance, kind="connect"))
+    yield step("syncs another protocol", sync(group, generation, member, instance, protocol="sticky"))
+    yield step("syncs", sync(group, generation, member, instance, shares=((member, b"share"),)))
+    yield step("syncs again", sync(group, generation, member, instance))
+    yield step("beats", beat(group, generation, member, instance))
+    yield step("beats for the next generation", beat(group, generation + 1, member, instance))
+    yield step("a stranger beats", beat(group, generation, "stranger"))
+    yield step("commits", commit_one)
+    yield step("commits for the next", commit(ONE, group=group, generation=generation + 1, member=member))
+    yield step("a stranger commits", commit(ONE, group=group, generation=generation, member="stranger"))
+    yield step("a simple consumer commits", commit(ONE, group=group))
+    yield step("a member commits without a generation", commit(ONE, group=group, member=member))
+    yield step("its offsets", fetch_offsets((group, None)) if version >= 2 else fetch_offsets((group, READ)))
+    yield step("is described", describe_groups(group, operations=True))
+    yield step("is listed", list_groups())
+    yield step("another kind", join(group, kind="connect"))
+    yield step("another protocol", join(group, protocols=(("sticky", b""),)))
+    yield step("a follower of another protocol", join(group, member, protocols=(("sticky", b""),), instance=instance))
+    yield step("is deleted with a member", delete_groups(group))
+    yield step("its offsets are deleted", delete_offsets(group, ("read", [0])))
+    if static:
+        yield step("another of its name beats", beat(group, generation, "other", "one"))
+        yield step("another of its name syncs", sync(group, generation, "other", "one"))
+        other = commit(ONE, group=group, generation=generation, member="other", instance="one")
+        yield step("another of its name commits", other)
+        yield step("another instance beats", beat(group, generation, member, "two"))
+        yield step("another of its name leaves", leave(group, ("other", "one")))
+        answer = yield step("joins again as its instance", join(group, instance=instance))
+        yield step("the former member beats", beat(group, generation, member, instance))
+        member, generation = answer.member_id, answer.generation_id
+        yield step("syncs as it was", sync(group, generation, member, instance, shares=((member, b"share"),)))
+        answer = yield step("joins with what is the same", join(group, member, instance=instance))
+    else:
+        answer = yield step("joins with what is the same", join(group, member))
+    another = join(group, member, (("range", b"\0\2"),), instance=instance)
+    answer = yield step("joins with another subscription", another)
+    member, generation = answer.member_id, answer.generation_id
+    yield step("syncs without a share", sync(group, generation, member, instance))
+    yield step("is described again", describe_groups(group))
+    yield step("a stranger leaves", leave(group, ("stranger", None)))
+    yield step("two leave, one is known", leave(group, (member, instance), ("stranger", None)))
+    yield step("beats when it is gone", beat(group, generation, member, instance))
+    yield step("is described when it is empty", describe_groups(group))
+    yield step("another kind, in an empty group", join(group, kind="connect"))
+    yield step("is deleted", delete_groups(group))
+    yield step("is described when it is deleted", describe_groups(group))

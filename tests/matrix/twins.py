@@ -1,0 +1,192 @@
+"""Two brokers that are asked the same: what each answered, with what may differ taken out.
+
+Ids, ports, member ids and the wording of messages are each broker's own, and are replaced by names that both have.
+Everything else of an answer must be equal: error codes, null or empty, defaults, how many entries.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
+from spark_groupsource.records.batch import last_batch
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
+from spark_groupsource.wire.messages import Message
+
+TIMEOUT_MS = 20_000
+CLOSED = "the connection was closed"
+NO_ID = uuid.UUID(int=0)
+# each broker's own, and without a meaning to compare
+_OWN = frozenset(
+    "throttle_time_ms port cluster_id log_dir total_bytes usable_bytes producer_id session_id documentation "
+    "error_message batch_index_error_message supported_features finalized_features finalized_features_epoch".split()
+)
+# Kafka keeps it for the whole cluster since replicas are chosen with its help (KIP-966)
+_OF_REPLICAS = "min.insync.replicas"
+_THIS_CENTURY_MS = 10**12  # what the cases stamp themselves is from 1970
+_MEMBER_FIELDS = frozenset(("member_id", "leader"))
+
+# APIs of which every version of Kafka's is served
+_ALL_VERSIONS = frozenset(range(1, 4)) | frozenset(range(10, 24)) - {17}
+
+Answer = Any
+"""What JSON can hold."""
+
+
+class Twin:
+    """One of the two brokers as a script sees it. `prefix` is the same for both; a context manager."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+        (self._address,) = parse_addresses(bootstrap_servers)
+        self._socket = dial(self._address, TIMEOUT_MS)
+        self._correlation_id = 0
+        self._topic_names: dict[uuid.UUID, str] = {NO_ID: "none"}
+        self._ids: dict[str, uuid.UUID] = {}
+        self.prefix = prefix
+        self.session_id = 0
+        self.version = 0
+
+    def __enter__(self) -> Twin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def name(self, short: str) -> str:
+        """The full name of a topic or group of this run."""
+        return f"{self.prefix}-{short}"
+
+    def id(self, short: str) -> uuid.UUID:
+        """The id of a topic; one that exists nowhere for a name that does not."""
+        if short not in self._ids:
+            self._ids[short] = self.full_id(self.name(short))
+        return self._ids[short]
+
+    def full_id(self, name: str) -> uuid.UUID:
+        """The same for a name without prefix."""
+        topic = messages.MetadataRequest.MetadataRequestTopic(name=name)
+        request = messages.MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
+        (found,) = self.exchange(request, 12).topics
+        if found.error_code:
+            return uuid.uuid5(uuid.NAMESPACE_URL, name)
+        self._topic_names[found.topic_id] = name
+        return found.topic_id
+
+    def name_of(self, topic_id: uuid.UUID) -> str:
+        """The name that an id stands for."""
+        return self._topic_names.get(topic_id, "unknown")
+
+    def forget(self, short: str) -> None:
+        """The topic will have another id."""
+        self._ids.pop(short, None)
+
+    def forget_all(self) -> None:
+        """The prefix will be another."""
+        self._ids.clear()
+
+    def exchange(self, request: Message, version: int) -> Message:
+        """The answer as it is. Raises: ConnectionFailed, once, where the broker closes instead."""
+        self._correlation_id += 1
+        self.send(request, version)
+        prefix = bytearray(4)
+        receive_into(self._socket, memoryview(prefix), TIMEOUT_MS)
+        frame = bytearray(frame_length(bytes(prefix), 1 << 26))
+        receive_into(self._socket, memoryview(frame), TIMEOUT_MS)
+        return decode_response(memoryview(frame), request, version, self._correlation_id)
+
+    def send(self, request: Message, version: int) -> None:
+        """Only the request: for those that have no answer."""
+        send_all(self._socket, encode_request(request, version, self._correlation_id, "twin"), TIMEOUT_MS)
+
+    def reconnect(self) -> None:
+        self._socket.close()
+        self._socket = dial(self._address, TIMEOUT_MS)
+
+
+class Case(NamedTuple):
+    """One request of one API: `build` may ask the twin for names, ids and what was answered before."""
+
+    label: str
+    build: Callable[[Twin], Message]
+    since: int = 0
+    until: int = 99
+
+
+def ask(twin: Twin, request: Message, version: int) -> Answer:
+    """What a broker answers to one request, comparable; `CLOSED` where it closes the connection."""
+    try:
+        answer = twin.exchange(request, version)
+    except ConnectionFailed:
+        twin.reconnect()
+        return CLOSED
+    twin.session_id = getattr(answer, "session_id", 0) or twin.session_id
+    return plain(twin, answer)
+
+
+def plain(twin: Twin, answer: Message) -> Answer:
+    """An answer with what is each broker's own replaced, and its lists in one order."""
+    if answer.name == "FetchResponse":
+        for partition in (each for topic in answer.responses for each in topic.partitions):
+            partition.records = _whole_batches(bytes(partition.records or b""))
+    told = answer.to_dict()
+    if answer.name == "ListGroupsResponse":
+        told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(twin.prefix)]
+    if answer.name == "ApiVersionsResponse":
+        told["api_keys"] = [each for each in told["api_keys"] if each["api_key"] in _ALL_VERSIONS]
+    return _Plain(twin).value("", told)
+
+
+class _Plain:
+    def __init__(self, twin: Twin) -> None:
+        self._twin = twin
+        self._members: dict[str, str] = {"": ""}
+
+    def value(self, field: str, value: Any) -> Answer:
+        if field in _OWN:
+            return "own"
+        match value:
+            case dict():
+                return {name: self.value(name, inner) for name, inner in value.items()}
+            case list() | tuple() | set() | frozenset():
+                inner = [self.value(field, each) for each in value]
+                return sorted(inner, key=lambda each: json.dumps(each, sort_keys=True))
+        if field == "topic_id" and value is not None:
+            return self._twin.name_of(uuid.UUID(str(value)))
+        if field.endswith("_time_ms") and value > _THIS_CENTURY_MS:
+            return "now"
+        if field in _MEMBER_FIELDS and value:
+            return self._members.setdefault(value, f"member {len(self._members)}") if len(str(value)) > 30 else value
+        return value
+
+
+def _whole_batches(data: bytes) -> bytes:
+    """Kafka may end a fetch in the middle of a batch."""
+    last = last_batch(data)
+    return data[: last.position + last.size] if last else b""
+
+
+def differences(ours: Answer, theirs: Answer, path: str = "") -> Iterator[str]:
+    """Where two answers differ, one line each."""
+    if path.endswith(".configs"):
+        ours, theirs = _common(ours, theirs)
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in theirs:
+            yield from differences(ours.get(name), theirs[name], f"{path}.{name}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for at, (one, other) in enumerate(zip(ours, theirs)):
+            yield from differences(one, other, f"{path}[{at}]")
+    elif ours != theirs:
+        yield f"{path}: embedded {ours!r}, Kafka {theirs!r}"
+
+
+def _common(ours: Answer, theirs: Answer) -> tuple[Answer, Answer]:
+    """Only the settings that both have: Kafka has more."""
+    names = {each["name"] for each in ours} & {each["name"] for each in theirs} - {_OF_REPLICAS}
+    by_name = {"key": lambda each: each["name"]}
+    one, other = (sorted((each for each in side if each["name"] in names), **by_name) for side in (ours, theirs))
+    return one, other
