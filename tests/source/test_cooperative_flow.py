@@ -140,7 +140,7 @@ def test_what_stays_flows_while_a_java_member_is_slow(room):
         java.wait_for_partitions(3)
         wait_until(lambda: room.assigned().get("a-0") == 3, "half of the partitions each")
         room.produce(60)
-        wait_until(lambda: len(a.seen) + java.consumed == room.produced, "everything is read")
+        wait_until(lambda: room.committed() == len(a.seen) + java.consumed == room.produced, "everything is committed")
         with java.frozen():
             b = room.start("b")
             wait_until(lambda: room.described().state == "PreparingRebalance", "a round that waits for Java")

@@ -110,9 +110,11 @@ def test_batch_begins(cluster, client, aged, group, form, committed, _, expected
 def test_group_form_fails_where_the_group_knows_nothing(cluster, client, aged, group):
     commit(client, aged, group, {0: 7})
     given = options(aged, group, startingOffsets="group")
-    for read in (lambda: Stream(cluster, given).__enter__().turn(), lambda: Batch(cluster, given)):
-        with pytest.raises(ConfigurationError, match=f"no committed offset for {aged}-1; use group-or-earliest or"):
-            read()
+    message = f"no committed offset for {aged}-1; use group-or-earliest or"
+    with Stream(cluster, given) as query, pytest.raises(ConfigurationError, match=message):
+        query.turn()
+    with pytest.raises(ConfigurationError, match=message):
+        Batch(cluster, given)
 
 
 @pytest.fixture
