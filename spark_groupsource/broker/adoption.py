@@ -61,7 +61,7 @@ class Found:
     """What a Kafka broker has left behind.
 
     `log_starts` are below the begin of no log, `cleaned` names every log with gaps, `leader_epoch` is the largest that
-    any record was written in, and no producer has an id from `next_producer_id` on.
+    any partition was led in, and no producer has an id from `next_producer_id` on.
     """
 
     topics: list[FoundTopic] = field(default_factory=list)
@@ -273,6 +273,7 @@ def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, lo
     bases = segment_bases(directory)
     if max(log_start, bases[0]) > 0:
         found.log_starts[topic_partition] = max(log_start, bases[0])
+    found.leader_epoch = max(found.leader_epoch, _last_epoch(directory / "leader-epoch-checkpoint"))
     due, has_gaps = bases[0], False
     try:
         for base in bases:
@@ -291,6 +292,19 @@ def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, lo
         raise StorageError(f"{directory} cannot be read: {error.strerror}; check permissions") from error
     if has_gaps:
         found.cleaned[topic_partition] = bases[0]
+
+
+def _last_epoch(path: Path) -> int:
+    """The last epoch in a ``leader-epoch-checkpoint``, 0 where there is none: it may have begun without a record.
+
+    Raises: StorageError when the file is damaged.
+    """
+    if not path.exists():
+        return 0
+    try:
+        return max((int(line.split(" ")[0]) for line in path.read_text().splitlines()[2:]), default=0)
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged ({error!r}); restore it from a copy") from error
 
 
 def _heads(path: Path) -> Iterator[BatchHeader]:

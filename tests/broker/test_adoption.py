@@ -80,7 +80,7 @@ def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: 
     directory.metadata(
         *topic("gone", 0), setting("gone", "retention.ms", "1"), removed("gone"),
         *topic("t", 0, 1), setting("t", "retention.ms", "5"), setting("t", "retention.ms", "6"),
-        setting("t", "follower.replication.throttled.replicas", "*"),
+        setting("t", "no.such.setting", "x"),
         BEGIN, *topic("u", 0), END,
         BEGIN, removed("t"), ABORT,
         b"\1\x0f\0" + struct.pack(">iqq", 7, 0, 3000),
@@ -93,7 +93,7 @@ def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: 
     assert dict(data.topics["t"].settings) == {"retention.ms": "6"}
     assert data.next_producer_id() == 3000
     assert data.cluster_id == "abc"
-    assert any("follower.replication.throttled.replicas=* is not followed here" in line for line in directory.reports)
+    assert any("no.such.setting=x is not followed here" in line for line in directory.reports)
     assert "2 topics, 3 partitions, cluster abc" in directory.reports[-1] and "broker 7" in directory.reports[-1]
     data.close(None)
     again = DataDirectory(directory.path)
@@ -151,6 +151,7 @@ def test_begin_gaps_epochs_and_producers_come_from_the_logs(
     directory: KafkaDirectory, batches: tuple[bytes, ...], gaps: bool
 ) -> None:
     directory.partition("t", 0, *batches, base=5)
+    (directory.path / "t-0" / "leader-epoch-checkpoint").write_text("0\n2\n0 5\n6 9\n")
     directory.partition("u", 0, batch(0, 0, producer_id=1234, producer_epoch=0, base_sequence=0, leader_epoch=3))
     data = directory.open()
     place = TopicPartition("t", 0)
@@ -159,7 +160,7 @@ def test_begin_gaps_epochs_and_producers_come_from_the_logs(
     assert data.next_producer_id() == 2000
     leaders = Leaders([1], directory.reports.append)
     leaders.open(directory.path)
-    assert leaders.leader(place).epoch > 3
+    assert leaders.leader(place).epoch > 6
 
 
 def test_what_compaction_had_noted_is_kept(directory: KafkaDirectory) -> None:
@@ -182,6 +183,7 @@ Harm = Callable[[KafkaDirectory], object]
         (lambda d: d.metadata(*topic("t", 0), *topic("u", 0, 1)), "lacks partitions 0, 1 of topic u"),
         (lambda d: (d.partition("u", 0) / f"{0:020d}.log").unlink(), "u-0 holds no segment"),
         (lambda d: (d.path / "t-0" / "partition.metadata").write_text("version: 9"), "partition.metadata is damaged"),
+        (lambda d: (d.path / "t-0" / "leader-epoch-checkpoint").write_text("0\n1\nx\n"), "epoch-checkpoint is damaged"),
         (lambda d: d.metadata(b"\1\2\0\x7f"), "__cluster_metadata-0 cannot be read"),
         (lambda d: (d.path / "cleaner-offset-checkpoint").write_text("0\n1\nx\n"), "checkpoint is damaged"),
     ],

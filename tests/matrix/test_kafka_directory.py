@@ -199,8 +199,8 @@ def test_everything_is_there_and_goes_on(left: Left, tmp_path: Path, way: str) -
         assert read_all(where, "read_committed") == left.committed
         assert len(left.records) == len(left.committed) + 2
         settings = broker.call(lambda running: dict(running.partitions.topic("c").settings))
-        assert settings == {"cleanup.policy": "compact", "segment.ms": "100"}
-        assert "topic c: compression.type=gzip is not followed here, it is left out" in reports
+        assert settings.items() >= {"cleanup.policy": "compact", "segment.ms": "100"}.items()
+        assert any(f"of Kafka broker 1 is taken over: {len(left.topic_ids)} topics" in line for line in reports)
         check_group(where)
         check_transactions(where)
         produce(where, "t", [(0, None, b"new")], enable_idempotence=True)
