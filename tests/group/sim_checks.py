@@ -119,7 +119,6 @@ class Checks:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.log = Log()
-        self.replies = 0
         self._stored_by: dict[int, dict[TopicPartition, int]] = {}
         self._changed: set[str] = set()
         self._groups_seen: dict[str, GroupValue] = {}
@@ -149,7 +148,6 @@ class Checks:
 
     def replied(self, token: int, waiting: Waiting, response: Any) -> None:
         """An answer is about to leave."""
-        self.replies += 1
         check = getattr(self, f"_replied_{type(waiting.request).__name__}", None)
         if check is not None and self._broker.is_loaded:
             check(token, waiting, response)
