@@ -345,7 +345,11 @@ class Chaos:
 
     def _cut_connections(self, target: Application) -> str:
         with self.hits.on(self._applications):
-            cut = [self._proxy.drop(self._random.choice([0.3, 1]), self._random) for _ in range(3)]
+            cut = []
+            for _ in range(3):
+                cut.append(self._proxy.drop(self._random.choice([0.3, 1]), self._random))
+                # those that were cut come back
+                time.sleep(0.3)
         return f"{cut}"
 
     def _slow_connections(self, target: Application) -> str:
