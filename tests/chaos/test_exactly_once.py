@@ -1,0 +1,11 @@
+"""A short run of the script: transactions under a broker that is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exactly_once import run
+
+
+def test_each_record_comes_out_once_though_the_broker_is_killed(tmp_path: Path) -> None:
+    run(tmp_path, records=3_000, kills=3, seed=7)
