@@ -47,7 +47,7 @@ TOPIC, GROUP = "chaos", "chaos"
 
 
 class Watch:
-    """Compares the group's commits with the outputs all the while, in a thread of its own."""
+    """Compares the group's commits with the outputs all the while, in a thread of its own; `client` is its own too."""
 
     def __init__(self, client: Cluster, ledger: Ledger) -> None:
         self.commits: dict[int, int] = {}
@@ -66,6 +66,7 @@ class Watch:
     def stop(self) -> None:
         self._ended.set()
         self._thread.join(60)
+        self._client.close()
 
     def _run(self) -> None:
         while not self._ended.wait(0.3) and self._failure is None:
