@@ -314,8 +314,9 @@ class GroupShard:
 
     def _drop_if_gone(self, turn: Turn, group_id: str) -> None:
         group = self._groups.get(group_id)
-        if group is None or self.ledger.knows(group_id) or group.state is not EMPTY:
+        if group is None or group_id in self.ledger.groups or group.state is not EMPTY:
             return
+        # where somebody has committed meanwhile, it comes back as what its offsets make it: a group without a past
         for member_id in sorted(group.pending_joins):  # they will be told to begin again
             turn.cancel_timer(session_timer(group_id, member_id))
         group.transition(DEAD, turn.timestamp_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from group_context import CONFIG, GROUP, GroupContext
+from group_invariants import promised
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext
@@ -193,6 +194,21 @@ def test_an_empty_group_is_deleted_with_one_tombstone(context: GroupContext) -> 
     assert [value for _, value in context.log[records:]] == [None]
     assert context.describe().group_state == "Dead"
     assert context.join("made-up").error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_commit_before_a_deletion_is_durable_makes_a_group_without_a_past(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.leave((member.member_id, None))
+    context.hold_appends = True
+    context.send(DeleteGroupsRequest(groups_names=[GROUP]), 2)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=5, committed_metadata="")
+    context.send(OffsetCommitRequest(group_id=GROUP, topics=[topic(name="topic", partitions=[partition])]), 8)
+    context.release_appends()
+    assert context.fetch() == {("topic", 0): 5}
+    live, loaded = context.group(), context.restarted().group()
+    assert (live.state, live.generation_id, live.protocol_type) == (EMPTY, 0, None)
+    assert promised(live) == promised(loaded)
 
 
 @pytest.mark.conformance("GC-149", "OM-046")
