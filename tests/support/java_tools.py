@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,29 +27,41 @@ DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
+@contextmanager
+def java_gateway(jars: Path) -> Iterator[JavaGateway]:
+    """A JVM with the jars of a directory."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    (py4j_jar,) = (Path(spec.origin).parent / "jars").glob("py4j-*.jar")
+    port, process = launch_gateway(
+        classpath=f"{jars}/*",
+        jarpath=str(py4j_jar),
+        javaopts=["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"],
+        java_path=java(),
+        die_on_exit=True,
+        return_proc=True,
+    )
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
+    try:
+        yield gateway
+    finally:
+        gateway.shutdown()
+        process.stdin.close()
+        process.wait(20)
+
+
 class JavaTools:
     """Runs ``main`` of Kafka's tools one after another; only those that do not end the JVM. A context manager."""
 
     def __enter__(self) -> JavaTools:
-        spec = importlib.util.find_spec("pyspark")
-        assert spec is not None and spec.origin is not None
-        (py4j_jar,) = (Path(spec.origin).parent / "jars").glob("py4j-*.jar")
-        port, self._process = launch_gateway(
-            classpath=f"{kafka_jars()}/*",
-            jarpath=str(py4j_jar),
-            javaopts=["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"],
-            java_path=java(),
-            die_on_exit=True,
-            return_proc=True,
-        )
-        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
-        self._forbid_exit()
+        with ExitStack() as stack:
+            self._gateway = stack.enter_context(java_gateway(kafka_jars()))
+            self._forbid_exit()
+            self._resources = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._gateway.shutdown()
-        self._process.stdin.close()
-        self._process.wait(20)
+        self._resources.close()
 
     def _forbid_exit(self) -> None:
         """A tool that wants to end the JVM ends with an exception instead, by Kafka's own means for its tests."""
