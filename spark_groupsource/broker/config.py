@@ -1,6 +1,7 @@
 """The broker's settings and the topics' as two tables: Kafka's names, defaults, units and bounds.
 
-A setting stands here when it means something in this broker; any other name is refused. Knows text and numbers only.
+A setting of the broker stands here when it means something in it, a setting of topics also when Kafka's clients may
+give it and nothing is lost by it; any other name is refused. Knows text and numbers only.
 
 Source: https://kafka.apache.org/documentation (Broker Configs, Topic Configs).
 """
