@@ -29,6 +29,7 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.source.log_ends import LogEnds
 from spark_groupsource.source.lookup import Lookup, Offsets
 from spark_groupsource.source.losses import Losses, join_names
 from spark_groupsource.source.offsets import (
@@ -77,14 +78,6 @@ class Limits:
     max_bytes: int | None = None
 
 
-@dataclass
-class _Ends:
-    """Log ends as last heard."""
-
-    offsets: Offsets = field(default_factory=dict)
-    at_ms: int | None = None
-
-
 @dataclass(frozen=True)
 class _Group:
     """Who owns what, settled; `members` by index, empty where there is no membership."""
@@ -115,6 +108,13 @@ class StreamSession:
         self._clock: Clock = clock or SystemClock()
         self._lookup = Lookup(cluster, options, self._clock)
         self._losses = Losses(fail=options["failOnDataLoss"], group_id=options.group_id)
+        self._log_ends = LogEnds(
+            self._lookup,
+            self._losses,
+            self._clock,
+            read_committed=cluster.settings.read_committed,
+            refresh_ms=_REFRESH_MS,
+        )
         self._lock = threading.RLock()
         self._draining = threading.Event()
         self.drained = threading.Event()
@@ -128,11 +128,8 @@ class StreamSession:
         self._group: _Group | None = None
         self._committed: Offsets = {}
         self._uncommitted: Offsets = {}
-        self._ends = _Ends()
-        self._gone: set[TopicPartition] = set()
         self._topic_ids: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        self._target: Offsets | None = None
         self._is_available_now = False
         self._planned_ms: int | None = None
         self._last_end: dict[str, Any] | None = None
@@ -208,9 +205,9 @@ class StreamSession:
     def report_latest(self) -> dict[str, Any] | None:
         """Log ends of the owned partitions, for the progress of the query."""
         with self._lock:
-            if not self._ends.offsets:
+            if not self._log_ends.heard:
                 return None
-            return nest_positions({p: end for p, end in self._ends.offsets.items() if p in self._owned})
+            return nest_positions({p: end for p, end in self._log_ends.heard.items() if p in self._owned})
 
     def close(self, reason: str) -> None:
         """Leaves the group."""
@@ -361,10 +358,11 @@ class StreamSession:
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         """Decides where each owned partition goes on after the group has changed."""
         # what the checkpoint holds and nobody owns here may be another member's, or gone
-        self._check_deleted(self._lookup.missing((self._owned | set(start.positions)) - owned), start)
+        gone = self._lookup.missing((self._owned | set(start.positions)) - owned)
+        self._losses.deleted({p: start.positions[p] for p in gone if p in start.positions})
         committed = self._ownership.committed(sorted(owned))
         self._acquired = {}
-        self._gone = set()
+        self._log_ends.restart()
         fresh = []
         for p in sorted(owned):
             acquisition = self._decide(p, start, committed)
@@ -387,7 +385,6 @@ class StreamSession:
         if signed:
             self._commit_positions(signed)
         self._acquired.update(self._restarts(start))
-        self._ends.at_ms = None
 
     def _follows(self, p: TopicPartition, commit: OffsetAndMetadata, start: SourceOffset) -> bool:
         """True when `p` goes on where a member that is none of ours has committed."""
@@ -445,7 +442,7 @@ class StreamSession:
             if not gone:
                 raise
             self._losses.gone_before_found(gone)
-            self._gone.update(gone)
+            self._log_ends.leave_out(gone)
             rest = [p for p in fresh if p not in gone]
             return dict.fromkeys(gone, 0) | self._resolve_fresh(rest, start, committed)
         if not self._is_new and start.counts:
@@ -465,7 +462,10 @@ class StreamSession:
     def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
         """The end of the next batch; None when there is nothing to read and nothing has changed hands."""
         begins = self._begins(start)
-        backlog = Backlog(begins, self._readable(begins))
+        ends, cut = self._log_ends.readable(begins, is_available_now=self._is_available_now)
+        begins.update(cut)
+        self._acquired.update(cut)
+        backlog = Backlog(begins, ends)
         waited_ms = None if self._planned_ms is None else self._clock.now_ms() - self._planned_ms
         is_worth = is_worth_a_batch(
             backlog,
@@ -489,7 +489,7 @@ class StreamSession:
         if any(self._topic_ids[topic] != topic_id for topic, topic_id in found.items()):
             self._topic_ids.update(found)
             self._acquired.update(self._restarts(start))
-            self._ends.at_ms = None
+            self._log_ends.forget()
         return {p: self._acquired.get(p, start.positions.get(p, 0)) for p in sorted(self._owned)}
 
     def _limited(self, backlog: Backlog, limits: Limits) -> Offsets:
@@ -502,55 +502,6 @@ class StreamSession:
         planned = limit_bytes(allowed, sizes, limits.max_bytes)
         further = look_further(self._cluster, sizes, planned)
         return planned if further == sizes else limit_bytes(Backlog(backlog.begins, planned), further, limits.max_bytes)
-
-    def _readable(self, begins: Offsets) -> Offsets:
-        """How far each partition may be read: its log end, or the end that availableNow has found at its start.
-
-        Begins that lie beyond a log's end are set to it, where failOnDataLoss lets them.
-        """
-        ends = self._log_ends(begins)
-        shrunk = [p for p in begins if ends[p] < begins[p]]
-        if shrunk and self._cluster.settings.read_committed:
-            # an open transaction may hold the stable end before a position another reader has reached
-            tops = self._lookup.tops(shrunk)
-            shrunk = [p for p in shrunk if tops[p] < begins[p]]
-        if shrunk:
-            self._losses.cut({p: begins[p] for p in shrunk}, ends)
-            # as Spark's own source: what comes after the end that is there now is new
-            begins.update({p: ends[p] for p in shrunk})
-            self._acquired.update({p: ends[p] for p in shrunk})
-        if not self._is_available_now:
-            return ends
-        if self._target is None:
-            self._target = {**self._lookup.latest(self._lookup.partitions()), **ends}
-        # a partition that came later has no end here: it is left to the next run
-        return {p: min(end, self._target.get(p, begins[p])) for p, end in ends.items()}
-
-    def _log_ends(self, begins: Offsets) -> Offsets:
-        known, at_ms = self._ends.offsets, self._ends.at_ms
-        if at_ms is not None:
-            left_ms = at_ms + _REFRESH_MS - self._clock.now_ms()
-            if left_ms > 0 and Backlog(begins, known).total:
-                return known
-            self._clock.sleep_ms(left_ms)
-        self._ends = _Ends(self._existing_ends(begins), self._clock.now_ms())
-        return self._ends.offsets
-
-    def _existing_ends(self, begins: Offsets) -> Offsets:
-        """Log ends; a partition that was deleted ends where it was read to, if failOnDataLoss lets it."""
-        asked = [p for p in begins if p not in self._gone]
-        try:
-            return {**begins, **self._lookup.latest(asked)}
-        except BrokerError as error:
-            gone = self._lookup.missing(asked) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
-            if not gone:
-                raise
-        self._check_deleted(gone, SourceOffset(begins))
-        self._gone.update(gone)
-        return self._existing_ends(begins)
-
-    def _check_deleted(self, gone: Iterable[TopicPartition], start: SourceOffset) -> None:
-        self._losses.deleted({p: start.positions[p] for p in gone if p in start.positions})
 
     def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
         unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]
