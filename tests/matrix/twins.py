@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
 from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.batch import last_batch
 from spark_groupsource.wire import messages
@@ -121,6 +121,8 @@ def ask(twin: Twin, request: Message, version: int) -> Answer:
     """What a broker answers to one request, comparable; `CLOSED` where it closes the connection."""
     try:
         answer = twin.exchange(request, version)
+    except RequestTimedOut:
+        raise  # nothing that is asked here may stay without an answer
     except ConnectionFailed:
         twin.reconnect()
         return CLOSED
