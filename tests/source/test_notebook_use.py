@@ -7,6 +7,7 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
+
 @pytest.fixture
 def bench(spark, cluster, topic, group, tmp_path):
     opened = Bench(spark, cluster, topic, group, tmp_path)
