@@ -9,23 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import hypothesis
 import pytest
 from real_kafka import RealKafka
+from support.clusters import BROKER_CONFIG, Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_groupsource.broker.server import EmbeddedBroker
-
-# few partitions of __consumer_offsets: Kafka creates them one by one when the first group appears
-BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
-# records stamped in the past would go with the first look at retention, five minutes into a run
-BROKER_CONFIG["log.retention.ms"] = "-1"
-
 
 # a deadline per example would be a timed test, which a busy machine fails
 hypothesis.settings.register_profile("groupsource", deadline=None)
@@ -40,13 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files go first, so that no worker waits for another at the end; within a room the order stays random."""
     rank = {room: place for place, room in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
-
-
-class Cluster(NamedTuple):
-    """A running cluster as a client sees it; `name` is ``embedded`` or ``kafka``."""
-
-    name: str
-    bootstrap_servers: str
 
 
 @pytest.fixture(scope="session")

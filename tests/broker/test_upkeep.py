@@ -248,7 +248,6 @@ def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
     ("changes", "code", "text"),
     [
         ([("retention.msec", SET, "1")], ErrorCode.INVALID_CONFIG, "did you mean retention.ms"),
-        ([("retention.msec", DELETE, None)], ErrorCode.INVALID_CONFIG, "retention.msec"),
         ([("retention.ms", SET, "-5")], ErrorCode.INVALID_CONFIG, "from -1"),
         ([("min.cleanable.dirty.ratio", SET, "1.5")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),
         ([("min.cleanable.dirty.ratio", SET, "nan")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),

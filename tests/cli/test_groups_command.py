@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import Cluster
 from real_kafka import RealKafka, run_tool
+from support.clusters import Cluster
 from support.members import JavaMember, RdMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from conftest import Cluster
+from support.clusters import Cluster
 from support.commits import commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.members import RdMember

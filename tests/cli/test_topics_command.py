@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
-from conftest import Cluster
+from support.clusters import Cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.cli.main import main

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from conftest import Cluster
+from support.clusters import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

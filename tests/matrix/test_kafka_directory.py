@@ -17,8 +17,8 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
-from conftest import BROKER_CONFIG
 from real_kafka import RealKafka
+from support.clusters import BROKER_CONFIG
 from support.commits import commit, commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.members import JavaMember, RdMember
@@ -124,6 +124,8 @@ def fill(where: str) -> None:
         commit(consumer, places)
         transactional.begin_transaction()
         transactional.produce("t", b"transaction %d" % number, b"k", 0)
+        # what is not sent yet, an abort takes back
+        assert transactional.flush(30) == 0
         metadata = consumer.consumer_group_metadata()
         transactional.send_offsets_to_transaction([TopicPartition("t", 2, 20 + number)], metadata)
         (transactional.abort_transaction if number == 2 else transactional.commit_transaction)()

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from conftest import Cluster
+from support.clusters import Cluster
 from support.topics import create_topic, delete_topic
 from support.waiting import wait_until
 

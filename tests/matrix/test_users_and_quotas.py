@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from conftest import Cluster
+from support.clusters import Cluster
 from support.java_tools import JavaTools
 
 CONFIGS = "kafka.admin.ConfigCommand"

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from conftest import BROKER_CONFIG, Cluster
 from real_kafka import RealKafka
 from stream_bench import PARTITIONS, Bench
+from support.clusters import BROKER_CONFIG, Cluster
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
