@@ -230,6 +230,7 @@ class Pass:
                 self.partition.take_offline(error)
                 raise
         finally:
+            cleaned.close()
             if not self.partition.offline:
                 cleaned.discard()  # after a swap there is nothing left of it
 

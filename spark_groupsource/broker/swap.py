@@ -84,13 +84,17 @@ class CleanedSegment:
         except OSError as error:
             raise self._error(error) from error
 
-    def discard(self) -> None:
-        """Removes the files."""
+    def close(self) -> None:
+        """Lets go of the files and leaves them: of a partition that is gone or offline, the next start looks after them."""
         if hasattr(self, "_file"):
             try:
                 self._file.close()
             except OSError:
                 pass  # what could not be written is not wanted any more
+
+    def discard(self) -> None:
+        """Removes the files."""
+        self.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
 
