@@ -85,7 +85,7 @@ class CleanedSegment:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Lets go of the files and leaves them: of a partition that is gone or offline, the next start looks after them."""
+        """Lets go of the files and leaves them; those of an offline partition the next start looks after."""
         if hasattr(self, "_file"):
             try:
                 self._file.close()
