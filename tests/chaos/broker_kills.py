@@ -42,7 +42,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "offsets.topic.segment.bytes": "4000000",
-    "log.segment.bytes": "60000",
+    "log.segment.bytes": "500000",
     "log.cleaner.backoff.ms": "50",
     "log.cleaner.min.cleanable.ratio": "0.1",
 }
