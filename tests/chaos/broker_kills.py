@@ -41,7 +41,7 @@ LOADING = 14
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
-    "offsets.topic.segment.bytes": "4000000",
+    "offsets.topic.segment.bytes": "1000000",
     "log.segment.bytes": "500000",
     "log.cleaner.backoff.ms": "50",
     "log.cleaner.min.cleanable.ratio": "0.1",
