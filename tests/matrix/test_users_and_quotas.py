@@ -26,25 +26,37 @@ def test_nobody_has_a_quota(cluster: Cluster, java: JavaTools) -> None:
         assert told == "", kind
 
 
-def test_credentials_of_users_come_and_go(cluster: Cluster, java: JavaTools) -> None:
-    user = f"user-{uuid4().hex[:8]}"
-    of_user = ["--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "users", "--entity-name", user]
-    assert java.run(CONFIGS, *of_user, "--describe") == ""
+@pytest.fixture
+def of_user(cluster: Cluster, java: JavaTools) -> Iterator[list[str]]:
+    """The arguments that name a new user, whose credentials are gone afterwards."""
+    name = f"user-{uuid4()}"
+    arguments = ["--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "users", "--entity-name", name]
+    yield arguments
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        java.run(CONFIGS, *arguments, "--alter", "--delete-config", mechanism)
+
+
+def test_credentials_of_users_come_and_go(of_user: list[str], java: JavaTools) -> None:
+    user = of_user[-1]
+
+    def alter(verb: str, config: str) -> str:
+        return java.run(CONFIGS, *of_user, "--alter", verb, config)
+
+    def described() -> set[str]:
+        """The mechanisms in no order, which a real broker does not keep."""
+        told = java.run(CONFIGS, *of_user, "--describe")
+        return set(told.removeprefix(f"SCRAM credential configs for user-principal '{user}' are ").split(", "))
+
+    assert described() == {""}
     for added in ("SCRAM-SHA-512=[password=y]", "SCRAM-SHA-256=[iterations=8192,password=x]"):
-        told = java.run(CONFIGS, *of_user, "--alter", "--add-config", added)
-        assert told == f"Completed updating config for user {user}."
-    twice = "SCRAM-SHA-256=[password=x],SCRAM-SHA-512=[password=y]"
-    told = java.run(CONFIGS, *of_user, "--alter", "--add-config", twice)
-    assert "A user credential cannot be altered twice in the same request" in told
-    described = f"SCRAM credential configs for user-principal '{user}' are "
-    both = f"{described}SCRAM-SHA-256=iterations=8192, SCRAM-SHA-512=iterations=4096"
-    assert java.run(CONFIGS, *of_user, "--describe") == both
-    gone = java.run(CONFIGS, *of_user, "--alter", "--delete-config", "SCRAM-SHA-256")
-    assert gone == f"Completed updating config for user {user}."
-    assert java.run(CONFIGS, *of_user, "--describe") == f"{described}SCRAM-SHA-512=iterations=4096"
-    again = java.run(CONFIGS, *of_user, "--alter", "--delete-config", "SCRAM-SHA-256")
+        assert alter("--add-config", added) == f"Completed updating config for user {user}."
+    twice = alter("--add-config", "SCRAM-SHA-256=[password=x],SCRAM-SHA-512=[password=y]")
+    assert "A user credential cannot be altered twice in the same request" in twice
+    assert described() == {"SCRAM-SHA-256=iterations=8192", "SCRAM-SHA-512=iterations=4096"}
+    assert alter("--delete-config", "SCRAM-SHA-256") == f"Completed updating config for user {user}."
+    assert described() == {"SCRAM-SHA-512=iterations=4096"}
+    again = alter("--delete-config", "SCRAM-SHA-256")
     assert "Attempt to delete a user credential that does not exist" in again
-    few = java.run(CONFIGS, *of_user, "--alter", "--add-config", "SCRAM-SHA-256=[iterations=5,password=x]")
-    assert "iterations" in few.lower()
-    java.run(CONFIGS, *of_user, "--alter", "--delete-config", "SCRAM-SHA-512")
-    assert java.run(CONFIGS, *of_user, "--describe") == ""
+    assert "iterations" in alter("--add-config", "SCRAM-SHA-256=[iterations=5,password=x]").lower()
+    alter("--delete-config", "SCRAM-SHA-512")
+    assert described() == {""}
