@@ -50,7 +50,8 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
         if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
             text = "this broker coordinates consumer groups and transactions, not shares"
             raise Refusal(ErrorCode.INVALID_REQUEST, text)
-        node = (broker.coordinator if key_type == _GROUP_KEY else broker.transactions).node_of(key)
+        runtime = broker.coordinator if key_type == _GROUP_KEY else broker.transactions
+        node = runtime.seats.node_of(key)
     except Refusal as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message

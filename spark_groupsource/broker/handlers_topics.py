@@ -89,9 +89,9 @@ def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> Non
         broker.partitions.check_new_topic(name, 1, {})
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
-        broker.coordinator.ensure_topic()
+        broker.coordinator.seats.ensure_topic()
     elif name == TRANSACTIONS_TOPIC:
-        broker.transactions.ensure_topic()
+        broker.transactions.seats.ensure_topic()
     else:
         broker.create_topic(name, broker.config.num_partitions, {})
 

@@ -99,7 +99,7 @@ def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
 def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
     """Takes the partition of the group log that holds a group into a transaction."""
     try:
-        partition = broker.coordinator.partition_of(request.group_id)
+        partition = broker.coordinator.seats.partition_of(request.group_id)
         producer = Producer(request.producer_id, request.producer_epoch)
         code = broker.transactions.add(call.node_id, request.transactional_id, producer, [partition])
     except Refusal as error:
@@ -148,7 +148,7 @@ def _vouched(broker: Broker, call: Call, request: Message) -> ErrorCode:
     """Whether the transaction will end what is committed in it: AddOffsetsToTxn came before."""
     producer = Producer(request.producer_id, request.producer_epoch)
     try:
-        partition = broker.coordinator.partition_of(request.group_id)
+        partition = broker.coordinator.seats.partition_of(request.group_id)
         code = broker.transactions.verify(request.transactional_id, producer, partition)
     except Refusal as error:
         code = error.code

@@ -93,6 +93,10 @@ class Broker:
         self.fetches = Fetches(self.partitions, self.leaders, self.epochs, self.timers, config.fetch_max_bytes, send)
         self.coordinator = CoordinatorRuntime(self, send)
         self.transactions = TransactionRuntime(self)
+        self._coordinators: dict[str, CoordinatorRuntime | TransactionRuntime] = {
+            OFFSETS_TOPIC: self.coordinator,
+            TRANSACTIONS_TOPIC: self.transactions,
+        }
         self.cleaner = LogCleaner(
             self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report
         )
@@ -166,6 +170,8 @@ class Broker:
                     self.cleaner.look()
                 case ("clean-slice",):
                     self.cleaner.slice()
+                case ("load", str(topic)):
+                    self._coordinators[topic].seats.load_next()
                 case ("transactions", *_):
                     self.transactions.expire(key)
                 case _:
@@ -214,9 +220,7 @@ class Broker:
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
         self.fetches.wake([topic_partition])
         if internal:
-            of_groups = topic_partition.topic == OFFSETS_TOPIC
-            runtime = self.coordinator if of_groups else self.transactions
-            runtime.forget_failure(topic_partition.partition)
+            self._coordinators[topic_partition.topic].seats.forget_failure(topic_partition.partition)
         return log_start_offset
 
     # --- nodes ---
@@ -253,10 +257,8 @@ class Broker:
         moved = set(topic_partitions)
         self.epochs.begin(partition for partition in self.partitions if partition.topic_partition in moved)
         for topic, number in topic_partitions:
-            if topic == OFFSETS_TOPIC:
-                self.coordinator.resign(number)
-            elif topic == TRANSACTIONS_TOPIC:
-                self.transactions.resign(number)
+            if topic in INTERNAL_TOPICS:
+                self._coordinators[topic].resign(number)
         self.fetches.wake(topic_partitions)
 
     # --- records ---

@@ -4,55 +4,35 @@ A shard decides and never writes; this is where its records go to the log, where
 leave, not before the records they speak of are stored. Appending is local and synchronous, so the steps of one decision
 follow one another without anything in between.
 
-A shard is served by the node that leads its partition. It is loaded by replaying that partition, when it is first asked
-for or soon after the node has become its leader, whichever is first; a long log is replayed in slices, and whoever asks
-meanwhile is answered COORDINATOR_LOAD_IN_PROGRESS.
+Whoever asks a shard that is being loaded is answered COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
-from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Partition, Refusal
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.broker.partitions import OFFSETS_TOPIC, Refusal
+from spark_groupsource.broker.seats import CoordinatorTopic, Seat, Seats
+from spark_groupsource.broker.segment import StoredBatch
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import (
     GroupShard,
     LogRecord,
     Outcome,
-    Ownership,
     RequestContext,
     SetTimer,
     TransactionProducer,
     error_response,
-    group_partition,
     merge,
     split,
 )
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import CONTROL_COMMIT, Record, control_type, decode_records, encode_batch
 from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker, Call, Send
-
-# between two slices, so that requests are served meanwhile
-_LOAD_PAUSE_MS = 1
-_SLICE_RECORDS = 2_000
-
-
-class _Seat:
-    """A shard where it is served; `number` tells its timers from those of the shards that had the partition before."""
-
-    def __init__(self, number: int, shard: GroupShard) -> None:
-        self.number = number
-        self.shard = shard
-        self.next_offset = -1  # where to go on with replaying, -1 at the beginning
-        self.deleted: list[TopicPartition] = []  # while it was loading
-
-    @property
-    def loaded(self) -> bool:
-        return self.shard.ownership is Ownership.OWNED
 
 
 class _Part(NamedTuple):
@@ -78,69 +58,54 @@ class CoordinatorRuntime:
     def __init__(self, broker: Broker, send: Send) -> None:
         self._broker = broker
         self._send = send
-        self._seats: dict[int, _Seat] = {}
-        self._seated = 0
-        self._to_load: deque[int] = deque()
-        self._held = False
-        self._failed: dict[int, str] = {}
+        config = broker.config
+        topic = CoordinatorTopic(
+            OFFSETS_TOPIC, config.offsets_topic_num_partitions, config.offsets_topic_segment_bytes, "groups"
+        )
+        self.seats = Seats(broker, topic, self)
         self._finish: dict[int, Callable[[Message], None]] = {}
+        # by the shard that has yet to remove their offsets
+        self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
 
-    # --- life ---
+    # --- the life of a shard ---
 
     def start(self) -> None:
         """Begins to load the shards, and to look for expired offsets from time to time."""
-        self._load_soon(*range(self.partition_count))
+        self.seats.load_all()
         self._set_expiry_timer()
 
-    @property
-    def partition_count(self) -> int:
-        """Partitions of the offsets topic, 0 as long as it does not exist."""
-        entry = self._broker.partitions.topics.get(OFFSETS_TOPIC)
-        return 0 if entry is None else entry.partition_count
+    def new_shard(self, partition: int) -> GroupShard:
+        return GroupShard(partition, self._broker.config.group)
 
-    def ensure_topic(self) -> int:
-        """Makes the offsets topic if there is none; returns the number of its partitions.
+    def replay_batch(self, shard: GroupShard, stored: StoredBatch) -> int:
+        """Takes a batch of the group log into a shard; returns the number of its records.
 
-        Raises: Refusal.
+        Raises: CorruptRecordError.
         """
-        if not self.partition_count:
-            config = self._broker.config
-            settings = {"cleanup.policy": "compact", "segment.bytes": str(config.offsets_topic_segment_bytes)}
-            self._broker.create_topic(OFFSETS_TOPIC, config.offsets_topic_num_partitions, settings)
-        return self.partition_count
+        header = stored.header
+        if header.is_control:
+            if header.record_count:  # else compaction has removed the transaction
+                shard.end_transaction(header.producer_id, control_type(stored.buffer, header) == CONTROL_COMMIT)
+            return 0
+        producer_id = header.producer_id if header.is_transactional else -1
+        replayed = 0
+        for record in decode_records(stored.buffer, header):
+            if record.key is not None:
+                shard.replay(record.key, record.value, timestamp_ms=record.timestamp_ms, producer_id=producer_id)
+                replayed += 1
+        return replayed
 
-    def forget_failure(self, partition: int) -> None:
-        """Lets a partition whose groups could not be loaded be tried again when it is next asked for."""
-        self._failed.pop(partition, None)
-
-    def partition_of(self, group_id: str) -> TopicPartition:
-        """The partition whose leader coordinates a group. Raises: Refusal."""
-        return TopicPartition(OFFSETS_TOPIC, group_partition(group_id, self.ensure_topic()))
-
-    def node_of(self, group_id: str) -> Node:
-        """The node that coordinates a group. Raises: Refusal when its shard cannot be served."""
-        topic_partition = self.partition_of(group_id)
-        if self._seat(topic_partition.partition) is None:
-            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[topic_partition.partition])
-        node_id = self._broker.leaders.leader(topic_partition).node_id
-        for node in self._broker.nodes:
-            if node.node_id == node_id:
-                return node
-        raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
+    def loaded(self, seat: Seat[GroupShard]) -> None:
+        """Who waited for the shard is answered, and what was deleted meanwhile is removed from it."""
+        self._apply(seat, seat.shard.loaded(self._now_ms, self._timestamp_ms))
+        if seat.partition in self._deleted:
+            self._remove_offsets(seat, self._deleted.pop(seat.partition))
 
     def resign(self, partition: int) -> None:
         """Another node leads the partition now: who waits for an answer is sent there, where the shard is loaded."""
-        self._failed.pop(partition, None)
-        seat = self._seats.pop(partition, None)
+        seat = self.seats.resign(partition)
         if seat is not None:
             self._apply(seat, seat.shard.unload(self._now_ms, self._timestamp_ms))
-        self._load_soon(partition)
-
-    def hold_loading(self, held: bool) -> None:
-        """Stops the replaying of shards that are not loaded yet, or lets it go on."""
-        self._held = held
-        for _ in range(0 if held else len(self._to_load)):
-            self._load_next()
 
     # --- requests and timers ---
 
@@ -152,13 +117,13 @@ class CoordinatorRuntime:
         if finish is not None:
             self._finish[call.token] = finish
         try:
-            count = self.ensure_topic()
+            count = self.seats.ensure_topic()
         except Refusal:
             self._reply(call.token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, call.api_version))
             return
         parts = split(request, call.api_version, count)
         if request.API_KEY == ListGroupsRequest.API_KEY:
-            parts = {partition: part for partition, part in parts.items() if self._leads(call.node_id, partition)}
+            parts = {partition: part for partition, part in parts.items() if self.seats.leads(call.node_id, partition)}
         if len(parts) == 1:
             for partition, part in parts.items():
                 self._handle_part(call, partition, part, call.token)
@@ -174,13 +139,11 @@ class CoordinatorRuntime:
         """Does what one of this room's timers stands for."""
         match key:
             case ("group", int(partition), int(number), tuple(timer)):
-                seat = self._seats.get(partition)
-                if seat is not None and seat.number == number:
+                seat = self.seats.seated(partition, number)
+                if seat is not None:
                     self._apply(seat, seat.shard.expire(timer, self._now_ms, self._timestamp_ms))
-            case ("load",):
-                self._load_next()
             case ("expire-offsets",):
-                for seat in [seat for seat in self._seats.values() if seat.loaded]:
+                for seat in self.seats.loaded():
                     self._apply(seat, seat.shard.expire_offsets(self._timestamp_ms, self._now_ms))
                 self._set_expiry_timer()
             case _:
@@ -188,27 +151,24 @@ class CoordinatorRuntime:
 
     def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
         """Removes the committed offsets of deleted partitions from every group."""
-        for partition in range(self.partition_count):
-            seat = self._seat(partition)
+        for partition in range(self.seats.partition_count):
+            seat = self.seats.seat(partition)
             if seat is not None and seat.loaded:
                 self._remove_offsets(seat, topic_partitions)
-            elif seat is not None:
-                seat.deleted += topic_partitions
+            else:
+                self._deleted[partition] += topic_partitions
 
     def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
         """A marker was appended to a partition of the group log; a shard that is being loaded will come to it."""
-        seat = self._seats.get(partition)
+        seat = self.seats.seated(partition)
         if seat is not None and seat.loaded:
             seat.shard.end_transaction(producer_id, committed)
 
-    def _remove_offsets(self, seat: _Seat, topic_partitions: Sequence[TopicPartition]) -> None:
+    def _remove_offsets(self, seat: Seat[GroupShard], topic_partitions: Sequence[TopicPartition]) -> None:
         self._apply(seat, seat.shard.partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
 
-    def _leads(self, node_id: int, partition: int) -> bool:
-        return self._broker.leaders.leader(TopicPartition(OFFSETS_TOPIC, partition)).node_id == node_id
-
     def _handle_part(self, call: Call, partition: int, request: Message, token: object) -> None:
-        seat = self._seat(partition) if self._leads(call.node_id, partition) else None
+        seat = self.seats.seat(partition) if self.seats.leads(call.node_id, partition) else None
         if seat is None:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, call.api_version))
             return
@@ -221,7 +181,7 @@ class CoordinatorRuntime:
 
     # --- decide, append, replay, reply ---
 
-    def _apply(self, seat: _Seat, outcome: Outcome | None) -> None:
+    def _apply(self, seat: Seat[GroupShard], outcome: Outcome | None) -> None:
         shard = seat.shard
         while outcome is not None:
             self._apply_timers(seat, outcome)
@@ -245,9 +205,9 @@ class CoordinatorRuntime:
                 self._reply(reply.token, reply.response)
             outcome = following
 
-    def _apply_timers(self, seat: _Seat, outcome: Outcome) -> None:
+    def _apply_timers(self, seat: Seat[GroupShard], outcome: Outcome) -> None:
         for timer in outcome.timers:
-            key = ("group", seat.shard.partition, seat.number, timer.key)
+            key = ("group", seat.partition, seat.number, timer.key)
             if isinstance(timer, SetTimer):
                 self._broker.timers.set(key, timer.deadline_ms)
             else:
@@ -264,7 +224,7 @@ class CoordinatorRuntime:
             producer_epoch=producer_epoch,
             transactional=producer is not None,
         )
-        target = self._partition(partition)
+        target = self.seats.log_partition(partition)
         appended = target.append_own(batch, timestamp_ms)
         self._broker.appended(target.topic_partition, appended.size)
 
@@ -281,84 +241,6 @@ class CoordinatorRuntime:
         answers = [answer for answer in whole.responses.values() if answer is not None]
         if len(answers) == len(whole.responses):
             self._reply(whole.token, merge(whole.request, whole.api_version, answers))
-
-    # --- loading ---
-
-    def _seat(self, partition: int) -> _Seat | None:
-        """The shard, loaded unless that takes long or is held up; None when its log cannot be replayed."""
-        seat = self._seats.get(partition)
-        if seat is not None or partition in self._failed:
-            return seat
-        self._seated += 1
-        self._seats[partition] = seat = _Seat(self._seated, GroupShard(partition, self._broker.config.group))
-        if not self._held:
-            self._load_slice(seat)
-        if partition in self._failed:
-            return None
-        if not seat.loaded:
-            self._to_load.appendleft(partition)
-            self._load_soon()
-        return seat
-
-    def _load_soon(self, *partitions: int) -> None:
-        self._to_load.extend(partitions)
-        if self._to_load and not self._held:
-            self._broker.timers.set(("load",), self._now_ms + _LOAD_PAUSE_MS)
-
-    def _load_next(self) -> None:
-        """Replays one slice of one shard."""
-        if self._held or not self._to_load:
-            return
-        partition = self._to_load.popleft()
-        known = self._seats.get(partition)
-        if known is None:
-            self._seat(partition)
-        elif not known.loaded:
-            self._load_slice(known)
-            if partition not in self._failed and not known.loaded:
-                self._to_load.appendleft(partition)
-        self._load_soon()
-
-    def _load_slice(self, seat: _Seat) -> None:
-        shard = seat.shard
-        try:
-            at_end = self._replay_slice(seat)
-        except (Refusal, CorruptRecordError, StorageError) as error:
-            del self._seats[shard.partition]
-            text = f"the groups of {OFFSETS_TOPIC}-{shard.partition} cannot be loaded: {error}"
-            self._failed[shard.partition] = text
-            self._broker.report(text)
-            return
-        if at_end:
-            self._apply(seat, shard.loaded(self._now_ms, self._timestamp_ms))
-            if seat.deleted:
-                self._remove_offsets(seat, seat.deleted)
-
-    def _replay_slice(self, seat: _Seat) -> bool:
-        """True when the end of the log is reached."""
-        log = self._partition(seat.shard.partition).log
-        replayed = 0
-        for stored in log.batches(max(seat.next_offset, log.log_start_offset)):
-            if replayed >= _SLICE_RECORDS:
-                return False
-            header = stored.header
-            if header.is_control:
-                if header.record_count:  # else compaction has removed the transaction
-                    committed = control_type(stored.buffer, header) == CONTROL_COMMIT
-                    seat.shard.end_transaction(header.producer_id, committed)
-            else:
-                producer_id = header.producer_id if header.is_transactional else -1
-                for record in decode_records(stored.buffer, header):
-                    if record.key is not None:
-                        seat.shard.replay(
-                            record.key, record.value, timestamp_ms=record.timestamp_ms, producer_id=producer_id
-                        )
-                        replayed += 1
-            seat.next_offset = stored.header.next_offset
-        return True
-
-    def _partition(self, partition: int) -> Partition:
-        return self._broker.partitions.partition(OFFSETS_TOPIC, partition)
 
     def _set_expiry_timer(self) -> None:
         interval_ms = self._broker.config.group.offsets_retention_check_interval_ms

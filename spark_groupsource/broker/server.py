@@ -325,7 +325,7 @@ class EmbeddedBroker:
 
     def move_coordinator(self, group_id: str, node_id: int) -> None:
         """Lets another node coordinate a group and those of the same partition of the group log; as `move_leader`."""
-        self.call(lambda broker: broker.move_leader(broker.coordinator.partition_of(group_id), node_id))
+        self.call(lambda broker: broker.move_leader(broker.coordinator.seats.partition_of(group_id), node_id))
 
     def leader(self, topic: str, partition: int) -> Leader:
         """The node that leads a partition, and since which epoch."""
@@ -333,11 +333,11 @@ class EmbeddedBroker:
 
     def coordinator(self, group_id: str) -> int:
         """The node that coordinates a group. Raises: Refusal."""
-        return self.call(lambda broker: broker.coordinator.node_of(group_id).node_id)
+        return self.call(lambda broker: broker.coordinator.seats.node_of(group_id).node_id)
 
     def hold_loading(self, held: bool = True) -> None:
         """Keeps coordinators from replaying what they are given, so that they answer COORDINATOR_LOAD_IN_PROGRESS."""
-        self.call(lambda broker: broker.coordinator.hold_loading(held))
+        self.call(lambda broker: broker.coordinator.seats.hold_loading(held))
 
     def stop_node(self, node_id: int) -> None:
         """Lets one node vanish: its clients are dropped, and the others lead what it has led."""

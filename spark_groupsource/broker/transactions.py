@@ -4,22 +4,21 @@ Everything a transaction touches lies in this broker, so between the decision in
 happens, and the client is answered when all is done. What cannot be marked, because its partition is offline, is tried
 again; until then the transactional id is busy.
 
-A shard is served by the node that leads its partition, and loaded in slices when it is first asked for or soon after a
-start: what was decided is then marked, and the time of open transactions goes on.
+When a shard is loaded, what was decided is marked, and the time of open transactions goes on.
 
 Source: Kafka `TransactionStateManager`, `TransactionMarkerChannelManager`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Collection
 
 from spark_groupsource.broker.partitions import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.group import group_partition
+from spark_groupsource.broker.seats import CoordinatorTopic, Seat, Seats
+from spark_groupsource.broker.segment import StoredBatch
+from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.group.failures import append_error
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, encode_batch
 from spark_groupsource.transactions import Decision, Producer, TransactionConfig, TransactionShard, ends
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
@@ -28,8 +27,6 @@ from spark_groupsource.wire.transaction_records import TransactionValue, encode_
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker
 
-_LOAD_PAUSE_MS = 1
-_SLICE_RECORDS = 2_000
 _RETRY_MS = 1_000
 _FORGET_INTERVAL_MS = 3_600_000
 # a marker that comes too late has nothing to end any more
@@ -42,18 +39,6 @@ _OVERTAKEN = frozenset(
 )
 
 
-class _Seat:
-    """A shard where it is served; `number` tells its timers from those of the shards that had the partition before."""
-
-    def __init__(self, number: int, partition: int, epoch: int, shard: TransactionShard) -> None:
-        self.number = number
-        self.partition = partition
-        self.epoch = epoch
-        self.shard = shard
-        self.next_offset = -1
-        self.loaded = False
-
-
 class TransactionRuntime:
     """Every transaction of this broker. The one caller is the broker's loop.
 
@@ -62,75 +47,59 @@ class TransactionRuntime:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._config = TransactionConfig(
-            broker.config.transaction_max_timeout_ms, broker.config.transactional_id_expiration_ms
+        config = broker.config
+        self._config = TransactionConfig(config.transaction_max_timeout_ms, config.transactional_id_expiration_ms)
+        topic = CoordinatorTopic(
+            TRANSACTIONS_TOPIC,
+            config.transaction_state_log_num_partitions,
+            config.transaction_state_log_segment_bytes,
+            "transactions",
         )
-        self._seats: dict[int, _Seat] = {}
-        self._seated = 0
-        self._to_load: deque[int] = deque()
-        self._failed: dict[int, str] = {}
+        self.seats = Seats(broker, topic, self)
         self._stuck: set[str] = set()
 
-    # --- life ---
+    # --- the life of a shard ---
 
     def start(self) -> None:
         """Begins to load the shards, and to look for transactional ids that nobody uses from time to time."""
-        self._load_soon(*range(self.partition_count))
+        self.seats.load_all()
         self._set_forget_timer()
 
-    @property
-    def partition_count(self) -> int:
-        """Partitions of the transactions topic, 0 as long as it does not exist."""
-        entry = self._broker.partitions.topics.get(TRANSACTIONS_TOPIC)
-        return 0 if entry is None else entry.partition_count
+    def new_shard(self, partition: int) -> TransactionShard:
+        return TransactionShard(self._config)
 
-    def ensure_topic(self) -> int:
-        """Makes the transactions topic if there is none; returns the number of its partitions.
+    def replay_batch(self, shard: TransactionShard, stored: StoredBatch) -> int:
+        """Takes a batch of the transaction log into a shard; returns the number of its records.
 
-        Raises: Refusal.
+        Raises: CorruptRecordError.
         """
-        if not self.partition_count:
-            config = self._broker.config
-            settings = {"cleanup.policy": "compact", "segment.bytes": str(config.transaction_state_log_segment_bytes)}
-            self._broker.create_topic(TRANSACTIONS_TOPIC, config.transaction_state_log_num_partitions, settings)
-        return self.partition_count
+        replayed = 0
+        if not stored.header.is_control:
+            for record in decode_records(stored.buffer, stored.header):
+                if record.key is not None:
+                    shard.replay(record.key, record.value)
+                    replayed += 1
+        return replayed
 
-    def partition_of(self, transactional_id: str) -> TopicPartition:
-        """The partition whose leader coordinates a transactional id. Raises: Refusal."""
-        return TopicPartition(TRANSACTIONS_TOPIC, group_partition(transactional_id, self.ensure_topic()))
-
-    def node_of(self, transactional_id: str) -> Node:
-        """The node that coordinates a transactional id. Raises: Refusal when its shard cannot be served."""
-        topic_partition = self.partition_of(transactional_id)
-        self._seat(topic_partition.partition)
-        if topic_partition.partition in self._failed:
-            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[topic_partition.partition])
-        node_id = self._broker.leaders.leader(topic_partition).node_id
-        for node in self._broker.nodes:
-            if node.node_id == node_id:
-                return node
-        raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
+    def loaded(self, seat: Seat[TransactionShard]) -> None:
+        """Ends what was decided, and lets the time of open transactions go on."""
+        for transactional_id, value in list(seat.shard.transactions.items()):
+            self._set_timeout(seat, transactional_id)
+            if ends(value.status):
+                self._finish(seat, transactional_id)
 
     def resign(self, partition: int) -> None:
         """Another node leads the partition now, where the shard is loaded."""
-        self.forget_failure(partition)
-        self._seats.pop(partition, None)
-        self._load_soon(partition)
-
-    def forget_failure(self, partition: int) -> None:
-        """Lets a partition whose transactions could not be loaded be tried again."""
-        self._failed.pop(partition, None)
+        self.seats.resign(partition)
 
     def expire(self, key: tuple[object, ...]) -> None:
         """Does what one of this room's timers stands for."""
         match key:
-            case ("transactions", "load"):
-                self._load_next()
             case ("transactions", "forget"):
                 self._forget_unused()
             case ("transactions", str(kind), int(partition), int(number), str(transactional_id)):
-                seat = self._seats.get(partition)
-                if seat is None or seat.number != number:
+                seat = self.seats.seated(partition, number)
+                if seat is None:
                     return
                 if kind == "timeout":
                     self._time_out(seat, transactional_id)
@@ -175,7 +144,7 @@ class TransactionRuntime:
     def verify(self, transactional_id: str, producer: Producer, topic_partition: TopicPartition) -> ErrorCode:
         """Whether records in a partition belong to an open transaction, whichever node coordinates it."""
         try:
-            seat = self._loaded_seat(self.partition_of(transactional_id).partition)
+            seat = self._loaded_seat(self.seats.partition_of(transactional_id).partition)
         except Refusal as error:
             return error.code
         return seat.shard.verify(transactional_id, producer, topic_partition)
@@ -183,8 +152,8 @@ class TransactionRuntime:
     def shards(self, node_id: int) -> list[TransactionShard] | None:
         """The shards a node serves, without those that cannot be loaded; None while one is still being loaded."""
         found = []
-        for partition in range(self.partition_count):
-            seat = self._seat(partition) if self._leads(node_id, partition) else None
+        for partition in range(self.seats.partition_count):
+            seat = self.seats.seat(partition) if self.seats.leads(node_id, partition) else None
             if seat is not None and not seat.loaded:
                 return None
             if seat is not None:
@@ -195,26 +164,22 @@ class TransactionRuntime:
         """Where a transactional id stands, None when it is not known. Raises: Refusal."""
         return self._own_seat(node_id, transactional_id).shard.transactions.get(transactional_id)
 
-    def _own_seat(self, node_id: int, transactional_id: str) -> _Seat:
-        partition = self.partition_of(transactional_id).partition
-        if not self._leads(node_id, partition):
+    def _own_seat(self, node_id: int, transactional_id: str) -> Seat[TransactionShard]:
+        partition = self.seats.partition_of(transactional_id).partition
+        if not self.seats.leads(node_id, partition):
             raise Refusal(ErrorCode.NOT_COORDINATOR, f"node {node_id} does not coordinate {transactional_id}")
         return self._loaded_seat(partition)
 
-    def _loaded_seat(self, partition: int) -> _Seat:
-        seat = self._seat(partition)
-        if seat is None:
-            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[partition])
-        if not seat.loaded:
+    def _loaded_seat(self, partition: int) -> Seat[TransactionShard]:
+        seat = self.seats.seat(partition)
+        self.seats.check(partition)
+        if seat is None or not seat.loaded:
             raise Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return seat
 
-    def _leads(self, node_id: int, partition: int) -> bool:
-        return self._broker.leaders.leader(TopicPartition(TRANSACTIONS_TOPIC, partition)).node_id == node_id
-
     # --- decide, append, replay, mark ---
 
-    def _apply(self, seat: _Seat, transactional_id: str, decision: Decision) -> ErrorCode:
+    def _apply(self, seat: Seat[TransactionShard], transactional_id: str, decision: Decision) -> ErrorCode:
         if decision.value is None:
             return decision.error
         try:
@@ -227,15 +192,15 @@ class TransactionRuntime:
             self._finish(seat, transactional_id)
         return decision.error
 
-    def _store(self, seat: _Seat, transactional_id: str, value: TransactionValue | None) -> None:
+    def _store(self, seat: Seat[TransactionShard], transactional_id: str, value: TransactionValue | None) -> None:
         key, data = encode_key(transactional_id), None if value is None else encode_value(value)
-        target = self._broker.partitions.partition(TRANSACTIONS_TOPIC, seat.partition)
+        target = self.seats.log_partition(seat.partition)
         timestamp_ms = self._timestamp_ms
         appended = target.append_own(encode_batch([Record(key, data, timestamp_ms)]), timestamp_ms)
         seat.shard.replay(key, data)
         self._broker.appended(target.topic_partition, appended.size)
 
-    def _finish(self, seat: _Seat, transactional_id: str) -> None:
+    def _finish(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
         """Writes the markers of a transaction whose end is decided, then that they are written."""
         value = seat.shard.transactions.get(transactional_id)
         if value is None or not ends(value.status):
@@ -258,7 +223,7 @@ class TransactionRuntime:
         key = ("transactions", "finish", seat.partition, seat.number, transactional_id)
         self._broker.timers.set(key, self._broker.clock.now_ms() + _RETRY_MS)
 
-    def _mark(self, seat: _Seat, value: TransactionValue) -> str:
+    def _mark(self, seat: Seat[TransactionShard], value: TransactionValue) -> str:
         """Writes a marker to every partition; returns what was in the way of one, empty if nothing was."""
         trouble = ""
         committed = value.status is PREPARE_COMMIT
@@ -278,7 +243,7 @@ class TransactionRuntime:
             self._broker.fetches.transaction_ended(topic_partition)
         return trouble
 
-    def _set_timeout(self, seat: _Seat, transactional_id: str) -> None:
+    def _set_timeout(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
         key = ("transactions", "timeout", seat.partition, seat.number, transactional_id)
         if seat.shard.transactions[transactional_id].status is not ONGOING:
             self._broker.timers.cancel(key)
@@ -286,7 +251,7 @@ class TransactionRuntime:
         left_ms = seat.shard.time_left_ms(transactional_id, self._timestamp_ms)
         self._broker.timers.set(key, self._broker.clock.now_ms() + max(left_ms, 0))
 
-    def _time_out(self, seat: _Seat, transactional_id: str) -> None:
+    def _time_out(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
         decision = seat.shard.expire(transactional_id, self._timestamp_ms)
         if decision.value is not None:
             self._broker.report(f"the transaction of {transactional_id} is aborted: transaction.timeout.ms is over")
@@ -300,78 +265,13 @@ class TransactionRuntime:
         self._broker.timers.set(("transactions", "forget"), self._broker.clock.now_ms() + _FORGET_INTERVAL_MS)
 
     def _forget_unused(self) -> None:
-        for seat in [seat for seat in self._seats.values() if seat.loaded]:
+        for seat in self.seats.loaded():
             for transactional_id in list(seat.shard.unused(self._timestamp_ms)):
                 try:
                     self._store(seat, transactional_id, None)
                 except Refusal as error:
                     self._broker.report(f"the unused transactional id {transactional_id} is kept for now: {error}")
         self._set_forget_timer()
-
-    # --- loading ---
-
-    def _seat(self, partition: int) -> _Seat | None:
-        """The shard, loaded unless that takes long; None when its log cannot be replayed."""
-        seat = self._seats.get(partition)
-        if seat is not None or partition in self._failed:
-            return seat
-        self._seated += 1
-        epoch = self._broker.leaders.leader(TopicPartition(TRANSACTIONS_TOPIC, partition)).epoch
-        self._seats[partition] = seat = _Seat(self._seated, partition, epoch, TransactionShard(self._config))
-        self._load_slice(seat)
-        if partition in self._failed:
-            return None
-        if not seat.loaded:
-            self._load_soon(partition)
-        return seat
-
-    def _load_soon(self, *partitions: int) -> None:
-        self._to_load.extend(partitions)
-        if self._to_load:
-            self._broker.timers.set(("transactions", "load"), self._broker.clock.now_ms() + _LOAD_PAUSE_MS)
-
-    def _load_next(self) -> None:
-        if not self._to_load:
-            return
-        partition = self._to_load.popleft()
-        seat = self._seats.get(partition)
-        if seat is None:
-            self._seat(partition)
-        elif not seat.loaded:
-            self._load_slice(seat)
-            if partition not in self._failed and not seat.loaded:
-                self._to_load.append(partition)
-        self._load_soon()
-
-    def _load_slice(self, seat: _Seat) -> None:
-        try:
-            seat.loaded = self._replay_slice(seat)
-        except (Refusal, CorruptRecordError, StorageError) as error:
-            del self._seats[seat.partition]
-            text = f"the transactions of {TRANSACTIONS_TOPIC}-{seat.partition} cannot be loaded: {error}"
-            self._failed[seat.partition] = text
-            self._broker.report(text)
-            return
-        if seat.loaded:
-            for transactional_id, value in list(seat.shard.transactions.items()):
-                self._set_timeout(seat, transactional_id)
-                if ends(value.status):
-                    self._finish(seat, transactional_id)
-
-    def _replay_slice(self, seat: _Seat) -> bool:
-        """True when the end of the log is reached."""
-        log = self._broker.partitions.partition(TRANSACTIONS_TOPIC, seat.partition).log
-        replayed = 0
-        for stored in log.batches(max(seat.next_offset, log.log_start_offset)):
-            if replayed >= _SLICE_RECORDS:
-                return False
-            if not stored.header.is_control:
-                for record in decode_records(stored.buffer, stored.header):
-                    if record.key is not None:
-                        seat.shard.replay(record.key, record.value)
-                        replayed += 1
-            seat.next_offset = stored.header.next_offset
-        return True
 
     @property
     def _timestamp_ms(self) -> int:

@@ -246,7 +246,7 @@ def test_a_damaged_transaction_log_is_told_and_its_ids_alone_are_not_served(tmp_
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for number in range(20):
             name = f"id-{number}"
-            names[broker.call(lambda b, name=name: b.transactions.partition_of(name).partition)] = name
+            names[broker.call(lambda b, name=name: b.transactions.seats.partition_of(name).partition)] = name
         for name in names.values():
             assert RawTransactions(connection, name).init() is NONE
     path = next((tmp_path / "__transaction_state-0").glob("*.log"))
@@ -266,8 +266,8 @@ def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
         producer = RawTransactions(connection)
         for _ in range(10):
             assert producer.init() is NONE
-    monkeypatch.setattr("spark_groupsource.broker.transactions._SLICE_RECORDS", 3)
-    monkeypatch.setattr("spark_groupsource.broker.transactions._LOAD_PAUSE_MS", 50)
+    monkeypatch.setattr("spark_groupsource.broker.seats._SLICE_RECORDS", 3)
+    monkeypatch.setattr("spark_groupsource.broker.seats._LOAD_PAUSE_MS", 50)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         again = RawTransactions(connection)
         assert again.init() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -329,7 +329,7 @@ def test_each_node_coordinates_the_ids_of_the_partitions_it_leads():
             producer.connection = wrong
             assert producer.init() is ErrorCode.NOT_COORDINATOR
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
-            broker.call(lambda b: b.move_leader(b.transactions.partition_of("id"), other))
+            broker.call(lambda b: b.move_leader(b.transactions.seats.partition_of("id"), other))
             assert producer.end(True) is NONE, "the new coordinator knows the transaction"
             producer.connection = own
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
@@ -347,7 +347,7 @@ def test_a_stock_producer_follows_its_coordinator_and_leaders():
                 producer.produce("t", b"%d" % number, partition=partition)
             producer.flush(30)
             node = number % 3 + 1
-            broker.call(lambda b, node=node: b.move_leader(b.transactions.partition_of("id"), node))
+            broker.call(lambda b, node=node: b.move_leader(b.transactions.seats.partition_of("id"), node))
             broker.move_leader("t", number % 3, node)
             producer.commit_transaction(30)
 

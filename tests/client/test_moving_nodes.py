@@ -33,8 +33,8 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 def generation(broker: EmbeddedBroker, group: str) -> int:
     def read(inside: Any) -> int:
-        partition = inside.coordinator.partition_of(group).partition
-        seat = inside.coordinator._seats.get(partition)
+        partition = inside.coordinator.seats.partition_of(group).partition
+        seat = inside.coordinator.seats.seated(partition)
         return seat.shard.ledger.groups[group].generation_id if seat is not None and seat.loaded else -1
 
     return wait_until(lambda: broker.call(read) + 1, "the group is loaded") - 1
