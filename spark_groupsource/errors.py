@@ -6,6 +6,7 @@
 * `RemoteProtocolError`: the peer sent bytes that are not Kafka's protocol.
 * `GenerationMismatchError`: the group moved on without us.
 * `DataLossError`: records that the plan promised are not there.
+* `ApplicationEnded`: the Spark application stopped without its query.
 * `CorruptRecordError`, `StorageError`: bytes or files that cannot be trusted.
 
 Any other exception is a bug in this package.
@@ -248,6 +249,10 @@ class DataLossError(GroupSourceError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return DataLossError, (self.error_class, self.message)
+
+
+class ApplicationEnded(GroupSourceError):
+    """The SparkContext a query belongs to was stopped before the query; its members have left the group."""
 
 
 class CorruptRecordError(GroupSourceError):

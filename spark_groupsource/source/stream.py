@@ -26,9 +26,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.errors import ApplicationEnded, GroupSourceError
+from spark_groupsource.source.application import Application, context_directories
 from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.local import is_alive
 from spark_groupsource.source.options import SourceOptions, parse_options
 from spark_groupsource.source.plain import plain, told_plainly
 from spark_groupsource.source.task import GroupInputPartition, read_task
@@ -41,7 +41,9 @@ _log = logging.getLogger(__name__)
 
 # Spark does not wait for a reader that is told to stop, and a coordinator that is gone must not keep it alive
 _STOP_S = 5.0
-_ORPHAN_CHECK_MS = 1_000
+_APPLICATION_CHECK_MS = 1_000
+# what a query whose SparkContext has stopped is given to ask once more
+_ENDING_MS = 3_000
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -157,9 +159,11 @@ class _Live:
         self._session: StreamSession | None = None
         self._control: ControlServer | None = None
         self._terminated = False
+        self._application = Application(driver, context_directories())
+        self._has_ended = False
         _log_to_stderr()
         self._handle_signals()
-        threading.Thread(target=_end_with_driver, args=(driver,), name="groupsource driver", daemon=True).start()
+        threading.Thread(target=self._end_with_application, name="groupsource driver", daemon=True).start()
 
     def session(self) -> StreamSession:
         """The session, opened at first use: it reaches for the cluster."""
@@ -172,6 +176,11 @@ class _Live:
 
         session = self.session()
         end = session.latest_offset(start, limits)
+        if self._has_ended and session.drained.is_set():
+            raise ApplicationEnded(
+                f"the SparkContext of this query was stopped; its members have left group {self.options.group_id}. "
+                "Stop a query before its SparkSession (query.stop() or stop_gracefully), and start it in the next one"
+            )
         if self._control is None:
             self._control = ControlServer(self._driver, session.reader, session.request_drain, session.tell_standing)
         return end
@@ -232,18 +241,25 @@ class _Live:
         self._terminated = True
         raise SystemExit(0)
 
+    def _end_with_application(self) -> None:
+        """Has this process leave and end when the driver was killed, or its SparkContext stopped without the query.
 
-def _end_with_driver(driver: int) -> None:
-    """Has this process leave and end when the driver was killed.
-
-    Spark's runner sees that only when a callback has returned. One that waits for a broker that is down never does, and
-    its members would join for nobody once the broker is back.
-    """
-    clock = SystemClock()
-    while is_alive(driver):
-        clock.sleep_ms(_ORPHAN_CHECK_MS)
-    _log.warning("the Spark driver is gone; its reader leaves the group and ends")
-    os.kill(os.getpid(), signal.SIGTERM)
+        Spark's runner sees the first only when a callback has returned. One that waits for a broker that is down never
+        does, and its members would join for nobody once the broker is back. The second it does not see at all.
+        """
+        clock = SystemClock()
+        while self._application.is_alive and not self._application.is_stopped:
+            clock.sleep_ms(_APPLICATION_CHECK_MS)
+        if self._application.is_alive:
+            _log.warning("the SparkContext was stopped and its query was not; its reader leaves the group and ends")
+            self._has_ended = True
+            if self._session is not None:
+                # a batch that has just ended is committed by the next call, which then ends the query
+                self._session.request_drain(None)
+                clock.sleep_ms(_ENDING_MS)
+        else:
+            _log.warning("the Spark driver is gone; its reader leaves the group and ends")
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _log_to_stderr() -> None:

@@ -1,18 +1,27 @@
-"""A reader whose driver was killed while it waited for a broker."""
+"""Readers whose application has ended: the driver was killed, or its SparkContext stopped without the query."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+from stream_bench import Bench
+from support.clusters import Cluster
 from support.waiting import wait_until
 
+from spark_groupsource.clock import ManualClock
 from spark_groupsource.net import Address, listen
+from spark_groupsource.source.application import Application, context_directories
 
 # waits to join a group at a broker that takes connections and says nothing
 READER = """
 import sys
+from pyspark import SparkFiles
 from spark_groupsource.source.stream import _Live
 from spark_groupsource.source.options import parse_options
 
+SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
 options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t"}
 live = _Live(parse_options(options, "stream"), int(sys.argv[2]), 1)
 print("waiting", flush=True)
@@ -26,20 +35,102 @@ finally:
     live.stop()
 """
 
+# what notebooks do: the next session comes while the query of the last one runs
+NOTEBOOK = """
+import sys
+from pyspark.sql import SparkSession
+from spark_groupsource import register
 
-def test_reader_of_a_killed_driver_ends_while_it_waits_for_a_broker():
+servers, topic, group, directory = sys.argv[1:]
+for _ in range(2):
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    register(spark)
+    options = {"kafka.bootstrap.servers": servers, "kafka.group.id": group, "subscribe": topic, "members": "2"}
+    stream = spark.readStream.format("groupsource").options(startingOffsets="earliest", **options).load()
+    writer = stream.selectExpr("cast(value as string)").writeStream.option("checkpointLocation", directory + "/check")
+    query = writer.start(directory + "/rows", "text")
+    sys.stdin.readline()
+    spark.stop()
+    print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "ends, told",
+    [
+        (lambda driver, files: (driver.kill(), driver.wait()), "the Spark driver is gone"),
+        (lambda driver, files: files.rmdir(), "the SparkContext was stopped and its query was not"),
+    ],
+)
+def test_reader_whose_application_ends_while_it_waits_for_a_broker_ends_too(tmp_path, ends, told):
+    files = tmp_path / "userFiles-1"
+    files.mkdir()
     with listen(Address("127.0.0.1", 0)) as silent:
         driver = subprocess.Popen(["sleep", "600"])
-        command = [sys.executable, "-c", READER, f"127.0.0.1:{silent.getsockname()[1]}", str(driver.pid)]
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-c", READER, servers, str(driver.pid), str(files / "streaming_job")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
             try:
                 assert reader.stdout.readline() == "waiting\n"
-                driver.kill()
-                driver.wait()
+                ends(driver, files)
                 wait_until(lambda: reader.poll() is not None, "the reader ends", 30)
-                assert "the Spark driver is gone" in reader.stderr.read()
+                assert told in reader.stderr.read()
                 assert reader.returncode == 0
             finally:
                 driver.kill()
                 driver.wait()
                 reader.kill()
+
+
+def test_context_has_stopped_when_all_its_directories_are_gone(tmp_path):
+    files, blocks, clock = tmp_path / "userFiles-1", tmp_path / "blockmgr-1", ManualClock()
+    files.mkdir()
+    blocks.mkdir()
+    application = Application(os.getpid(), [files, blocks, tmp_path / "never-made"], clock)
+    os.utime(files, (0, 0))
+    assert application.is_alive and not application.is_stopped
+    assert files.stat().st_mtime > 0  # or a cleaner of /tmp would take it as nobody's
+    os.utime(files, (0, 0))
+    assert not application.is_stopped and files.stat().st_mtime == 0
+    clock.advance_ms(3_600_000)
+    assert not application.is_stopped and files.stat().st_mtime > 0
+    files.rmdir()
+    assert not application.is_stopped  # somebody has tidied up
+    blocks.rmdir()
+    assert application.is_stopped
+    # nothing is known of a context that left nothing to be looked at
+    assert not Application(os.getpid(), [files, blocks]).is_stopped
+
+
+def test_directories_of_others_are_not_looked_at(tmp_path, monkeypatch):
+    blocks = tmp_path / "blockmgr-1"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{blocks},{tmp_path}")
+    assert context_directories() == [blocks]
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert context_directories() == []
+
+
+@pytest.mark.spark
+def test_session_that_stops_without_its_query_leaves_the_group_to_the_next(embedded, topic, group, tmp_path):
+    bench = Bench(None, Cluster("embedded", embedded.bootstrap_servers), topic, group, tmp_path)
+    bench.produce(40)
+    command = [sys.executable, "-c", NOTEBOOK, embedded.bootstrap_servers, topic, group, str(tmp_path)]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    with open(tmp_path / "log", "w") as log, subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+    ) as notebook:
+        try:
+            for _ in range(2):
+                bench.wait_committed(120)
+                notebook.stdin.write("stop\n")
+                notebook.stdin.flush()
+                assert notebook.stdout.readline() == "stopped\n"
+                wait_until(lambda: not bench.members(), "the members have left", 30)
+                bench.produce(20)
+        finally:
+            notebook.kill()
+            bench.close()
+    written = [line for path in Path(tmp_path, "rows").glob("*.txt") for line in path.read_text().split()]
+    assert sorted(map(int, written)) == list(range(60))
+    told = (tmp_path / "log").read_text()
+    assert f"its members have left group {group}" in told and "Traceback" not in told
