@@ -35,6 +35,11 @@ class Retry:
         return max(self._deadline_ms - self._clock.now_ms(), 1)
 
     @property
+    def is_over(self) -> bool:
+        """True when the time is used up: whoever is asked now could not answer in time."""
+        return self._clock.now_ms() >= self._deadline_ms
+
+    @property
     def elapsed_ms(self) -> int:
         return self._clock.now_ms() - self.started_ms
 

@@ -138,6 +138,8 @@ class Router:
         while True:
             reasons: dict[Address, str] = {}
             for address in self._addresses():
+                if reasons and retry.is_over:
+                    break
                 try:
                     bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
                     answer = self.exchange(address, request, bound_ms, cap=cap, floor=floor)
@@ -207,6 +209,10 @@ class Router:
         retry = self.retry(timeout_ms)
         while True:
             node = self.find_coordinator(group_id, retry.remaining_ms)
+            if retry.is_over:
+                raise ConnectionFailed(
+                    f"the coordinator of group {group_id} was found only after {retry.elapsed_ms} ms, and not asked"
+                )
             try:
                 bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
                 answer = self.exchange(self.node_address(node), request, bound_ms, cap=cap, floor=floor)

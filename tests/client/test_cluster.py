@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
-from client_support import advertise, client_settings, fake_broker, open_cluster
+from client_support import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
@@ -152,8 +153,9 @@ def test_closed_client_says_so(cluster: Any) -> None:
 # -- coordinators ----------------------------------------------------------------------------------------------------
 
 
-def test_coordinator_that_moved_is_looked_up_again() -> None:
-    codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+@pytest.fixture
+def coordinator() -> Iterator[FakeBroker]:
+    """A broker that says it coordinates group g; its heartbeats are answered by whoever writes them in."""
     with fake_broker() as broker:
         answers = broker._answers
 
@@ -165,13 +167,35 @@ def test_coordinator_that_moved_is_looked_up_again() -> None:
 
         answers["ApiVersions"] = lambda r, v: advertise(ApiVersions=(0, 3), FindCoordinator=(0, 4), Heartbeat=(0, 4))
         answers["FindCoordinator"] = find
-        answers["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
-        beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
-        with open_cluster(str(broker.address), retry_backoff_ms="1") as client:
-            assert client.call_coordinator("g", beat).error_code == 0
-        names = [name for name, _, _ in broker.requests]
-        assert names.count("FindCoordinator") == 2, "loading asks the same one again, moving looks it up"
-        assert names.count("Heartbeat") == 3
+        yield broker
+
+
+BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+
+
+def test_coordinator_that_moved_is_looked_up_again(coordinator: FakeBroker) -> None:
+    codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+    coordinator._answers["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
+    with open_cluster(str(coordinator.address), retry_backoff_ms="1") as client:
+        assert client.call_coordinator("g", BEAT).error_code == 0
+    names = [name for name, _, _ in coordinator.requests]
+    assert names.count("FindCoordinator") == 2, "loading asks the same one again, moving looks it up"
+    assert names.count("Heartbeat") == 3
+
+
+def test_coordinator_found_when_the_time_is_over_is_not_asked(coordinator: FakeBroker) -> None:
+    clock, find = ManualClock(), coordinator._answers["FindCoordinator"]
+
+    def find_late(request: Any, version: int) -> Any:
+        clock.advance_ms(3_000)
+        return find(request, version)
+
+    coordinator._answers["FindCoordinator"] = find_late
+    settings = client_settings(str(coordinator.address))
+    with Cluster(settings.bootstrap, settings, clock) as client:
+        with pytest.raises(ConnectionFailed, match="group g was found only after 3000 ms, and not asked"):
+            client.call_coordinator("g", BEAT, 3_000)
+    assert "Heartbeat" not in [name for name, _, _ in coordinator.requests]
 
 
 # -- trying again ----------------------------------------------------------------------------------------------------
