@@ -14,6 +14,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.group.config import GroupConfig, setting_name
+from spark_groupsource.records.compression import CODECS
 
 _BOOLEANS = ("true", "false")
 _INT32_MAX = 2**31 - 1
@@ -46,7 +47,20 @@ class TopicConfig:
         broker_name="log.cleanup.policy",
     )
     compression_type: str = _setting(
-        "producer", "compression.type", "batches keep the producer's codec", choices=("producer",)
+        "producer", "compression.type", "the codec batches are stored in; producer: the one they came in",
+        choices=("producer", "uncompressed", *CODECS[1:]), broker_name="compression.type",
+    )
+    compression_gzip_level: int = _setting(
+        -1, "compression.gzip.level", "where compression.type is gzip, -1 zlib's own", low=-1, high=9,
+        broker_name="compression.gzip.level",
+    )
+    compression_lz4_level: int = _setting(
+        9, "compression.lz4.level", "where compression.type is lz4", low=1, high=17,
+        broker_name="compression.lz4.level",
+    )
+    compression_zstd_level: int = _setting(
+        3, "compression.zstd.level", "where compression.type is zstd", low=-131_072, high=22,
+        broker_name="compression.zstd.level",
     )
     max_message_bytes: int = _setting(
         1_048_588, "max.message.bytes", "largest record batch", low=0, high=_INT32_MAX, broker_name="message.max.bytes"
@@ -109,20 +123,12 @@ class TopicConfig:
     )
 
     # Kafka's, which clients may set and see; here they change nothing, so a value that should is refused
-    compression_gzip_level: int = _setting(
-        -1, "compression.gzip.level", "batches keep the producer's codec", low=-1, high=9
-    )
-    compression_lz4_level: int = _setting(
-        9, "compression.lz4.level", "batches keep the producer's codec", low=1, high=17
-    )
-    compression_zstd_level: int = _setting(
-        3, "compression.zstd.level", "batches keep the producer's codec", low=-131_072, high=22
-    )
     file_delete_delay_ms: int = _setting(
         60_000, "file.delete.delay.ms", "files are deleted at once", low=0, high=_INT64_MAX
     )
+    # Kafka looks at it every log.flush.scheduler.interval.ms, by default never
     flush_ms: int = _setting(
-        _INT64_MAX, "flush.ms", "see flush.messages", low=_INT64_MAX, high=_INT64_MAX
+        _INT64_MAX, "flush.ms", "see flush.messages; logs are not looked at by the clock", low=0, high=_INT64_MAX
     )
     follower_throttled: str = _setting(
         "", "follower.replication.throttled.replicas", "there is one replica"
@@ -151,6 +157,20 @@ class TopicConfig:
     @property
     def compacted(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @property
+    def codec(self) -> int | None:
+        """Number of the codec that batches are stored in, None where they keep the one they came in."""
+        if self.compression_type == "producer":
+            return None
+        return 0 if self.compression_type == "uncompressed" else CODECS.index(self.compression_type)
+
+    @property
+    def codec_level(self) -> int | None:
+        """What `codec` is told to do, on its own scale; None is its usual one."""
+        levels = {"lz4": self.compression_lz4_level, "zstd": self.compression_zstd_level}
+        gzip = None if self.compression_gzip_level == -1 else self.compression_gzip_level
+        return gzip if self.compression_type == "gzip" else levels.get(self.compression_type)
 
     @property
     def roll_ms(self) -> int:

@@ -30,6 +30,7 @@ from spark_groupsource.records.batch import (
     encode_batch,
     iter_batches,
 )
+from spark_groupsource.records.recompression import recompressed
 from spark_groupsource.records.retention import keyed_records
 
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -163,7 +164,7 @@ class Partition:
             known = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
             if header.is_transactional and not known and verify is not None:
                 verify(header)
-        return self._store(records, header, timestamp_ms)
+        return self._store(*self._in_own_codec(records, header), timestamp_ms)
 
     def append_own(self, batch: bytes, timestamp_ms: int) -> Appended:
         """Stores a batch that a coordinator of this broker made.
@@ -265,6 +266,19 @@ class Partition:
         if self.log.config.compacted:
             self._check_keys(records, header)
         self._check_times(records, header, timestamp_ms)
+
+    def _in_own_codec(
+        self, records: memoryview, header: BatchHeader
+    ) -> tuple[bytes | bytearray | memoryview, BatchHeader]:
+        codec = self.log.config.codec
+        if codec is None or codec == header.codec:
+            return records, header
+        try:
+            batch, header = recompressed(records, header, codec, self.log.config.codec_level)
+        except CorruptRecordError as error:
+            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
+        self._check_size(header.size)  # what fitted before may not any more
+        return batch, header
 
     def _check_size(self, size: int) -> None:
         limit = self.log.config.max_message_bytes

@@ -42,17 +42,17 @@ def codec_number(name: str) -> int:
     return CODECS.index(name)
 
 
-def compress(codec: int, data: bytes) -> bytes:
-    """`data` compressed so that every Kafka client can read it.
+def compress(codec: int, data: bytes, level: int | None = None) -> bytes:
+    """`data` compressed so that every Kafka client can read it, at the codec's own `level` or its usual one.
 
     LZ4 blocks are independent: Kafka's Java reader refuses linked ones (`Lz4BlockInputStream`). Snappy is raw, which
-    both Java and librdkafka read.
+    both Java and librdkafka read. It has no levels, and neither has no compression.
 
     Raises: ConfigurationError for a codec number that does not exist.
     """
     if not 0 <= codec < len(CODECS):
         raise ConfigurationError(f"compression codec {codec} does not exist; use 0 to {len(CODECS) - 1}")
-    return _COMPRESS[codec](data)
+    return _COMPRESS[codec](data, level)
 
 
 def decompress(codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
@@ -98,6 +98,10 @@ def _none(data: bytes | memoryview, max_bytes: int) -> bytes:
     return bytes(data)
 
 
+def _stored(data: bytes, level: int | None) -> bytes:
+    return bytes(data)
+
+
 def _gunzip(data: bytes | memoryview, max_bytes: int) -> bytes:
     view = memoryview(data)
     position = 0
@@ -127,8 +131,8 @@ def _gunzip(data: bytes | memoryview, max_bytes: int) -> bytes:
     return _read_bounded("gzip", read, len(data), max_bytes)
 
 
-def _gzip(data: bytes) -> bytes:
-    member = zlib.compressobj(wbits=31)
+def _gzip(data: bytes, level: int | None) -> bytes:
+    member = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=31)
     return member.compress(data) + member.flush()
 
 
@@ -180,7 +184,7 @@ def _unsnappy_block(data: bytes | memoryview, max_bytes: int) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def _snappy(data: bytes) -> bytes:
+def _snappy(data: bytes, level: int | None) -> bytes:
     return bytes(_arrow_codec("snappy").compress(data, asbytes=True))
 
 
@@ -201,8 +205,8 @@ def _unlz4(data: bytes | memoryview, max_bytes: int) -> bytes:
     return _read_bounded("lz4", read, len(data), max_bytes)
 
 
-def _lz4(data: bytes) -> bytes:
-    return bytes(lz4.frame.compress(data, block_linked=False))
+def _lz4(data: bytes, level: int | None) -> bytes:
+    return bytes(lz4.frame.compress(data, block_linked=False, compression_level=level or 0))
 
 
 def _unzstd(data: bytes | memoryview, max_bytes: int) -> bytes:
@@ -214,8 +218,8 @@ def _unzstd(data: bytes | memoryview, max_bytes: int) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def _zstd(data: bytes) -> bytes:
-    return bytes(_arrow_codec("zstd").compress(data, asbytes=True))
+def _zstd(data: bytes, level: int | None) -> bytes:
+    return bytes(_arrow_codec("zstd", level).compress(data, asbytes=True))
 
 
 @lru_cache(maxsize=None)
@@ -227,9 +231,9 @@ def _arrow() -> Any:
 
 
 @lru_cache(maxsize=None)
-def _arrow_codec(name: str) -> Any:
-    return _arrow().Codec(name)
+def _arrow_codec(name: str, level: int | None = None) -> Any:
+    return _arrow().Codec(name, compression_level=level)
 
 
-_COMPRESS: tuple[Callable[[bytes], bytes], ...] = (bytes, _gzip, _snappy, _lz4, _zstd)
+_COMPRESS: tuple[Callable[[bytes, int | None], bytes], ...] = (_stored, _gzip, _snappy, _lz4, _zstd)
 _DECOMPRESS: tuple[Callable[[bytes | memoryview, int], bytes], ...] = (_none, _gunzip, _unsnappy, _unlz4, _unzstd)

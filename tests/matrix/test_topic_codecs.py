@@ -1,0 +1,51 @@
+"""A topic's own codec: batches that come in another one are stored in the topic's, and read as they were sent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.clusters import Cluster
+from support.topics import create_topic
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.records.batch import Record, check_crc, decode_records, encode_batch, iter_batches
+from spark_groupsource.records.compression import CODECS
+
+sys.path.append(str(Path(__file__).parents[1] / "broker"))
+from broker_context import RawConnection, fetch, produce  # noqa: E402
+
+NOW_MS = 1_700_000_000_000
+RECORDS = [Record(b"k%d" % (n % 3), b"value " * n, NOW_MS + n, (("h", None),)) for n in range(40)]
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)), ids=CODECS)
+def test_batches_are_stored_in_the_codec_of_their_topic(cluster: Cluster, topic: str, codec: int) -> None:
+    own = "uncompressed" if codec == 0 else CODECS[codec]
+    create_topic(cluster.bootstrap_servers, topic, config={"compression.type": own})
+    with RawConnection(cluster.bootstrap_servers) as connection:
+        for given in range(len(CODECS)):
+            first = given * len(RECORDS)
+            sent = encode_batch(RECORDS, codec=given, producer_id=9, producer_epoch=0, base_sequence=first)
+            assert produce(connection, topic, sent).error_code == ErrorCode.NONE
+        again = produce(connection, topic, sent)  # known as stored, whatever became of its bytes
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 4 * len(RECORDS))
+        log = bytes(fetch(connection, topic, 0).records)
+    headers = list(iter_batches(log))
+    assert [(header.codec, header.producer_id, header.base_sequence) for header in headers] == [
+        (codec, 9, given * len(RECORDS)) for given in range(len(CODECS))
+    ]
+    for header in headers:
+        check_crc(log, header)
+        found = decode_records(log, header)
+        assert [Record(each.key, each.value, each.timestamp_ms, each.headers) for each in found] == RECORDS
+
+
+def test_a_batch_that_is_too_large_in_the_topics_codec(cluster: Cluster, topic: str) -> None:
+    limits = {"compression.type": "uncompressed", "max.message.bytes": "2000"}
+    create_topic(cluster.bootstrap_servers, topic, config=limits)
+    with RawConnection(cluster.bootstrap_servers) as connection:
+        answer = produce(connection, topic, encode_batch([Record(b"k", b"x" * 10_000, NOW_MS)], codec=1))
+        assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+        assert not fetch(connection, topic, 0).records
