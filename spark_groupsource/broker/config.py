@@ -196,6 +196,9 @@ class BrokerConfig:
         600_000, "connections.max.idle.ms", "a silent or stuck connection is closed", low=1, high=_INT64_MAX
     )
     fetch_max_bytes: int = _setting(57_671_680, "fetch.max.bytes", "largest fetch answer", low=1024, high=_INT32_MAX)
+    max_incremental_fetch_session_cache_slots: int = _setting(
+        1000, "max.incremental.fetch.session.cache.slots", "fetch sessions a node keeps, 0 none", low=0, high=_INT32_MAX
+    )
     offsets_topic_num_partitions: int = _setting(
         50, "offsets.topic.num.partitions", "partitions of __consumer_offsets; fixed once it exists", low=1, high=10_000
     )

@@ -1,8 +1,8 @@
 """Fetch: what is read for a request, and which requests wait for more.
 
 A request is answered when it finds `min_bytes`, an error, or its deadline; else it is parked with the bytes it lacks
-and read again when they have been appended. There are no fetch sessions: every answer has session id 0, which tells
-clients to send all their partitions each time.
+and read again when they have been appended. Which partitions it is about, and which of them need not be told again,
+say the sessions of its node.
 
 Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (a first batch above the limits is sent whole),
 KIP-227 (sessions), KIP-516 (topic ids), KIP-98 (readers of committed records).
@@ -10,12 +10,17 @@ KIP-227 (sessions), KIP-516 (topic ids), KIP-98 (readers of committed records).
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from typing import TYPE_CHECKING, Iterable, NamedTuple
 
+from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
 from spark_groupsource.broker.epochs import Epochs
+from spark_groupsource.broker.fetch_sessions import Fetch, FetchedPartition, FetchSessions, Found
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.partitions import Partition, Partitions, Refusal
+from spark_groupsource.clock import Clock
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import last_batch
@@ -28,13 +33,13 @@ _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
 _AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
-# what is not there holds up nobody who waits for something else in the same request
-_UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-_TOPIC_IDS_SINCE = 13
+_LARGEST_SESSION_ID = 2**31 - 1
 
 
-class _Answer(NamedTuple):
-    response: Message
+class _Reading(NamedTuple):
+    """What was read: `partitions` are those that can be waited for."""
+
+    found: Found
     partitions: list[TopicPartition]
     size: int
     has_error: bool
@@ -43,7 +48,7 @@ class _Answer(NamedTuple):
 class _Parked(NamedTuple):
     node_id: int
     request: Message
-    api_version: int
+    fetch: Fetch
 
 
 class Fetches:
@@ -55,15 +60,19 @@ class Fetches:
         leaders: Leaders,
         epochs: Epochs,
         timers: DeadlineHeap[tuple[object, ...]],
-        max_bytes: int,
+        clock: Clock,
+        config: BrokerConfig,
         send: Send,
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
         self._epochs = epochs
         self._timers = timers
-        self._max_bytes = max_bytes
+        self._clock = clock
+        self._max_bytes = config.fetch_max_bytes
         self._send = send
+        slots = config.max_incremental_fetch_session_cache_slots
+        self._sessions: defaultdict[int, FetchSessions] = defaultdict(lambda: FetchSessions(slots, _new_session_id))
         self._waiting: ParkedFetches[int] = ParkedFetches()
         self._waiting_committed: ParkedFetches[int] = ParkedFetches()
         self._parked: dict[int, _Parked] = {}
@@ -71,18 +80,26 @@ class Fetches:
     def __len__(self) -> int:
         return len(self._parked)
 
-    def fetch(self, token: int, node_id: int, request: Message, api_version: int, now_ms: int) -> Message | None:
+    def fetch(self, token: int, node_id: int, request: Message, api_version: int) -> Message | None:
         """The answer of one node, or None when the request is parked."""
-        if request.session_id != 0:
-            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND, session_id=0, responses=[])
-        answer = self._read(node_id, request, api_version)
-        if answer.size >= request.min_bytes or answer.has_error or request.max_wait_ms <= 0 or not answer.partitions:
-            return answer.response
-        self._parked[token] = _Parked(node_id, request, api_version)
+        now_ms = self._clock.now_ms()
+        fetch = self._sessions[node_id].request(request, api_version, now_ms)
+        if fetch.error_code:
+            return FetchResponse(error_code=fetch.error_code, session_id=0, responses=[])
+        parked = _Parked(node_id, request, fetch)
+        reading = self._read(parked)
+        missing = min(request.min_bytes, self._limit(request)) - reading.size
+        if missing <= 0 or reading.has_error or request.max_wait_ms <= 0 or not reading.partitions:
+            return self._response(parked, reading)
+        self._parked[token] = parked
         waiting = self._waiting_committed if _reads_committed(request) else self._waiting
-        waiting.park(token, answer.partitions, request.min_bytes - answer.size)
+        waiting.park(token, reading.partitions, missing)
         self._timers.set(("fetch", token), now_ms + request.max_wait_ms)
         return None
+
+    def node_stopped(self, node_id: int) -> None:
+        """Drops the sessions of a node, which live in its memory."""
+        self._sessions.pop(node_id, None)
 
     def appended(self, topic_partition: TopicPartition, size: int) -> None:
         """Credits an append to the waiting requests and answers those that have enough."""
@@ -121,42 +138,67 @@ class Fetches:
     def _answer(self, token: int) -> None:
         parked = self._parked.pop(token)
         self._timers.cancel(("fetch", token))
-        self._send(token, self._read(*parked).response)
+        self._send(token, self._response(parked, self._read(parked)))
 
-    def _read(self, node_id: int, request: Message, api_version: int) -> _Answer:
-        left = min(request.max_bytes, self._max_bytes)
+    def _response(self, parked: _Parked, reading: _Reading) -> Message:
+        told = self._sessions[parked.node_id].answer(parked.fetch, reading.found, self._clock.now_ms())
+        responses: list[Message] = []
+        last: object = responses  # which is no topic
+        for partition, entry in told.found:
+            topic = partition.key[0]
+            if topic != last:  # in the order of reading, so a topic may come more than once
+                entries: list[Message] = []
+                responses.append(
+                    _TopicData(topic=partition.topic or "", topic_id=partition.topic_id, partitions=entries)
+                )
+                last = topic
+            entries.append(entry)
+        return FetchResponse(
+            throttle_time_ms=0, error_code=told.error_code, session_id=told.session_id, responses=responses
+        )
+
+    def _limit(self, request: Message) -> int:
+        return min(int(request.max_bytes), self._max_bytes)
+
+    def _read(self, parked: _Parked) -> _Reading:
+        node_id, request, fetch = parked
+        limit = self._limit(request)
         size, has_error = 0, False
         committed = _reads_committed(request)
-        found: list[TopicPartition] = []
-        responses = []
-        for topic in request.topics:
+        partitions: list[TopicPartition] = []
+        found: list[tuple[FetchedPartition, Message]] = []
+        nameless, unknown = [], []  # what is not there is told last, and answers nobody who waits for something else
+        for wanted in fetch.partitions:
             try:
-                name = self._partitions.topic_name(topic.topic_id) if api_version >= _TOPIC_IDS_SINCE else topic.topic
-                refusal = None
+                partition = self._find(node_id, wanted)
+                partitions.append(partition.topic_partition)
+                if fetch.is_incremental and _has_nothing_new(partition, wanted):
+                    continue
+                entry = self._read_partition(partition, wanted, limit - size, size == 0, committed)
+                has_error = has_error or entry.diverging_epoch is not None
+                size += len(entry.records)
+                found.append((wanted, entry))
             except Refusal as error:
-                name, refusal = "", error
-            data = []
-            for wanted in topic.partitions:
-                try:
-                    if refusal is not None:
-                        raise refusal
-                    partition = self._partitions.partition(name, wanted.partition)
-                    self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
-                    entry = self._read_partition(partition, wanted, left - size, size == 0, committed)
-                    has_error = has_error or entry.diverging_epoch is not None
-                    size += len(entry.records)
-                    found.append(partition.topic_partition)
-                except Refusal as error:
-                    unknown = error.code in _UNKNOWN
-                    has_error = has_error or not unknown
-                    entry = _error_entry(wanted.partition, error.code, looked_for=unknown)
-                data.append(entry)
-            responses.append(_TopicData(topic=topic.topic, topic_id=topic.topic_id, partitions=data))
-        response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
-        return _Answer(response, found, size, has_error)
+                if error.code is ErrorCode.UNKNOWN_TOPIC_ID:
+                    nameless.append((wanted, _error_entry(wanted.number, error.code, looked_for=True)))
+                elif error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    unknown.append((wanted, _error_entry(wanted.number, error.code, looked_for=True)))
+                else:
+                    has_error = True
+                    found.append((wanted, _error_entry(wanted.number, error.code, looked_for=False)))
+        return _Reading(found + nameless + unknown, partitions, size, has_error)
+
+    def _find(self, node_id: int, wanted: FetchedPartition) -> Partition:
+        if wanted.topic is None:
+            wanted.topic = self._partitions.topic_name(wanted.topic_id)
+        partition = self._partitions.partition(wanted.topic, wanted.number)
+        if wanted.topic_id is not None and wanted.topic_id != partition.topic_id:
+            raise Refusal(ErrorCode.INCONSISTENT_TOPIC_ID, f"topic {wanted.topic} was made anew with another id")
+        self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
+        return partition
 
     def _read_partition(
-        self, partition: Partition, wanted: Message, left: int, first: bool, committed: bool
+        self, partition: Partition, wanted: FetchedPartition, left: int, first: bool, committed: bool
     ) -> Message:
         log = partition.log
         stable = partition.last_stable_offset
@@ -164,7 +206,7 @@ class Fetches:
         diverging = self._diverging(partition, wanted)
         if diverging is None and not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
-        limit = min(wanted.partition_max_bytes, left)
+        limit = min(wanted.max_bytes, left)
         wanted_now = diverging is None and (first or limit > 0)
         try:
             records = log.read(wanted.fetch_offset, limit, before) if wanted_now else memoryview(b"")
@@ -175,7 +217,7 @@ class Fetches:
         if len(records) > limit and not first:
             records = memoryview(b"")
         return _PartitionData(
-            partition_index=wanted.partition,
+            partition_index=wanted.number,
             error_code=0,
             high_watermark=log.high_watermark,
             last_stable_offset=stable,
@@ -187,10 +229,10 @@ class Fetches:
             records=records,
         )
 
-    def _diverging(self, partition: Partition, wanted: Message) -> Message | None:
+    def _diverging(self, partition: Partition, wanted: FetchedPartition) -> Message | None:
         """Where the reader's log and this one part, None where it has read nothing that is not here (KIP-595)."""
         epoch = wanted.last_fetched_epoch
-        if epoch is None or epoch < 0:
+        if epoch < 0:
             return None
         try:
             end = self._epochs.end_of(partition, epoch)
@@ -201,6 +243,21 @@ class Fetches:
         if end.epoch >= epoch and end.end_offset >= wanted.fetch_offset:
             return None
         return _PartitionData.EpochEndOffset(epoch=end.epoch, end_offset=end.end_offset)
+
+
+def _new_session_id() -> int:
+    return random.randint(1, _LARGEST_SESSION_ID)
+
+
+def _has_nothing_new(partition: Partition, wanted: FetchedPartition) -> bool:
+    """Whether a client who keeps a session knows all there is: the short way, for most of many partitions."""
+    log = partition.log
+    return (
+        wanted.fetch_offset == log.log_end_offset
+        and wanted.last_fetched_epoch < 0
+        and not wanted.has_moved(log.high_watermark, log.log_start_offset)
+        and not log.damages
+    )
 
 
 def _reads_committed(request: Message) -> bool:

@@ -143,7 +143,7 @@ def _verification(
 
 def fetch(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
     """Record batches as they stand in the log, now or when there are enough."""
-    response = broker.fetches.fetch(call.token, call.node_id, request, call.api_version, broker.clock.now_ms())
+    response = broker.fetches.fetch(call.token, call.node_id, request, call.api_version)
     return LATER if response is None else response
 
 

@@ -90,7 +90,7 @@ class Broker:
         self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
-        self.fetches = Fetches(self.partitions, self.leaders, self.epochs, self.timers, config.fetch_max_bytes, send)
+        self.fetches = Fetches(self.partitions, self.leaders, self.epochs, self.timers, clock, config, send)
         self.coordinator = CoordinatorRuntime(self, send)
         self.transactions = TransactionRuntime(self)
         self._coordinators: dict[str, CoordinatorRuntime | TransactionRuntime] = {
@@ -243,6 +243,7 @@ class Broker:
     def node_stopped(self, node_id: int) -> None:
         """Clients cannot reach a node any longer: others lead what it has led."""
         self.leaders.running.discard(node_id)
+        self.fetches.node_stopped(node_id)
         self.nodes = tuple(node for node in self.nodes if node.node_id != node_id)
         self._elect()
 

@@ -134,7 +134,7 @@ def plain(twin: Twin, answer: Message) -> Answer:
     """An answer with what is each broker's own replaced, and its lists in one order."""
     if answer.name == "FetchResponse":
         for partition in (each for topic in answer.responses for each in topic.partitions):
-            partition.records = _whole_batches(bytes(partition.records or b""))
+            partition.records = whole_batches(bytes(partition.records or b""))
     told = answer.to_dict()
     if answer.name == "ListGroupsResponse":
         told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(twin.prefix)]
@@ -166,8 +166,8 @@ class _Plain:
         return value
 
 
-def _whole_batches(data: bytes) -> bytes:
-    """Kafka may end a fetch in the middle of a batch."""
+def whole_batches(data: bytes) -> bytes:
+    """Records without the last batch where it is not whole: Kafka may end a fetch in its middle."""
     last = last_batch(data)
     return data[: last.position + last.size] if last else b""
 

@@ -1,0 +1,303 @@
+"""What a fetch with a session means, what its answer leaves out, and whose session makes room for whose."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from broker_context import RawConnection, batch, create_topic, fetched_values, produce
+
+from spark_groupsource.broker import fetch_sessions
+from spark_groupsource.broker.fetch_sessions import MIN_EVICTION_MS, FetchedPartition, FetchSessions, next_epoch
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.wire.messages import FetchRequest, FetchResponse
+
+PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
+INT32_MAX = 2**31 - 1
+NAMES, IDS = 12, 13
+LATER_MS = MIN_EVICTION_MS + 1
+
+
+def request(*parts, session=(0, 0), forget=(), wait_ms=0, min_bytes=1, max_bytes=1 << 20):
+    """`parts` are (topic, partition, offset), `forget` are (topic, partition)."""
+    topic = FetchRequest.FetchTopic
+    topics = [
+        topic(
+            topic=name,
+            partitions=[
+                topic.FetchPartition(
+                    partition=number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
+                    log_start_offset=-1, partition_max_bytes=1 << 20,
+                )
+            ],
+        )
+        for name, number, offset in parts
+    ]  # fmt: skip
+    gone = [FetchRequest.ForgottenTopic(topic=name, partitions=[number]) for name, number in forget]
+    return FetchRequest(
+        replica_id=-1, max_wait_ms=wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, isolation_level=0, rack_id="",
+        session_id=session[0], session_epoch=session[1], topics=topics, forgotten_topics_data=gone,
+    )  # fmt: skip
+
+
+def entry(error_code=0, high_watermark=5, log_start_offset=0, records=b"", diverging=None, preferred=-1):
+    return PartitionData(
+        error_code=error_code, high_watermark=high_watermark, log_start_offset=log_start_offset, records=records,
+        diverging_epoch=diverging, preferred_read_replica=preferred,
+    )  # fmt: skip
+
+
+def parts(size):
+    return [("t", number, 0) for number in range(size)]
+
+
+def sessions(slots=2):
+    return FetchSessions(slots, count(1).__next__)
+
+
+def begin(cache, size, now_ms=0, version=NAMES):
+    """The id of a session of `size` partitions, 0 when none is granted."""
+    fetch = cache.request(request(*parts(size)), version, now_ms)
+    return cache.answer(fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
+
+
+def use(cache, session, now_ms, *more, forget=()):
+    """The error of the next request of a session."""
+    fetch = cache.request(request(*more, session=session, forget=forget), NAMES, now_ms)
+    if not fetch.error_code:
+        cache.answer(fetch, [], now_ms)
+    return fetch.error_code
+
+
+@pytest.mark.parametrize(
+    "now, told",
+    [
+        (entry(), False),
+        (entry(records=b"r"), True),
+        (entry(high_watermark=6), True),
+        (entry(log_start_offset=1), True),
+        (entry(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER), True),
+        (entry(diverging=PartitionData.EpochEndOffset(epoch=1, end_offset=2)), True),
+        (entry(preferred=2), True),
+    ],
+)
+def test_only_what_has_changed_is_told(now, told):
+    partition = FetchedPartition(("t", 0), "t", None, request(("t", 0, 0)).topics[0].partitions[0])
+    assert partition.tell(entry()), "the first time"
+    assert partition.tell(now) is told
+    if now.error_code:
+        assert partition.tell(now), "an error is told as long as it holds"
+        assert partition.tell(entry()), "and its end"
+
+
+def test_epochs_go_round_without_those_that_begin_and_end():
+    assert [next_epoch(epoch) for epoch in (0, 1, INT32_MAX - 1, INT32_MAX)] == [1, 2, INT32_MAX, 1]
+    cache = sessions()
+    session_id = begin(cache, 1)
+    cache._sessions[session_id].epoch = INT32_MAX
+    assert use(cache, (session_id, INT32_MAX), 0) == ErrorCode.NONE
+    assert use(cache, (session_id, 1), 0) == ErrorCode.NONE
+
+
+def test_ids_are_drawn_again_where_one_is_taken():
+    drawn = iter([7, 7, 7, 8])
+    cache = FetchSessions(9, drawn.__next__)
+    assert (begin(cache, 1), begin(cache, 1)) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    "session, version, error",
+    [
+        ((1, 1), NAMES, ErrorCode.NONE),
+        ((1, 2), NAMES, ErrorCode.INVALID_FETCH_SESSION_EPOCH),
+        ((2, 1), NAMES, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
+        ((0, 1), NAMES, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
+        ((1, -2), NAMES, ErrorCode.INVALID_FETCH_SESSION_EPOCH),
+        ((-1, 1), NAMES, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
+        ((1, 1), IDS, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR),
+        ((2, 0), NAMES, ErrorCode.NONE),
+        ((2, -1), NAMES, ErrorCode.NONE),
+    ],
+)
+def test_which_session_a_request_is_of(session, version, error):
+    cache = sessions()
+    assert begin(cache, 2) == 1
+    assert cache.request(request(session=session), version, 0).error_code == error
+
+
+@pytest.mark.parametrize("epoch, left", [(0, 1), (-1, 0)])
+def test_a_full_fetch_ends_the_session_it_names(epoch, left):
+    cache = sessions()
+    first = begin(cache, 2)
+    fetch = cache.request(request(*parts(1), session=(first, epoch)), NAMES, 0)
+    told = cache.answer(fetch, [(each, entry()) for each in fetch.partitions], 0)
+    assert (len(cache), bool(told.session_id), told.session_id == first) == (left, bool(left), False)
+    assert use(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_session_without_partitions_is_over():
+    cache = sessions()
+    session_id = begin(cache, 2)
+    assert use(cache, (session_id, 1), 0, forget=[("t", 0)]) == ErrorCode.NONE
+    fetch = cache.request(request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
+    assert cache.answer(fetch, [], 0).session_id == 0
+    assert len(cache) == 0
+
+
+def test_a_request_that_was_overtaken_is_told_so():
+    cache = sessions()
+    session_id = begin(cache, 1)
+    first = cache.request(request(session=(session_id, 1)), NAMES, 0)
+    second = cache.request(request(session=(session_id, 2)), NAMES, 0)
+    found = [(partition, entry(records=b"r")) for partition in second.partitions]
+    assert cache.answer(first, found, 0)[:2] == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id)
+    assert cache.answer(second, found, 0) == (ErrorCode.NONE, session_id, found)
+
+
+def test_a_session_that_goes_while_it_waits_is_answered():
+    cache = sessions(slots=1)
+    session_id = begin(cache, 1)
+    fetch = cache.request(request(session=(session_id, 1)), NAMES, 0)
+    assert begin(cache, 1, LATER_MS) != 0
+    assert cache.answer(fetch, [], LATER_MS).session_id == session_id
+    assert use(cache, (session_id, 2), LATER_MS) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "uses, size, now_ms, left",
+    [
+        # sessions 1 and 2 have 2 and 3 partitions, and are used at these times; one of `size` wants their place
+        ({}, 9, MIN_EVICTION_MS, [1, 2]),
+        ({}, 1, LATER_MS, [2, 3]),
+        ({1: LATER_MS}, 1, LATER_MS, [1, 3]),
+        ({1: LATER_MS, 2: LATER_MS}, 1, LATER_MS, [1, 2]),
+        ({1: LATER_MS, 2: LATER_MS}, 2, LATER_MS, [1, 2]),
+        ({1: LATER_MS, 2: LATER_MS}, 3, LATER_MS, [2, 3]),
+        ({2: LATER_MS, 1: LATER_MS}, 9, LATER_MS, [2, 3]),
+        ({1: 1, 2: LATER_MS}, 9, LATER_MS + 1, [2, 3]),
+        ({1: 1, 2: 1}, 9, LATER_MS, [1, 2]),
+    ],
+)
+def test_whose_session_makes_room(uses, size, now_ms, left):
+    """One that was not used for two minutes, else the smallest of those made before, for a larger one."""
+    cache = sessions()
+    assert [begin(cache, 2), begin(cache, 3)] == [1, 2]
+    for session_id, used_ms in uses.items():
+        assert use(cache, (session_id, 1), used_ms) == ErrorCode.NONE
+    begin(cache, size, now_ms)
+    assert sorted(cache._sessions) == left
+
+
+def test_a_session_that_grew_is_no_longer_the_smallest():
+    cache = sessions()
+    small, large = begin(cache, 1), begin(cache, 2)
+    assert use(cache, (small, 1), LATER_MS) == use(cache, (large, 1), LATER_MS) == ErrorCode.NONE
+    assert use(cache, (small, 2), LATER_MS, *parts(4)) == ErrorCode.NONE
+    assert begin(cache, 3, LATER_MS)
+    assert small in cache._sessions and large not in cache._sessions
+
+
+def test_no_places_no_sessions():
+    assert begin(sessions(slots=0), 1) == 0
+
+
+def test_the_partitions_of_all_sessions_are_bounded(monkeypatch):
+    monkeypatch.setattr(fetch_sessions, "MAX_PARTITIONS", 5)
+    cache = sessions(slots=9)
+    assert begin(cache, 6) == 0
+    first, second = begin(cache, 3), begin(cache, 2)
+    assert begin(cache, 1) == 0
+    assert use(cache, (first, 1), 0, ("u", 0, 0)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert use(cache, (second, 1), 0, ("u", 0, 0)) == ErrorCode.NONE
+    assert len(cache) == 1
+    assert begin(cache, 5, LATER_MS), "those that are not used go"
+
+
+# --- through connections ---
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with EmbeddedBroker(brokers=2) as running:
+        yield running
+
+
+@pytest.fixture
+def led(broker, topic):
+    """A topic of two partitions that node 1 leads, and its address."""
+    with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:
+        create_topic(connection, topic, 2)
+    for number in range(2):
+        broker.move_leader(topic, number, 1)
+    return broker.bootstrap_servers.split(",")
+
+
+def told(answer):
+    found = [(each.partition_index, each.error_code) for topic in answer.responses for each in topic.partitions]
+    return answer.error_code, found
+
+
+def test_a_fetch_waits_for_every_partition_of_its_session(led, topic):
+    with RawConnection(led[0]) as reader, RawConnection(led[0]) as writer:
+        first = reader.call(request((topic, 0, 0), (topic, 1, 0)), 12)
+        assert told(first) == (0, [(0, 0), (1, 0)])
+        reader.post(request(session=(first.session_id, 1), wait_ms=60_000), 12)
+        produce(writer, topic, batch(b"v"), partition=1)
+        assert reader.read_frame().tobytes().count(b"v")
+        again = reader.call(request((topic, 1, 1), session=(first.session_id, 2)), 12)
+        assert told(again) == (0, [])
+
+
+def test_a_session_outlives_its_connection(led, topic):
+    with RawConnection(led[0]) as one:
+        session_id = one.call(request((topic, 0, 0)), 12).session_id
+        one.post(request(session=(session_id, 1), wait_ms=60_000), 12)
+    with RawConnection(led[0]) as other:
+        produce(other, topic, batch(b"v"))
+        # whether the first request arrived is nobody's to know, so either epoch may be the next
+        answers = [other.call(request(session=(session_id, epoch)), 12) for epoch in (1, 2)]
+        assert told(answers[-1]) == (0, [(0, 0)])
+        assert fetched_values(answers[-1].responses[0].partitions[0]) == [b"v"]
+
+
+def test_a_session_belongs_to_its_node(broker, led, topic):
+    with RawConnection(led[0]) as at_first, RawConnection(led[1]) as at_second:
+        session_id = at_first.call(request((topic, 0, 0), (topic, 1, 0)), 12).session_id
+        elsewhere = at_second.call(request(session=(session_id, 1)), 12)
+        assert told(elsewhere) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
+        at_first.post(request(session=(session_id, 1), wait_ms=60_000), 12)
+        broker.move_leader(topic, 1, 2)
+        at_first.read_frame()
+        moved = [(1, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+        assert told(at_first.call(request(session=(session_id, 2), wait_ms=60_000), 12)) == (0, moved)
+        broker.move_leader(topic, 1, 1)
+        assert told(at_first.call(request(session=(session_id, 3)), 12)) == (0, [(1, 0)])
+
+
+def test_a_node_that_stops_forgets_its_sessions(led, topic):
+    with EmbeddedBroker(brokers=2) as own:
+        addresses = own.bootstrap_servers.split(",")
+        with RawConnection(addresses[1]) as connection:
+            session_id = connection.call(request((topic, 0, 0)), 12).session_id
+            assert session_id > 0
+        own.stop_node(2)
+        own.start_node(2)
+        with RawConnection(addresses[1]) as connection:
+            answer = connection.call(request(session=(session_id, 1)), 12)
+            assert answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_broker_without_places_grants_none(topic):
+    with EmbeddedBroker(config={"max.incremental.fetch.session.cache.slots": "0"}) as own:
+        with RawConnection(own.bootstrap_servers) as connection:
+            create_topic(connection, topic)
+            answer = connection.call(request((topic, 0, 0)), 12)
+            assert (answer.session_id, told(answer)) == (0, (0, [(0, 0)]))
+
+
+def test_nobody_waits_for_more_than_an_answer_holds(led, topic):
+    with RawConnection(led[0]) as connection:
+        produce(connection, topic, batch(b"v" * 500))
+        wanted = request((topic, 0, 0), wait_ms=60_000, min_bytes=1 << 20, max_bytes=100)
+        assert fetched_values(connection.call(wanted, 12).responses[0].partitions[0]) == [b"v" * 500]

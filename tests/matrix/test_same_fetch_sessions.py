@@ -1,0 +1,244 @@
+"""Fetch sessions (KIP-227): the same conversation with both brokers, answer by answer and partition by partition.
+
+Where the two differ, the embedded broker is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import twin_admin
+import twin_data
+from support.waiting import wait_until
+from twins import Twin, differences, plain, whole_batches
+
+from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.wire.messages import Message
+
+pytestmark = pytest.mark.kafka
+
+UNKNOWN_TOPIC_OR_PARTITION = 3
+Pair = tuple[Twin, Twin]
+Part = tuple[str, int, int]
+
+
+class Reader:
+    """One client that fetches: it knows its session, and writes down what it is told."""
+
+    def __init__(self, twin: Twin, version: int) -> None:
+        self.twin = twin
+        self.version = version
+        self.session_id, self.epoch = 0, 0
+        self.told: dict[str, Any] = {}
+
+    def fetch(self, label: str, *parts: Part, **options: Any) -> Message:
+        """The next fetch of the session, of the first one where there is none."""
+        request = twin_data.fetch(*parts, session=(self.session_id, self.epoch), **options)(self.twin)
+        return self.note(label, self.twin.exchange(request, self.version))
+
+    def full(self, label: str, *parts: Part, epoch: int = 0) -> Message:
+        """A fetch that ends the session, and begins another with epoch 0."""
+        self.epoch = epoch
+        return self.fetch(label, *parts)
+
+    def note(self, label: str, answer: Message) -> Message:
+        """Writes down an answer: which session it is of, which partitions in which order, and every field."""
+        session = "none" if answer.session_id == 0 else "mine" if answer.session_id == self.session_id else "new"
+        if answer.error_code == 0:
+            self.session_id = answer.session_id
+            self.epoch = self.epoch + 1 if answer.session_id else 0
+        order = [
+            (topic.topic or self.twin.name_of(topic.topic_id), each.partition_index, each.error_code, _offsets(each))
+            for topic in answer.responses
+            for each in topic.partitions
+        ]
+        assert label not in self.told
+        self.told[label] = {"session": session, "order": order, "answer": plain(self.twin, answer)}
+        return answer
+
+
+def _offsets(entry: Message) -> list[int]:
+    """Where each whole batch begins; Kafka may end in the middle of one."""
+    return [header.base_offset for header in iter_batches(whole_batches(bytes(entry.records or b"")))]
+
+
+def produce(reader: Reader, *parts: tuple[str, int]) -> None:
+    for short, number in parts:
+        data = twin_data.produce((short, number, twin_data.batch(b"value")))(reader.twin)
+        (topic,) = reader.twin.exchange(data, 9).responses
+        assert topic.partition_responses[0].error_code == 0, topic
+
+
+def make(reader: Reader, short: str, partitions: int = 2) -> None:
+    twin = reader.twin
+    (made,) = twin.exchange(twin_admin.create(short, partitions=partitions)(twin), 7).topics
+    assert made.error_code == 0, made
+    for number in range(partitions):
+        settled(reader, short, number, 0)
+
+
+def settled(reader: Reader, short: str, number: int, code: int) -> None:
+    """Waits until a fetch without session finds what has been made or deleted."""
+    twin = reader.twin
+
+    def found() -> bool:
+        twin.forget(short)
+        (topic,) = twin.exchange(twin_data.fetch((short, number, 0))(twin), 12).responses
+        return bool(topic.partitions[0].error_code == code)
+
+    wait_until(found, f"{short}-{number} answers {code}")
+
+
+def growth(reader: Reader) -> None:
+    """What is new is told, once for each way in which it is."""
+    for short in "ab":
+        make(reader, short)
+    produce(reader, ("a", 0), ("a", 1), ("b", 0))
+    reader.fetch("a full one", ("a", 0, 0), ("a", 1, 0), ("b", 0, 0))
+    reader.fetch("the same again: there are records")
+    reader.fetch("all are read", ("a", 0, 1), ("a", 1, 1), ("b", 0, 1))
+    reader.fetch("nothing is new")
+    produce(reader, ("a", 1))
+    reader.fetch("one record")
+    reader.fetch("it is read", ("a", 1, 2))
+    reader.fetch("nothing is new again")
+    reader.fetch("one more partition", ("b", 1, 0))
+    reader.fetch("which is empty")
+    reader.twin.exchange(twin_data.delete_records(("a", 1, 2))(reader.twin), 2)
+    reader.fetch("a log start moved")
+    reader.fetch("which was told")
+    reader.fetch("behind the end", ("b", 0, 7))
+    reader.fetch("an error is told again")
+    reader.fetch("at the end", ("b", 0, 1))
+    reader.fetch("and no longer")
+    reader.fetch("a higher epoch", ("b", 0, 1), epoch=9)
+    reader.fetch("the right one", ("b", 0, 1), epoch=0)
+    reader.fetch("nothing in 20 ms", wait_ms=20)
+    produce(reader, ("a", 0))
+    reader.fetch("no room for it", ("a", 0, 1), part_bytes=0, max_bytes=0)
+    reader.fetch("committed only", isolation_level=1)
+
+
+def turns(reader: Reader) -> None:
+    """Who was served is served last, so that no limit starves anybody."""
+    make(reader, "a", 3)
+    parts = [("a", number) for number in range(3)]
+    reader.fetch("empty", *((*part, 0) for part in parts))
+    produce(reader, *parts, *parts)
+    for turn in range(5):
+        reader.fetch(f"turn {turn}", max_bytes=1)
+    reader.fetch("two at a time", max_bytes=150)
+    reader.fetch("named again", ("a", 1, 1), max_bytes=1)
+    reader.fetch("and again", ("a", 0, 1), max_bytes=1)
+    reader.fetch("all")
+    reader.fetch("forgotten and named", forget=(("a", 0),))
+    reader.fetch("now it is the last", ("a", 0, 0))
+    reader.fetch("a partition twice", ("a", 2, 0), ("a", 2, 2))
+    reader.full("a partition twice in a full one", ("a", 2, 0), ("a", 1, 0), ("a", 2, 1))
+    reader.fetch("as it goes on")
+
+
+def ends(reader: Reader) -> None:
+    """How sessions end, and what is answered without one."""
+    make(reader, "a")
+    produce(reader, ("a", 0), ("a", 1))
+    both = (("a", 0, 0), ("a", 1, 0))
+    reader.full("none is wanted", *both, epoch=-1)
+    reader.fetch("one begins", *both)
+    first = reader.session_id, reader.epoch
+    reader.epoch = 5
+    reader.fetch("another epoch")
+    reader.epoch = 0
+    reader.fetch("another one begins", *both)
+    second = reader.session_id, reader.epoch
+    reader.session_id, reader.epoch = first
+    reader.fetch("which has ended the first")
+    reader.session_id, reader.epoch = second
+    reader.fetch("it goes on", ("a", 0, 1))
+    reader.fetch("one is forgotten", forget=(("a", 0), ("a", 7), ("gone", 0)))
+    produce(reader, ("a", 0))
+    reader.fetch("nobody asks for it now")
+    third = reader.session_id, reader.epoch
+    reader.fetch("the last one is forgotten", forget=(("a", 1),))
+    reader.session_id, reader.epoch = third[0], third[1] + 1
+    reader.fetch("so there is none")
+    reader.session_id = reader.epoch = 0
+    reader.fetch("one of a single partition", ("a", 0, 0))
+    reader.fetch("named and forgotten", ("a", 0, 1), forget=(("a", 0),))
+    reader.fetch("one more", *both)
+    last = reader.session_id, reader.epoch
+    reader.full("the client ends it", *both, epoch=-1)
+    reader.session_id, reader.epoch = last
+    reader.fetch("gone it is")
+    reader.session_id, reader.epoch = 4711, 1
+    reader.fetch("nobody's")
+    reader.session_id = reader.epoch = 0
+    reader.fetch("of nothing")
+    reader.fetch("of something", ("a", 1, 0))
+    reader.epoch = -2
+    reader.fetch("a negative epoch")
+
+
+def topics(reader: Reader) -> None:
+    """Topics that are not there yet, no longer, or again."""
+    make(reader, "a")
+    old = reader.twin.id("a")
+    produce(reader, ("a", 0))
+    reader.fetch("one is there", ("a", 0, 1), ("gone", 0, 0), ("a", 9, 0))
+    reader.fetch("it is told each time")
+    reader.fetch("nobody waits for it", wait_ms=20)
+    make(reader, "gone")
+    reader.fetch("it is there by name, not by the id that was none")
+    reader.fetch("its id is another", ("gone", 0, 0))
+    reader.fetch("nothing new")
+    twin = reader.twin
+    twin.exchange(twin_admin.delete("a")(twin), 5)
+    settled(reader, "a", 0, UNKNOWN_TOPIC_OR_PARTITION)
+    reader.fetch("one is deleted")
+    make(reader, "a")
+    reader.fetch("and made anew")
+    reader.fetch("nobody waits for that", wait_ms=5_000)
+    assert twin.id("a") != old
+    reader.fetch("the new one", ("a", 0, 0))
+
+
+def versions(reader: Reader) -> None:
+    """A session with names and a session with ids are not the same."""
+    make(reader, "a")
+    reader.fetch("one begins", ("a", 0, 0))
+    own, reader.version = reader.version, 12 if reader.version >= 13 else 13
+    reader.fetch("the other way", ("a", 1, 0))
+    reader.version = own
+    reader.fetch("its own way")
+
+
+@pytest.fixture(scope="module")
+def pair(embedded: Any, kafka: Any) -> Iterator[Pair]:
+    with Twin(embedded.bootstrap_servers, "") as ours, Twin(kafka.bootstrap_servers, "") as theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def readers(pair: Pair) -> Iterator[Any]:
+    def begin(version: int) -> list[Reader]:
+        prefix = f"s{uuid4().hex[:8]}"
+        for twin in pair:
+            twin.prefix = prefix
+            twin.forget_all()
+        return [Reader(twin, version) for twin in pair]
+
+    yield begin
+
+
+@pytest.mark.parametrize("version", [7, 18])
+@pytest.mark.parametrize("talk", [growth, turns, ends, topics, versions])
+def test_a_session_is_told_the_same(readers: Any, talk: Any, version: int) -> None:
+    pair = readers(version)
+    for reader in pair:
+        talk(reader)
+    ours, theirs = (reader.told for reader in pair)
+    assert ours.keys() == theirs.keys()
+    assert not (found := list(differences(ours, theirs))), "\n".join(found)
