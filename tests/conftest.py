@@ -15,6 +15,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 from real_kafka import RealKafka
+from support import short_lives
 from support.clusters import BROKER_CONFIG, Cluster
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # a deadline per example would be a timed test, which a busy machine fails
 hypothesis.settings.register_profile("groupsource", deadline=None)
 hypothesis.settings.load_profile("groupsource")
+
+short_lives.arrange()
 
 
 # the rooms whose files take longest, by the minute; the rest is seconds
