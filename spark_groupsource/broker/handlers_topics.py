@@ -13,6 +13,7 @@ from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
     CreatePartitionsResponse,
     CreateTopicsResponse,
@@ -24,7 +25,7 @@ from spark_groupsource.wire.messages import (
 
 _NO_ID = uuid.UUID(int=0)
 # numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
-_TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
+TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
@@ -78,7 +79,7 @@ def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message)
             topic_id=topic_id,
             is_internal=False,
             partitions=[],
-            authorized_operations=_TOPIC_OPERATIONS if tell else None,
+            authorized_operations=TOPIC_OPERATIONS if tell else None,
         )
 
 
@@ -97,29 +98,31 @@ def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> Non
 
 
 def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Message:
-    partitions = []
-    for topic_partition in entry.partitions:
-        offline = broker.partitions.offline_reason(topic_partition)
-        leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
-        in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
-        described = _MetadataTopic.MetadataResponsePartition(
-            error_code=ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
-            partition_index=topic_partition.partition,
-            leader_id=-1 if offline else leader.node_id,
-            leader_epoch=leader.epoch,
-            replica_nodes=replicas,
-            isr_nodes=in_sync,
-            offline_replicas=[node_id for node_id in replicas if node_id not in in_sync],
-        )
-        partitions.append(described)
+    partitions = [_MetadataTopic.MetadataResponsePartition(**placement(broker, each)) for each in entry.partitions]
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
         topic_id=entry.topic_id,
         is_internal=entry.name in INTERNAL_TOPICS,
         partitions=partitions,
-        authorized_operations=_TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
+        authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
     )
+
+
+def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, object]:
+    """Where a partition lies, as the fields that every answer about partitions has."""
+    offline = broker.partitions.offline_reason(topic_partition)
+    leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
+    in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
+    return {
+        "error_code": ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
+        "partition_index": topic_partition.partition,
+        "leader_id": -1 if offline else leader.node_id,
+        "leader_epoch": leader.epoch,
+        "replica_nodes": replicas,
+        "isr_nodes": in_sync,
+        "offline_replicas": [node_id for node_id in replicas if node_id not in in_sync],
+    }
 
 
 def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
@@ -308,6 +311,13 @@ def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
     known = broker.leaders.node_ids
     for each in assignments:
         wanted = list(each.broker_ids)
-        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(known):
-            text = f"replicas {wanted} are not different brokers of {list(known)}"
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
+        strange = [node_id for node_id in wanted if node_id not in known]
+        text = ""
+        if not wanted:
+            text = "The manual partition assignment includes an empty replica list."
+        elif strange:
+            text = f"The manual partition assignment includes broker {strange[0]}, but no such broker is registered."
+        elif len(set(wanted)) < len(wanted):
+            text = "The manual partition assignment includes the same broker more than once."
+        if text:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{text} Brokers are {list(known)}.")

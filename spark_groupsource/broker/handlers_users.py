@@ -1,4 +1,4 @@
-"""What is known of clients and users: quotas, which this broker has none of, and SCRAM credentials.
+"""What is known of clients and users: quotas and ACLs, which this broker has none of, and SCRAM credentials.
 
 SASL itself is a matter of the connection (`accounts.Login`); the handlers here answer who has already come in.
 
@@ -17,6 +17,9 @@ from spark_groupsource.wire.messages import (
     AlterClientQuotasResponse,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
+    CreateAclsResponse,
+    DeleteAclsResponse,
+    DescribeAclsResponse,
     DescribeClientQuotasResponse,
     DescribeUserScramCredentialsResponse,
     Message,
@@ -27,6 +30,7 @@ from spark_groupsource.wire.sasl_server import LEAST_ITERATIONS, MOST_ITERATIONS
 
 _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
+_NO_AUTHORIZER = "No Authorizer is configured on the broker: it has no ACLs, and everything is allowed"
 _ENTITY_TYPES = ("user", "client-id", "ip")
 _Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 _Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
@@ -57,6 +61,29 @@ def alter_client_quotas(broker: Broker, call: Call, request: Message) -> Message
         code = ErrorCode.INVALID_REQUEST if sets else ErrorCode.NONE
         entries.append(_Quota(error_code=code, error_message=text, entity=entity))
     return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries)
+
+
+# --- ACLs ---
+
+
+def describe_acls(broker: Broker, call: Call, request: Message) -> Message:
+    """As a Kafka without ``authorizer.class.name``: everybody who is in may do everything."""
+    code = ErrorCode.SECURITY_DISABLED
+    return DescribeAclsResponse(throttle_time_ms=0, error_code=code, error_message=_NO_AUTHORIZER, resources=[])
+
+
+def create_acls(broker: Broker, call: Call, request: Message) -> Message:
+    """None is taken, each is told so."""
+    refused = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
+    return CreateAclsResponse(throttle_time_ms=0, results=[refused] * len(request.creations))
+
+
+def delete_acls(broker: Broker, call: Call, request: Message) -> Message:
+    """There is none."""
+    refused = DeleteAclsResponse.DeleteAclsFilterResult(
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
+    )
+    return DeleteAclsResponse(throttle_time_ms=0, filter_results=[refused] * len(request.filters))
 
 
 # --- users ---

@@ -13,6 +13,7 @@ import pytest
 import twin_admin
 import twin_data
 import twin_groups
+import twin_placement
 from support.waiting import wait_until
 from twins import Case, Twin, ask, differences, plain
 
@@ -41,14 +42,20 @@ CASES: dict[int, list[Case]] = {
     21: twin_data.DELETE_RECORDS,
     22: twin_admin.INIT_PRODUCER_ID,
     23: twin_data.EPOCH_ENDS,
+    29: twin_placement.DESCRIBE_ACLS,
+    30: twin_placement.CREATE_ACLS,
+    31: twin_placement.DELETE_ACLS,
     32: twin_admin.DESCRIBE_CONFIGS,
     33: twin_admin.ALTER_CONFIGS,
     35: twin_admin.LOG_DIRS,
     37: twin_admin.CREATE_PARTITIONS,
     42: twin_groups.DELETE_GROUPS,
+    43: twin_placement.ELECT_LEADERS,
     44: twin_admin.CHANGE_CONFIGS,
+    46: twin_placement.LIST_REASSIGNMENTS,
     47: twin_groups.OFFSET_DELETE,
     60: twin_admin.DESCRIBE_CLUSTER,
+    75: twin_placement.DESCRIBE_TOPIC_PARTITIONS,
 }
 Pair = tuple[Twin, Twin]
 TOPICS: dict[str, tuple[int, dict[str, str]]] = {

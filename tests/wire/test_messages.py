@@ -22,6 +22,8 @@ SERVED = """
     OffsetForLeaderEpoch AlterConfigs IncrementalAlterConfigs DescribeLogDirs
     AddPartitionsToTxn AddOffsetsToTxn EndTxn TxnOffsetCommit DescribeProducers DescribeTransactions ListTransactions
     DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials AlterUserScramCredentials
+    DescribeAcls CreateAcls DeleteAcls ElectLeaders ListPartitionReassignments ListConfigResources
+    DescribeTopicPartitions
 """
 
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
