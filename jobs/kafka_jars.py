@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,13 +107,19 @@ def java() -> str:
     if executable is None:
         where = f"in JAVA_HOME={home}" if home else "on the PATH"
         raise Unavailable(f"no java {where}; install Java {JAVA_MINIMUM} or newer, or set JAVA_HOME")
+    _check_version(executable)
+    return executable
+
+
+@cache
+def _check_version(executable: str) -> None:
+    """Starts a JVM, so each executable is asked once in a process."""
     answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60)
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if answer.returncode != 0 or version is None:
         raise Unavailable(f"{executable} -version fails: {answer.stderr.strip()}; mend or replace this Java")
     if int(version[1]) < JAVA_MINIMUM:
         raise Unavailable(f"{executable} is Java {version[1]}; Java {JAVA_MINIMUM} or newer is needed, see JAVA_HOME")
-    return executable
 
 
 def _retrieve(artifacts: tuple[Artifact, ...], work: Path) -> Path:
