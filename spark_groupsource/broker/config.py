@@ -29,9 +29,13 @@ def _setting(
     low: int | None = None,
     high: int | None = None,
     choices: tuple[str, ...] = (),
+    is_list: bool = False,
     broker_name: str = "",
 ) -> Any:
-    metadata = {"name": name, "doc": doc, "low": low, "high": high, "choices": choices, "broker_name": broker_name}
+    metadata = {
+        "name": name, "doc": doc, "low": low, "high": high, "choices": choices, "is_list": is_list,
+        "broker_name": broker_name,
+    }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
@@ -42,8 +46,9 @@ class TopicConfig:
     cleanup_policy: str = _setting(
         "delete",
         "cleanup.policy",
-        "delete or compact",
-        choices=("delete", "compact", "compact,delete", "delete,compact"),
+        "delete, compact, both or, where everything is to stay, neither",
+        choices=("delete", "compact"),
+        is_list=True,
         broker_name="log.cleanup.policy",
     )
     compression_type: str = _setting(
@@ -247,7 +252,10 @@ class BrokerConfig:
 
 
 class SettingInfo(NamedTuple):
-    """One line of a table: `owner` is the dataclass, `attribute` its field, `name` Kafka's name."""
+    """One line of a table: `owner` is the dataclass, `attribute` its field, `name` Kafka's name.
+
+    `choices` are the values it may have, or with `is_list` those that its list may hold.
+    """
 
     owner: type
     attribute: str
@@ -257,6 +265,7 @@ class SettingInfo(NamedTuple):
     low: int | None
     high: int | None
     choices: tuple[str, ...]
+    is_list: bool = False
 
 
 def _infos(owner: type, name_key: str = "name") -> Iterable[SettingInfo]:
@@ -267,7 +276,8 @@ def _infos(owner: type, name_key: str = "name") -> Iterable[SettingInfo]:
             yield SettingInfo(owner, item.name, setting_name(item.name), item.default, "", None, None, ())
         elif about.get(name_key):
             low, high, choices = about["low"], about["high"], about["choices"]
-            yield SettingInfo(owner, item.name, about[name_key], item.default, about["doc"], low, high, choices)
+            name, doc, is_list = about[name_key], about["doc"], about["is_list"]
+            yield SettingInfo(owner, item.name, name, item.default, doc, low, high, choices, is_list)
 
 
 BROKER_SETTINGS: Mapping[str, SettingInfo] = {
@@ -342,6 +352,17 @@ def _parse(info: SettingInfo, text: str) -> Any:
         if not (info.low is None or number >= info.low) or not (info.high is None or number <= info.high):
             raise ConfigurationError(f"{info.name} must be from {info.low} to {info.high}, not {number}")
         return number
+    if info.is_list:
+        return _parse_list(info, text)
     if info.choices and text not in info.choices:
         raise ConfigurationError(f"{info.name} must be one of {', '.join(info.choices)}, not {text!r}")
     return text
+
+
+def _parse_list(info: SettingInfo, text: str) -> str:
+    """Each entry once, in the order given; of nothing a list without entries."""
+    entries = [entry.strip() for entry in text.split(",")] if text else []
+    for entry in entries:
+        if entry not in info.choices:
+            raise ConfigurationError(f"{info.name} must be a list of {', '.join(info.choices)}, not of {entry!r}")
+    return ",".join(dict.fromkeys(entries))

@@ -100,6 +100,7 @@ SERVED: Mapping[int, Served] = MappingProxyType(
         61: Served(0, 0, handlers_producers.describe_producers),
         65: Served(0, 0, handlers_producers.describe_transactions),
         66: Served(0, 1, handlers_producers.list_transactions),
+        74: Served(0, 1, handlers_configs.list_config_resources),
         75: Served(0, 0, handlers_placement.describe_topic_partitions),
     }
 )

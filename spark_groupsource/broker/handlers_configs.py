@@ -1,4 +1,4 @@
-"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, DescribeLogDirs.
+"""DescribeConfigs, ListConfigResources, IncrementalAlterConfigs, AlterConfigs, DescribeLogDirs.
 
 Source: Kafka `ConfigHelper`, `ConfigAdminManager`, `ConfigurationControlManager`, `ReplicaManager.describeLogDirs`.
 """
@@ -27,6 +27,7 @@ from spark_groupsource.wire.messages import (
     DescribeConfigsResponse,
     DescribeLogDirsResponse,
     IncrementalAlterConfigsResponse,
+    ListConfigResourcesResponse,
     Message,
 )
 
@@ -39,6 +40,7 @@ _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 _LISTS = frozenset({"cleanup.policy"}) | _THROTTLED
+_GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
 _INT32_MAX = 2**31 - 1
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
@@ -120,6 +122,25 @@ def _config_type(info: SettingInfo) -> int:
     if isinstance(info.default, float):
         return _TYPE_DOUBLE
     return _TYPE_LIST if info.name in _LISTS else _TYPE_STRING
+
+
+def list_config_resources(broker: Broker, call: Call, request: Message) -> Message:
+    """What has settings: brokers and topics. Version 0 asks for those of client metrics, which nobody can set here."""
+    nodes = [str(node.node_id) for node in broker.nodes]
+    known = {
+        _TOPIC_RESOURCE: list(broker.partitions.topics),
+        _BROKER_RESOURCE: nodes,
+        _BROKER_LOGGER_RESOURCE: nodes,
+        _CLIENT_METRICS_RESOURCE: [],
+        _GROUP_RESOURCE: [],
+    }
+    wanted = set(request.resource_types or known) if call.api_version > 0 else {_CLIENT_METRICS_RESOURCE}
+    resource = ListConfigResourcesResponse.ConfigResource
+    if not wanted <= set(known):
+        code = ErrorCode.UNSUPPORTED_VERSION
+        return ListConfigResourcesResponse(throttle_time_ms=0, error_code=code, config_resources=[])
+    found = [resource(resource_name=name, resource_type=kind) for kind in sorted(wanted) for name in known[kind]]
+    return ListConfigResourcesResponse(throttle_time_ms=0, error_code=0, config_resources=found)
 
 
 # --- changes ---

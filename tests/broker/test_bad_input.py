@@ -229,7 +229,7 @@ def test_fetch_from_outside_the_log(broker, neighbour, offset):
         ("fine", 0, {}, ErrorCode.INVALID_PARTITIONS, "1 to 100000 partitions"),
         ("fine", 1, {"segment_byte": "1"}, ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
         ("fine", 1, {"segment_bytes": "many"}, ErrorCode.INVALID_CONFIG, "must be a whole number"),
-        ("fine", 1, {"cleanup_policy": "burn"}, ErrorCode.INVALID_CONFIG, "must be one of delete, compact"),
+        ("fine", 1, {"cleanup_policy": "burn"}, ErrorCode.INVALID_CONFIG, "must be a list of delete, compact"),
     ],
 )
 def test_topics_that_cannot_be(broker, neighbour, name, partitions, settings, code, reason):

@@ -67,3 +67,21 @@ def test_every_topic_setting_takes_its_own_default(name):
 def test_what_is_wrong_is_named_with_the_mend(settings, reason):
     with pytest.raises(ConfigurationError, match=reason):
         broker_config(settings)
+
+
+@pytest.mark.parametrize(
+    "given, kept",
+    [
+        ("compact", "compact"), ("compact,delete", "compact,delete"), (" delete , compact,delete ", "delete,compact"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_list_has_each_entry_once(given, kept):
+    config = topic_config({"cleanup.policy": given}, TopicConfig())
+    assert (config.cleanup_policy, config.compacted) == (kept, "compact" in kept)
+
+
+@pytest.mark.parametrize("given", ["keep", "compact,", ",", "delete;compact"])
+def test_a_list_takes_nothing_unknown(given):
+    with pytest.raises(ConfigurationError, match="cleanup.policy must be a list of delete, compact, not of "):
+        topic_config({"cleanup.policy": given}, TopicConfig())

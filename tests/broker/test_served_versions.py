@@ -334,6 +334,7 @@ REQUESTS = {
     66: lambda version, topic_id, name: messages.ListTransactionsRequest(
         state_filters=["Ongoing", "Nonsense"], producer_id_filters=[7], duration_filter=1
     ),
+    74: lambda version, topic_id, name: messages.ListConfigResourcesRequest(resource_types=[2, 4]),
     75: _pages,
 }
 VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
@@ -443,3 +444,18 @@ def test_delete_by_topic_id(broker):
         answer = connection.call(messages.DeleteTopicsRequest(topics=[state], timeout_ms=100), 6)
         assert (answer.responses[0].error_code, answer.responses[0].name) == (0, "to-be-deleted")
         assert metadata(connection, "to-be-deleted").topics[0].error_code == 3
+
+
+def test_an_election_of_everything_tells_only_of_what_cannot_be_led(broker):
+    def told(kind):
+        request = messages.ElectLeadersRequest(election_type=kind, topic_partitions=None, timeout_ms=100)
+        results = connection.call(request, 2).replica_election_results
+        found = {each.topic: [(p.partition_id, p.error_code) for p in each.partition_result] for each in results}
+        assert set(found) >= {"t", "dark"}
+        return {topic: entries for topic, entries in found.items() if entries}
+
+    with RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "dark", 2)
+        assert told(0) == told(1) == {}
+        broker.call(lambda b: b.partitions._partitions[("dark", 1)].take_offline(OSError("unplugged")))
+        assert (told(0), told(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})

@@ -55,6 +55,7 @@ CASES: dict[int, list[Case]] = {
     46: twin_placement.LIST_REASSIGNMENTS,
     47: twin_groups.OFFSET_DELETE,
     60: twin_admin.DESCRIBE_CLUSTER,
+    74: twin_admin.LIST_CONFIG_RESOURCES,
     75: twin_placement.DESCRIBE_TOPIC_PARTITIONS,
 }
 Pair = tuple[Twin, Twin]

@@ -133,6 +133,9 @@ CREATE_TOPICS = [
     Case("a value too low", create("bad", retention_ms="-5")),
     Case("a null value", create("bad", retention_ms=None)),
     Case("a policy that is none", create("bad", cleanup_policy="keep")),
+    Case("no policy at all", create("kept", cleanup_policy="")),
+    Case("two policies", create("both", cleanup_policy="compact,delete")),
+    Case("two policies, one of them none", create("bad", cleanup_policy="compact,keep")),
     Case("a setting that changes nothing", create("harmless", file_delete_delay_ms="1000")),
     Case("settings of every kind", create(
         "kinds", compression_type="producer", max_message_bytes="2000", segment_ms="1000000", min_insync_replicas="1",
@@ -236,6 +239,21 @@ DESCRIBE_CONFIGS = [
 ]
 
 
+def config_resources(*kinds: int) -> Any:
+    return lambda twin: messages.ListConfigResourcesRequest(resource_types=list(kinds))
+
+
+# version 0 knows no kinds, and clients that want some do not send it
+LIST_CONFIG_RESOURCES = [
+    Case("all kinds", config_resources()),
+    Case("topics", config_resources(TOPIC), 1),
+    Case("brokers and their loggers", config_resources(BROKER, 8), 1),
+    Case("client metrics", config_resources(16), 1),
+    Case("groups", config_resources(32), 1),
+    Case("an unknown kind", config_resources(TOPIC, 99), 1),
+]
+
+
 def alter(*resources: tuple[int, str, dict[str, str | None]], validate: bool = False) -> Any:
     def build(twin: Twin) -> Message:
         resource = messages.AlterConfigsRequest.AlterConfigsResource
@@ -295,6 +313,9 @@ CHANGE_CONFIGS = [
     Case("append again", change((TOPIC, "set", [("cleanup.policy", _APPEND, "compact")]))),
     Case("subtract", change((TOPIC, "set", [("cleanup.policy", _SUBTRACT, "compact")]))),
     Case("subtract what is not there", change((TOPIC, "set", [("cleanup.policy", _SUBTRACT, "compact")]))),
+    Case("subtract the last", change((TOPIC, "set", [("cleanup.policy", _SUBTRACT, "delete")]))),
+    Case("append to nothing", change((TOPIC, "set", [("cleanup.policy", _APPEND, "delete,compact")]))),
+    Case("append what is none", change((TOPIC, "set", [("cleanup.policy", _APPEND, "keep")]))),
     Case("append to a number", change((TOPIC, "set", [("retention.ms", _APPEND, "1")]))),
     Case("an unknown setting", change((TOPIC, "set", [("no.such", _SET, "1")]))),
     Case("delete an unknown setting", change((TOPIC, "set", [("no.such", _DELETE, None)]))),

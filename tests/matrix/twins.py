@@ -26,9 +26,10 @@ _OWN = frozenset(
     "throttle_time_ms port cluster_id log_dir total_bytes usable_bytes producer_id session_id documentation "
     "error_message batch_index_error_message supported_features finalized_features finalized_features_epoch".split()
 )
+_THIS_CENTURY_MS = 10**12  # what the cases stamp themselves is from 1970
 # Kafka keeps it for the whole cluster since replicas are chosen with its help (KIP-966)
 _OF_REPLICAS = "min.insync.replicas"
-_THIS_CENTURY_MS = 10**12  # what the cases stamp themselves is from 1970
+_TOPICS = 2
 _MEMBER_FIELDS = frozenset(("member_id", "leader"))
 
 # APIs of which every version of Kafka's is served
@@ -138,6 +139,10 @@ def plain(twin: Twin, answer: Message) -> Answer:
     told = answer.to_dict()
     if answer.name == "ListGroupsResponse":
         told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(twin.prefix)]
+    if answer.name == "ListConfigResourcesResponse":
+        topics = [each for each in told["config_resources"] if each["resource_type"] == _TOPICS]
+        others = [each for each in topics if not each["resource_name"].startswith(twin.prefix)]
+        told["config_resources"] = [each for each in told["config_resources"] if each not in others]
     if answer.name == "ApiVersionsResponse":
         told["api_keys"] = [each for each in told["api_keys"] if each["api_key"] in _ALL_VERSIONS]
     return _Plain(twin).value("", told)
