@@ -129,7 +129,8 @@ class TopicConfig:
 
     # Kafka's, which clients may set and see; here they change nothing, so a value that should is refused
     file_delete_delay_ms: int = _setting(
-        60_000, "file.delete.delay.ms", "files are deleted at once", low=0, high=_INT64_MAX
+        60_000, "file.delete.delay.ms", "files are deleted at once", low=0, high=_INT64_MAX,
+        broker_name="log.segment.delete.delay.ms",
     )
     # Kafka looks at it every log.flush.scheduler.interval.ms, by default never
     flush_ms: int = _setting(
@@ -140,17 +141,22 @@ class TopicConfig:
     )
     leader_throttled: str = _setting("", "leader.replication.throttled.replicas", "there is one replica")
     local_retention_bytes: int = _setting(
-        -2, "local.retention.bytes", "there is no tiered storage", low=-2, high=_INT64_MAX
+        -2, "local.retention.bytes", "there is no tiered storage", low=-2, high=_INT64_MAX,
+        broker_name="log.local.retention.bytes",
     )
     local_retention_ms: int = _setting(
-        -2, "local.retention.ms", "there is no tiered storage", low=-2, high=_INT64_MAX
+        -2, "local.retention.ms", "there is no tiered storage", low=-2, high=_INT64_MAX,
+        broker_name="log.local.retention.ms",
     )
-    preallocate: bool = _setting(False, "preallocate", "files grow with what is written")
+    preallocate: bool = _setting(
+        False, "preallocate", "files grow with what is written", broker_name="log.preallocate"
+    )
     remote_storage_enable: bool = _setting(
         False, "remote.storage.enable", "there is no tiered storage", choices=("false",)
     )
     segment_index_bytes: int = _setting(
-        10_485_760, "segment.index.bytes", "indexes grow with what is written", low=4, high=_INT32_MAX
+        10_485_760, "segment.index.bytes", "indexes grow with what is written", low=4, high=_INT32_MAX,
+        broker_name="log.index.size.max.bytes",
     )
     segment_jitter_ms: int = _setting(
         0, "segment.jitter.ms", "segments roll when segment.ms says", low=0, high=_INT64_MAX
@@ -224,7 +230,7 @@ class BrokerConfig:
     )
     transactional_id_expiration_ms: int = _setting(
         604_800_000, "transactional.id.expiration.ms", "an unused transactional id is forgotten", low=1,
-        high=_INT64_MAX,
+        high=_INT32_MAX,
     )
     log_retention_check_interval_ms: int = _setting(
         300_000, "log.retention.check.interval.ms", "how often old segments are looked for", low=1, high=_INT64_MAX

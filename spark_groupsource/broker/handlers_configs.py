@@ -39,8 +39,17 @@ _DEFAULT_SOURCE = 5
 _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1, 2, 3, 5, 6, 7
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
+<<<<<<< Updated upstream
 _LISTS = frozenset({"cleanup.policy"}) | _THROTTLED
 _GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
+=======
+_LISTS = _THROTTLED | {"cleanup.policy", "log.cleanup.policy", "advertised.listeners", "sasl.enabled.mechanisms"}
+_LONGS = frozenset({"offsets.retention.check.interval.ms"})
+# Behind these is no setting of Kafka's broker, or one without a default: others, in hours, take its place.
+_NO_BROKER_DEFAULT = _THROTTLED | {
+    "flush.ms", "remote.storage.enable", "retention.ms", "segment.jitter.ms", "segment.ms"
+}  # fmt: skip
+>>>>>>> Stashed changes
 _INT32_MAX = 2**31 - 1
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
@@ -54,7 +63,8 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
     """Settings of topics and of this broker; no other resource has any."""
     results = []
     for resource in request.resources:
-        code, message, entries = ErrorCode.NONE, None, []
+        # Kafka's message of a success is empty here, not null
+        code, message, entries = ErrorCode.NONE, "", []
         try:
             entries = _settings(broker, call, resource, request)
         except Refusal as error:
@@ -86,7 +96,7 @@ def _settings(broker: Broker, call: Call, resource: Message, request: Message) -
         found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
     else:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
-    return [_entry(*each, request) for each in found if not keys or each[0].name in keys]
+    return [_entry(broker.config, *each, request) for each in found if not keys or each[0].name in keys]
 
 
 def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInfo, object, int]:
@@ -95,30 +105,44 @@ def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInf
     return info, value, _DEFAULT_SOURCE if value == info.default else _STATIC_BROKER_SOURCE
 
 
-def _entry(info: SettingInfo, value: object, source: int, request: Message) -> Message:
+def _entry(config: BrokerConfig, info: SettingInfo, value: object, source: int, request: Message) -> Message:
     is_sensitive = info.name.endswith(".sasl.jaas.config")
     text = None if is_sensitive else setting_text(value)
-    # what a topic does not set itself it has from the broker's setting, which is called otherwise
-    name = info.name if source == _TOPIC_SOURCE else BROKER_NAMES.get(info.name, info.name)
-    synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=text, source=source)
     return _ConfigEntry(
         name=info.name,
         value=text,
         read_only=info.name not in TOPIC_SETTINGS,
         config_source=source,
         is_sensitive=is_sensitive,
-        synonyms=[synonym] if request.include_synonyms else [],
+        synonyms=_synonyms(config, info, text, source) if request.include_synonyms else [],
         config_type=_config_type(info),
         documentation=info.doc if request.include_documentation else None,
     )
+
+
+def _synonyms(config: BrokerConfig, info: SettingInfo, text: str | None, source: int) -> list[Message]:
+    """Where a value comes from and what would hold without it, first what counts (KIP-226).
+
+    A topic's setting falls back to the broker's, which mostly has another name, and that one to Kafka's default.
+    """
+    given = [(info.name, text, source)] if source != _DEFAULT_SOURCE else []
+    name = info.name
+    if name in TOPIC_SETTINGS:
+        name = BROKER_NAMES.get(name, name)
+        given = given if source == _TOPIC_SOURCE else []
+        if default_source(config, info) != _DEFAULT_SOURCE:
+            given.append((name, setting_text(getattr(config.topic, info.attribute)), _STATIC_BROKER_SOURCE))
+    if info.name not in _NO_BROKER_DEFAULT:
+        given.append((name, text if text is None else setting_text(info.default), _DEFAULT_SOURCE))
+    return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
 
 
 def _config_type(info: SettingInfo) -> int:
     if isinstance(info.default, bool):
         return _TYPE_BOOLEAN
     if isinstance(info.default, int):
-        small = info.high is not None and info.high <= _INT32_MAX
-        return _TYPE_INT if small or info.owner is GroupConfig else _TYPE_LONG
+        small = info.high is not None and info.high <= _INT32_MAX or info.owner is GroupConfig
+        return _TYPE_INT if small and info.name not in _LONGS else _TYPE_LONG
     if isinstance(info.default, float):
         return _TYPE_DOUBLE
     return _TYPE_LIST if info.name in _LISTS else _TYPE_STRING
