@@ -39,17 +39,13 @@ _DEFAULT_SOURCE = 5
 _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1, 2, 3, 5, 6, 7
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
-<<<<<<< Updated upstream
-_LISTS = frozenset({"cleanup.policy"}) | _THROTTLED
-_GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
-=======
 _LISTS = _THROTTLED | {"cleanup.policy", "log.cleanup.policy", "advertised.listeners", "sasl.enabled.mechanisms"}
 _LONGS = frozenset({"offsets.retention.check.interval.ms"})
 # Behind these is no setting of Kafka's broker, or one without a default: others, in hours, take its place.
 _NO_BROKER_DEFAULT = _THROTTLED | {
     "flush.ms", "remote.storage.enable", "retention.ms", "segment.jitter.ms", "segment.ms"
 }  # fmt: skip
->>>>>>> Stashed changes
+_GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
 _INT32_MAX = 2**31 - 1
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
