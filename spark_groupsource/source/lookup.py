@@ -165,7 +165,8 @@ class Lookup:
         if spec.timestamp_ms is not None:
             return {p: spec.timestamp_ms for p in wanted}
         if spec.back_ms is not None:
-            return {p: self._clock.timestamp_ms() - spec.back_ms for p in wanted}
+            # negative times are words of the protocol; nothing is older than the epoch
+            return {p: max(self._clock.timestamp_ms() - spec.back_ms, 0) for p in wanted}
         return {p: _listed(spec, p) for p in wanted} if spec.by_time else None
 
     def _resolve_times(self, spec: PositionSpec, times: Offsets) -> Offsets:

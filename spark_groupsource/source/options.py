@@ -19,6 +19,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.positions import (
     EARLIEST,
     LATEST,
+    LONGEST,
     PositionSpec,
     parse_ending_offsets,
     parse_starting_offsets,
@@ -63,8 +64,8 @@ def _whole(name: str, text: str, least: int) -> int:
         number = int(text.strip())
     except ValueError:
         number = least - 1
-    if number < least:
-        raise ConfigurationError(f"option {name} is {text!r}; it must be a whole number from {least}")
+    if not least <= number <= LONGEST:
+        raise ConfigurationError(f"option {name} is {text!r}; it must be a whole number from {least} to {LONGEST}")
     return number
 
 

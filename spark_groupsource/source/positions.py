@@ -16,6 +16,8 @@ from spark_groupsource.model import TopicPartition
 # the numbers Kafka's protocol and Spark's JSON use for the two ends of a log
 LATEST = -1
 EARLIEST = -2
+LONGEST = 2**63 - 1
+"""The largest number the protocol has room for."""
 
 _EXAMPLE = '{"topic":{"0":23,"1":50}}'
 _WORDS = {"latest": LATEST, "earliest": EARLIEST}
@@ -133,6 +135,6 @@ def _partition(text: Any) -> int:
 
 
 def _offset(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= LONGEST:
         raise ValueError(f"offset {value!r}")
     return value

@@ -55,6 +55,8 @@ def test_table_has_no_two_rows_of_one_name():
         ({"startingOffsets": '{"t":"newest"}'}, "must be JSON"),
         ({"startingOffsetsByTimestamp": '{"t":"earliest"}'}, "must be JSON"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"startingTimestamp": str(2**63)}, "whole number from 0 to 9223372036854775807"),
+        ({"startingOffsets": f'{{"t":{{"0":{2**63}}}}}'}, "must be JSON"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
         ({"endingOffsets": "latest"}, "no meaning in a stream query"),
         ({"endingTimestamp": "5"}, "no meaning in a stream query"),
