@@ -22,21 +22,21 @@ from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
-MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
 # log ends
 ENDS = {0: 30, 1: 20}
 
 
 @pytest.fixture(scope="session")
 def aged(cluster):
-    """Partitions of 30 and 20 records, a minute and a half apart, the last of each two minutes old."""
+    """Partitions of 30 and 20 records, an hour and a half apart, the last of each two hours old."""
     topic = f"aged-{uuid4().hex[:8]}"
     create_topic(cluster.bootstrap_servers, topic, len(ENDS))
     now_ms = time.time_ns() // 10**6
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for partition, count in ENDS.items():
         for n in range(count):
-            at_ms = now_ms - 2 * MINUTE_MS - (count - 1 - n) * 3 * MINUTE_MS // 2
+            at_ms = now_ms - 2 * HOUR_MS - (count - 1 - n) * 3 * HOUR_MS // 2
             producer.produce(topic, b"%d" % n, None, partition, timestamp=at_ms)
     assert not producer.flush(30)
     return topic
@@ -77,9 +77,9 @@ FORMS = [
     ("Group-Or-Earliest", {}, {0: 0, 1: 0}, {0: 0, 1: 0}),
     ("-5", {}, {0: 25, 1: 15}, {0: 25, 1: 15}),
     ("-25", {0: 3}, {0: 3, 1: 0}, {0: 5, 1: 0}),
-    ("-10m", {}, {0: 24, 1: 14}, {0: 24, 1: 14}),
-    ("-100s", {}, {}, {}),
-    ("-1h", {1: 19}, {0: 0, 1: 19}, {0: 0, 1: 0}),
+    ("-10h", {}, {0: 24, 1: 14}, {0: 24, 1: 14}),
+    ("-100m", {}, {}, {}),
+    ("-3d", {1: 19}, {0: 0, 1: 19}, {0: 0, 1: 0}),
     ("-99999d", {}, {0: 0, 1: 0}, {0: 0, 1: 0}),
     ('{"T": "earliest"}', {0: 9}, {0: 9, 1: 0}, {0: 0, 1: 0}),
     ('{"T": {"0": 29, "1": -1}}', {}, {0: 29}, None),
