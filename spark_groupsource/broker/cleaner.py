@@ -311,7 +311,7 @@ class LogCleaner:
         self._data = data
         self._timers = timers
         self._clock = clock
-        self._backoff_ms = backoff_ms
+        self.backoff_ms = backoff_ms
         self._report = report
         self._pass: Pass | None = None
         self._run: Generator[bool, None, None] | None = None
@@ -320,7 +320,7 @@ class LogCleaner:
 
     def start(self) -> None:
         """Has logs looked for after the usual pause."""
-        self._timers.set(("clean",), self._clock.now_ms() + self._backoff_ms)
+        self._timers.set(("clean",), self._clock.now_ms() + self.backoff_ms)
 
     def stop(self) -> None:
         """Gives up the pass in progress; what it has swapped in stays."""

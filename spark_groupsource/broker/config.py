@@ -315,6 +315,18 @@ def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
     return BrokerConfig(group=group, topic=TopicConfig(**values[TopicConfig]), **values[BrokerConfig])
 
 
+def changed_config(settings: Mapping[str, str], base: BrokerConfig) -> BrokerConfig:
+    """`base` with other values for settings of topics and of the broker, by the broker's names.
+
+    Raises: ConfigurationError naming the setting and the mend.
+    """
+    values: dict[type, dict[str, Any]] = {BrokerConfig: {}, TopicConfig: {}}
+    for name, text in settings.items():
+        info = _lookup(BROKER_SETTINGS, name, "broker")
+        values[info.owner][info.attribute] = _parse(info, text)
+    return replace(base, topic=replace(base.topic, **values[TopicConfig]), **values[BrokerConfig])
+
+
 def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> TopicConfig:
     """A topic's settings over the broker's defaults; a null value keeps the default.
 

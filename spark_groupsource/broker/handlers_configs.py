@@ -17,6 +17,7 @@ from spark_groupsource.broker.config import (
     SettingInfo,
     setting_text,
 )
+from spark_groupsource.broker.dynamic import ALL_NODES, is_dynamic
 from spark_groupsource.broker.handlers_topics import default_source
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import Refusal
@@ -34,9 +35,10 @@ from spark_groupsource.wire.messages import (
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _TOPIC_SOURCE = 1
-_STATIC_BROKER_SOURCE = 4
+_NODE_SOURCE = 2
+_ALL_NODES_SOURCE = 3
 _DEFAULT_SOURCE = 5
-_TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 1, 2, 3, 5, 6, 7
+_TYPE_UNKNOWN, _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 0, 1, 2, 3, 5, 6, 7
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 _LISTS = _THROTTLED | {"cleanup.policy", "log.cleanup.policy", "advertised.listeners", "sasl.enabled.mechanisms"}
@@ -84,39 +86,67 @@ def _settings(broker: Broker, call: Call, resource: Message, request: Message) -
         config = broker.partitions.config_of(entry)
         found = []
         for info in TOPIC_SETTINGS.values():
-            source = _TOPIC_SOURCE if info.name in entry.settings else default_source(broker.config, info)
+            source = _TOPIC_SOURCE if info.name in entry.settings else default_source(broker, call.node_id, info)
             found.append((info, getattr(config, info.attribute), source))
     elif resource.resource_type == _BROKER_RESOURCE:
-        if resource.resource_name not in ("", str(call.node_id)):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
-        found = [_broker_setting(broker.config, info) for info in BROKER_SETTINGS.values()]
+        _check_node(call, resource)
+        return _settings_of_node(broker, call, resource, request)
     else:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
-    return [_entry(broker.config, *each, request) for each in found if not keys or each[0].name in keys]
+    return [_entry(broker, call, *each, request) for each in found if not keys or each[0].name in keys]
 
 
-def _broker_setting(config: BrokerConfig, info: SettingInfo) -> tuple[SettingInfo, object, int]:
-    owner = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}[info.owner]
-    value = getattr(owner, info.attribute)
-    return info, value, _DEFAULT_SOURCE if value == info.default else _STATIC_BROKER_SOURCE
+def _check_node(call: Call, resource: Message) -> None:
+    if resource.resource_name not in (ALL_NODES, str(call.node_id)):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
 
 
-def _entry(config: BrokerConfig, info: SettingInfo, value: object, source: int, request: Message) -> Message:
+def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+    """All settings of one node; under the empty name what was given to all of them while they ran."""
+    keys, config = resource.configuration_keys, broker.config
+    owners = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}
+    entries = []
+    given = broker.dynamic.of(resource.resource_name)
+    of_all = resource.resource_name == ALL_NODES
+    for info in BROKER_SETTINGS.values():
+        if keys and info.name not in keys:
+            continue
+        if not of_all:
+            source = broker.dynamic.source(info, info.name, call.node_id)
+            entries.append(_entry(broker, call, info, getattr(owners[info.owner], info.attribute), source, request))
+        elif info.name in given:
+            entries.append(_entry(broker, call, info, given[info.name], _ALL_NODES_SOURCE, request))
+    # nobody knows what kind of value these have, so none is told, as by Kafka
+    source = _ALL_NODES_SOURCE if of_all else _NODE_SOURCE
+    for name in given:
+        if name not in BROKER_SETTINGS and (not keys or name in keys):
+            synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=None, source=source)
+            synonyms = [synonym] if request.include_synonyms else []
+            entries.append(
+                _ConfigEntry(name=name, value=None, read_only=True, config_source=source, is_sensitive=True,
+                             synonyms=synonyms, config_type=_TYPE_UNKNOWN, documentation=None)
+            )  # fmt: skip
+    return entries
+
+
+def _entry(
+    broker: Broker, call: Call, info: SettingInfo, value: object, source: int, request: Message
+) -> Message:
     is_sensitive = info.name.endswith(".sasl.jaas.config")
     text = None if is_sensitive else setting_text(value)
     return _ConfigEntry(
         name=info.name,
         value=text,
-        read_only=info.name not in TOPIC_SETTINGS,
+        read_only=not is_dynamic(info),
         config_source=source,
         is_sensitive=is_sensitive,
-        synonyms=_synonyms(config, info, text, source) if request.include_synonyms else [],
+        synonyms=_synonyms(broker, call, info, text, source) if request.include_synonyms else [],
         config_type=_config_type(info),
         documentation=info.doc if request.include_documentation else None,
     )
 
 
-def _synonyms(config: BrokerConfig, info: SettingInfo, text: str | None, source: int) -> list[Message]:
+def _synonyms(broker: Broker, call: Call, info: SettingInfo, text: str | None, source: int) -> list[Message]:
     """Where a value comes from and what would hold without it, first what counts (KIP-226).
 
     A topic's setting falls back to the broker's, which mostly has another name, and that one to Kafka's default.
@@ -126,8 +156,9 @@ def _synonyms(config: BrokerConfig, info: SettingInfo, text: str | None, source:
     if name in TOPIC_SETTINGS:
         name = BROKER_NAMES.get(name, name)
         given = given if source == _TOPIC_SOURCE else []
-        if default_source(config, info) != _DEFAULT_SOURCE:
-            given.append((name, setting_text(getattr(config.topic, info.attribute)), _STATIC_BROKER_SOURCE))
+        fallback = default_source(broker, call.node_id, info)
+        if fallback != _DEFAULT_SOURCE:
+            given.append((name, setting_text(getattr(broker.config.topic, info.attribute)), fallback))
     if info.name not in _NO_BROKER_DEFAULT:
         given.append((name, text if text is None else setting_text(info.default), _DEFAULT_SOURCE))
     return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
@@ -167,21 +198,21 @@ def list_config_resources(broker: Broker, call: Call, request: Message) -> Messa
 
 
 def incremental_alter_configs(broker: Broker, call: Call, request: Message) -> Message:
-    """Changes settings of topics, each topic on its own and all of its changes or none."""
-    responses = _alter(broker, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
+    """Changes settings of topics and brokers, each on its own and all of its changes or none."""
+    responses = _alter(broker, call, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
 def alter_configs(broker: Broker, call: Call, request: Message) -> Message:
-    """Gives topics other settings altogether: what is not named goes back to its default."""
-    responses = _alter(broker, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
+    """Gives topics and brokers other settings altogether: what is not named goes back to its default."""
+    responses = _alter(broker, call, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
 _Settings = Callable[[Message, "dict[str, str]"], "dict[str, str]"]
 
 
-def _alter(broker: Broker, request: Message, settings: _Settings, response: Message) -> list[Message]:
+def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, response: Message) -> list[Message]:
     named = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     results = []
     for resource in request.resources:
@@ -190,9 +221,14 @@ def _alter(broker: Broker, request: Message, settings: _Settings, response: Mess
             if named[(resource.resource_type, resource.resource_name)] > 1:
                 raise Refusal(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_alterable(resource)
-            entry = broker.partitions.topic(resource.resource_name)
-            wanted = settings(resource, dict(entry.settings))
-            broker.partitions.alter_topic(entry.name, wanted, validate_only=request.validate_only)
+            if resource.resource_type == _BROKER_RESOURCE:
+                _check_node(call, resource)
+                wanted = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
+                broker.give_settings(resource.resource_name, wanted, validate_only=request.validate_only)
+            else:
+                entry = broker.partitions.topic(resource.resource_name)
+                wanted = settings(resource, dict(entry.settings))
+                broker.partitions.alter_topic(entry.name, wanted, validate_only=request.validate_only)
         except Refusal as error:
             code, message = error.code, error.message
         results.append(
@@ -207,12 +243,8 @@ def _alter(broker: Broker, request: Message, settings: _Settings, response: Mess
 
 
 def _check_alterable(resource: Message) -> None:
-    if resource.resource_type == _BROKER_RESOURCE:
-        names = ", ".join(config.name for config in resource.configs)
-        text = f"Cannot update these configs dynamically: {names}. A broker here is given its settings at its start."
-        raise Refusal(ErrorCode.INVALID_REQUEST, text)
-    if resource.resource_type != _TOPIC_RESOURCE:
-        text = f"resource type {resource.resource_type} has no settings here; those of topics can be changed"
+    if resource.resource_type not in (_TOPIC_RESOURCE, _BROKER_RESOURCE):
+        text = f"resource type {resource.resource_type} has no settings here; topics and brokers have"
         raise Refusal(ErrorCode.INVALID_REQUEST, text)
     if any(count > 1 for count in Counter(config.name for config in resource.configs).values()):
         raise Refusal(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
@@ -227,7 +259,7 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
         name, operation = config.name, config.config_operation
         if operation not in (_SET, _DELETE, _APPEND, _SUBTRACT):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
-        info = TOPIC_SETTINGS.get(name)
+        info = (TOPIC_SETTINGS if resource.resource_type == _TOPIC_RESOURCE else BROKER_SETTINGS).get(name)
         if operation == _DELETE:
             settings.pop(name, None)  # of an unknown one nothing is set either
         elif operation == _SET:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 
-from spark_groupsource.broker.config import TOPIC_SETTINGS, BrokerConfig, SettingInfo, setting_text
+from spark_groupsource.broker.config import BROKER_NAMES, TOPIC_SETTINGS, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
 from spark_groupsource.broker.storage import TopicEntry
@@ -29,8 +29,6 @@ TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
-_STATIC_BROKER_SOURCE = 4
-_DEFAULT_SOURCE = 5
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
@@ -168,7 +166,7 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
         try:
             if named[topic.name] > 1:
                 raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
-            results.append(_create_topic(broker, topic, request.validate_only))
+            results.append(_create_topic(broker, call, topic, request.validate_only))
         except Refusal as error:
             results.append(
                 _CreatedTopic(
@@ -184,7 +182,7 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Message:
+def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: bool) -> Message:
     count = _partition_count(broker, topic)
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
@@ -208,7 +206,7 @@ def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Messag
                 name=info.name,
                 value=setting_text(getattr(config, info.attribute)),
                 read_only=False,
-                config_source=_TOPIC_SOURCE if info.name in settings else default_source(broker.config, info),
+                config_source=_TOPIC_SOURCE if info.name in settings else default_source(broker, call.node_id, info),
                 is_sensitive=False,
             )
             for info in TOPIC_SETTINGS.values()
@@ -216,10 +214,9 @@ def _create_topic(broker: Broker, topic: Message, validate_only: bool) -> Messag
     )
 
 
-def default_source(config: BrokerConfig, info: SettingInfo) -> int:
+def default_source(broker: Broker, node_id: int, info: SettingInfo) -> int:
     """Where a topic that does not set it has a setting from: what the broker was given, or Kafka's default."""
-    given = getattr(config.topic, info.attribute) != info.default
-    return _STATIC_BROKER_SOURCE if given else _DEFAULT_SOURCE
+    return broker.dynamic.source(info, BROKER_NAMES.get(info.name, ""), node_id)
 
 
 def _partition_count(broker: Broker, topic: Message) -> int:

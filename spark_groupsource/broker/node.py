@@ -13,6 +13,7 @@ from spark_groupsource.broker.accounts import Accounts
 from spark_groupsource.broker.cleaner import LogCleaner
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap
+from spark_groupsource.broker.dynamic import DynamicSettings
 from spark_groupsource.broker.epochs import Epochs
 from spark_groupsource.broker.fetches import Fetches
 from spark_groupsource.broker.leaders import Leaders
@@ -87,6 +88,7 @@ class Broker:
         self.report = report
         self.data = data
         self.accounts = Accounts(config)
+        self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
@@ -120,6 +122,7 @@ class Broker:
         try:
             self.accounts.open(self.data.path, self._add_scram)
             self.leaders.open(self.data.path)
+            self.reconfigure()
             self.partitions.open_all()
             self.epochs.begin(self.partitions)
         except BaseException:
@@ -131,6 +134,24 @@ class Broker:
         self._set_producers_timer()
         if self.config.log_cleaner_enable:
             self.cleaner.start()
+
+    def reconfigure(self) -> None:
+        """What the broker was given while it runs, or ran before, holds from now on.
+
+        Raises: ConfigurationError for a kept value that this version does not take.
+        """
+        self.config = self.dynamic.effective()
+        self.partitions.reconfigure(self.config)
+        self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
+
+    def give_settings(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
+        """Gives a node, by its id, or under the empty name all of them, other settings; they hold at once.
+
+        Raises: Refusal.
+        """
+        self.dynamic.put(name, settings, validate_only=validate_only)
+        if not validate_only:
+            self.reconfigure()
 
     def stop(self) -> None:
         """Closes every log and gives the directory back.

@@ -170,6 +170,14 @@ class Partitions:
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """From now on topics fall back to other defaults."""
+        self._config = config
+        for entry in self._data.topics.values():
+            for topic_partition in entry.partitions:
+                if topic_partition in self._partitions:
+                    self._partitions[topic_partition].log.config = self.config_of(entry)
+
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
         """Removes a topic and its files; returns the partitions that are gone.
 

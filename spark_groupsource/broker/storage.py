@@ -7,6 +7,7 @@ Knows files and names; knows no protocol. Files beside the partitions' directori
 * ``topics.json``: the topic catalogue, replaced as a whole with each change;
 * ``log-start-offset-checkpoint``: log starts moved by DeleteRecords, in Kafka's format;
 * ``cleaner-offset-checkpoint``: up to where compacted logs are clean, in Kafka's format; a log named there has gaps;
+* ``broker-settings.json``: settings that the broker was given while it ran, by node;
 * ``clean-shutdown.json``: where each log ended at a clean stop; absent while a broker runs, and after a crash.
 
 The directory of an Apache Kafka broker has the same partitions and checkpoints, but no catalogue: it is taken over when
@@ -38,6 +39,7 @@ _TOPICS = "topics.json"
 _LOG_STARTS = "log-start-offset-checkpoint"
 _CLEANED = "cleaner-offset-checkpoint"
 _CLEAN = "clean-shutdown.json"
+_BROKER_SETTINGS = "broker-settings.json"
 _LOCK = ".lock"
 _KAFKA_CLEAN = ".kafka_cleanshutdown"
 _PRODUCER_ID_BLOCK = 1000
@@ -73,6 +75,7 @@ class DataDirectory:
         self.topics: dict[str, TopicEntry] = {}
         self.log_starts: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
+        self.broker_settings: dict[str, dict[str, str]] = {}
         self._deleting: list[str] = []
         self._next_producer_id = 0
         self._producer_ids_until = 0
@@ -164,6 +167,15 @@ class DataDirectory:
         self._write_checkpoint(_CLEANED, cleaned)
         self.cleaned = cleaned
 
+    def put_broker_settings(self, name: str, settings: Mapping[str, str]) -> None:
+        """Replaces what one node, or under the empty name all nodes were given; durable when this returns.
+
+        Raises: StorageError.
+        """
+        changed = {**self.broker_settings, name: dict(settings)}
+        replace_file(self.path / _BROKER_SETTINGS, json.dumps(changed, indent=1).encode())
+        self.broker_settings = changed
+
     def next_producer_id(self) -> int:
         """A producer id that no producer of this directory ever had.
 
@@ -245,6 +257,7 @@ class DataDirectory:
         self._read_topics()
         self.log_starts = self._read_checkpoint(_LOG_STARTS)
         self.cleaned = self._read_checkpoint(_CLEANED)
+        self._read_broker_settings()
         self._read_clean_ends()
         for name in self._deleting:
             if (self.path / name).exists():
@@ -294,6 +307,15 @@ class DataDirectory:
                 self.topics[name] = TopicEntry(name, topic_id, count, dict(about["settings"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(_TOPICS, error) from error
+
+    def _read_broker_settings(self) -> None:
+        if not (self.path / _BROKER_SETTINGS).exists():
+            return
+        given = self._read_json(_BROKER_SETTINGS)
+        try:
+            self.broker_settings = {name: {str(k): str(v) for k, v in each.items()} for name, each in given.items()}
+        except AttributeError as error:
+            raise self._damaged(_BROKER_SETTINGS, error) from error
 
     def _write_topics(self, topics: dict[str, TopicEntry], deleting: list[str]) -> None:
         catalogue = {
