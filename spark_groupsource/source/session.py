@@ -260,8 +260,11 @@ class StreamSession:
             self._acquired = {}
 
     def _commit(self, start: SourceOffset) -> None:
-        """Commits the positions of `start` for what is owned now, unless the group has them already."""
-        owned = self._ownership.owners()
+        """Commits the positions of `start` for what is owned now, unless the group has them already.
+
+        What has come to this reader since, nobody has decided yet where it goes on: the group may be ahead, or reset.
+        """
+        owned = self._owned & self._ownership.owners().keys()
         self._commit_positions(
             {
                 p: offset

@@ -185,6 +185,16 @@ def test_fresh_query_from_earliest_reads_everything_once_and_commits_within_one_
     assert query.group.commits[P0].metadata == f"groupsource {query.session.reader}"
 
 
+def test_what_is_owned_without_joining_goes_on_where_the_group_was_put():
+    """With `assign`: the checkpoint must not be committed over what is in the group before both were compared."""
+    before = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
+    before.trigger()
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}, joined=True, is_moving=False)
+    query = Query(start=before.start, group=group)
+    assert query.trigger() == {P0: (4, 10)}
+    assert query.committed() == {P0: 4}
+
+
 def test_group_wins_over_starting_offsets():
     query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
     assert query.trigger() == {P0: (4, 10), P1: (0, 10), P2: (0, 10)}
