@@ -6,6 +6,7 @@ two differ, the embedded broker is wrong.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from support.clusters import BROKER_CONFIG, Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from support.java_tools import JavaTools
 
     from spark_groupsource.broker.server import EmbeddedBroker
 
@@ -40,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: a collector that walks it again and again finds nothing."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[RealKafka]:
     """A real Apache Kafka, one for the whole run."""
@@ -54,6 +62,15 @@ def embedded() -> Iterator[EmbeddedBroker]:
 
     with EmbeddedBroker(config=BROKER_CONFIG) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def java() -> Iterator[JavaTools]:
+    """Kafka's own command line tools, in one JVM for the whole run."""
+    from support.java_tools import JavaTools
+
+    with JavaTools() as tools:
+        yield tools
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])

@@ -52,12 +52,6 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def java() -> Iterator[JavaTools]:
-    with JavaTools() as tools:
-        yield tools
-
-
 def librdkafka(broker: EmbeddedBroker, mechanism: str, password: str = PASSWORD) -> dict[str, Any]:
     return {
         "bootstrap.servers": broker.bootstrap_servers,

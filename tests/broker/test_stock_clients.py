@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import pytest
 from broker_context import RawConnection, create_topic
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from real_kafka import run_tool
+from support.java_tools import GROUPS, JavaTools
 
 from spark_groupsource.broker.server import EmbeddedBroker
 
@@ -157,37 +158,24 @@ def test_members_of_different_kinds_share_a_group(broker, topic, group):
 # --- Kafka's own tools ---
 
 
-def java_classpath() -> str:
-    from kafka_jars import kafka_jars
-
-    return f"{kafka_jars()}/*"
-
-
-def java_tool(main_class: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["java", "-XX:+UseSerialGC", "-cp", java_classpath(), main_class, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
-
-
 @pytest.mark.kafka
-def test_the_java_producer_and_consumer(broker, topic, group):
+def test_the_java_producer_and_consumer(broker, topic, group, java: JavaTools):
     address = ["--bootstrap-server", broker.bootstrap_servers]
     sending = [*address, "--topic", topic, "--max-messages", "200"]
-    produced = java_tool("org.apache.kafka.tools.VerifiableProducer", *sending)
+    produced = run_tool("org.apache.kafka.tools.VerifiableProducer", *sending)
     assert produced.returncode == 0 and '"acked":200' in produced.stdout
-    consumed = java_tool(
+    consumed = run_tool(
         "org.apache.kafka.tools.VerifiableConsumer", *address, "--topic", topic, "--group-id", group,
         "--max-messages", "200", "--reset-policy", "earliest",
     )  # fmt: skip
     assert consumed.returncode == 0 and '"name":"shutdown_complete"' in consumed.stdout
-    described = java_tool(
-        "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *address, "--describe", "--group", group
-    )
+    described = java.call(GROUPS, *address, "--describe", "--group", group)
     ends = [line.split()[3:6] for line in described.stdout.splitlines() if line.startswith(group)]
     assert sum(int(offset) for offset, _, _ in ends) == 200 and {lag for _, _, lag in ends} == {"0"}
 
 
 @pytest.mark.kafka
-def test_the_dump_tool_reads_every_file_without_a_complaint(tmp_path: Path):
+def test_the_dump_tool_reads_every_file_without_a_complaint(tmp_path: Path, java: JavaTools):
     config = {
         "log.segment.bytes": "100000",
         "offsets.topic.num.partitions": "2",
@@ -206,7 +194,7 @@ def test_the_dump_tool_reads_every_file_without_a_complaint(tmp_path: Path):
     data = [name for name in files if "__consumer_offsets" not in name]
     groups = [name for name in files if name not in data]
     for names, decoder in ((data, []), (groups, ["--offsets-decoder"])):
-        dumped = java_tool(
+        dumped = java.call(
             "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--print-data-log", *decoder,
             "--files", ",".join(names),
         )  # fmt: skip

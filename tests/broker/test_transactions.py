@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from broker_context import BrokerProcess, RawConnection, create_topic
 from confluent_kafka import Producer
+from support.java_tools import JavaTools
 from support.waiting import wait_until
 from transaction_context import RawTransactions, committed_offset, latest, read_committed
 
@@ -276,7 +276,7 @@ def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
 
 
 @pytest.mark.kafka
-def test_the_dump_tool_reads_every_file_of_transactions(tmp_path: Path):
+def test_the_dump_tool_reads_every_file_of_transactions(tmp_path: Path, java: JavaTools):
     config = {**CONFIG, "log.segment.bytes": "2000"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection)
@@ -291,7 +291,7 @@ def test_the_dump_tool_reads_every_file_of_transactions(tmp_path: Path):
     kinds = {Path(path).suffix for path in by_topic["/t-0/"]}
     assert {".log", ".index", ".timeindex", ".snapshot", ".txnindex"} <= kinds
     decoders = {"__transaction_state": ["--transaction-log-decoder"], "__consumer_offsets": ["--offsets-decoder"]}
-    printed = {name: dump(paths, *decoders.get(name, [])) for name, paths in by_topic.items()}
+    printed = {name: dump(java, paths, *decoders.get(name, [])) for name, paths in by_topic.items()}
     assert "endTxnMarker: COMMIT" in printed["/t-0/"] and "endTxnMarker: ABORT" in printed["/t-0/"]
     assert "isTransactional: true" in printed["/t-0/"] and "isControl: true" in printed["/t-0/"]
     assert f"producerId: {producer.producer_id}" in printed["/t-0/"] and "lastStableOffset: " in printed["/t-0/"]
@@ -300,10 +300,8 @@ def test_the_dump_tool_reads_every_file_of_transactions(tmp_path: Path):
     assert "endTxnMarker: COMMIT" in printed["__consumer_offsets"]
 
 
-def dump(paths: list[str], *options: str) -> str:
-    from real_kafka import run_tool
-
-    done: subprocess.CompletedProcess[str] = run_tool(
+def dump(java: JavaTools, paths: list[str], *options: str) -> str:
+    done = java.call(
         "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--print-data-log", *options,
         "--files", ",".join(paths),
     )  # fmt: skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from broker_context import (
-    TIMEOUT_MS,
     BrokerProcess,
     RawConnection,
     append,
@@ -19,6 +17,8 @@ from broker_context import (
 )
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from real_kafka import ToolRun
+from support.java_tools import JavaTools
 from support.waiting import wait_until
 
 from spark_groupsource.broker.config import TopicConfig
@@ -293,35 +293,33 @@ def test_librdkafka_alters_settings(tmp_path):
 # --- Kafka's own tools ---
 
 
-def java_tool(main_class: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    from kafka_jars import kafka_jars
-
-    command = ["java", "-XX:+UseSerialGC", "-cp", f"{kafka_jars()}/*", main_class, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_MS * 6 / 1000)
+def java_tool(java: JavaTools, main_class: str, *arguments: str) -> ToolRun:
+    done = java.call(main_class, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 @pytest.mark.kafka
-def test_the_java_tools_alter_settings_and_describe_the_log_directory(tmp_path: Path):
+def test_the_java_tools_alter_settings_and_describe_the_log_directory(tmp_path: Path, java: JavaTools):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         address = ["--bootstrap-server", broker.bootstrap_servers]
         create_topic(connection, "t", 2, retention_ms="77")
         put(connection, "t", b"k", b"v")
         topic = ["--entity-type", "topics", "--entity-name", "t"]
         change = ["--add-config", "segment.ms=60000,cleanup.policy=[compact,delete]", "--delete-config", "retention.ms"]
-        altered = java_tool("kafka.admin.ConfigCommand", *address, "--alter", *topic, *change)
+        altered = java_tool(java, "kafka.admin.ConfigCommand", *address, "--alter", *topic, *change)
         assert "Completed updating config for topic t." in altered.stdout
         assert settings(connection, "t") == {"segment.ms": "60000", "cleanup.policy": "compact,delete"}
-        described = java_tool("kafka.admin.ConfigCommand", *address, "--describe", *topic)
+        described = java_tool(java, "kafka.admin.ConfigCommand", *address, "--describe", *topic)
         assert "segment.ms=60000" in described.stdout and "retention.ms" not in described.stdout
-        directories = java_tool("org.apache.kafka.tools.LogDirsCommand", *address, "--describe", "--topic-list", "t")
+        listed = ["--describe", "--topic-list", "t"]
+        directories = java_tool(java, "org.apache.kafka.tools.LogDirsCommand", *address, *listed)
         size = segments(broker, "t")[0]
         assert f'"size":{size}' in directories.stdout and str(tmp_path) in directories.stdout
 
 
 @pytest.mark.kafka
-def test_the_dump_tool_reads_compacted_segments_without_a_complaint(tmp_path: Path):
+def test_the_dump_tool_reads_compacted_segments_without_a_complaint(tmp_path: Path, java: JavaTools):
     config = {**SOON, "offsets.topic.segment.bytes": "2000", "log.cleaner.min.cleanable.ratio": "0.01",
               "log.segment.bytes": "2048", "log.index.interval.bytes": "200"}  # fmt: skip
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
@@ -339,8 +337,8 @@ def test_the_dump_tool_reads_compacted_segments_without_a_complaint(tmp_path: Pa
     files = sorted(str(path) for path in tmp_path.glob("*-*/0*"))
     groups = [name for name in files if "__consumer_offsets" in name]
     for names, decoder in (([name for name in files if name not in groups], []), (groups, ["--offsets-decoder"])):
-        dumped = java_tool("org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--print-data-log", *decoder,
-                           "--files", ",".join(names))  # fmt: skip
+        options = ["--deep-iteration", "--print-data-log", *decoder, "--files", ",".join(names)]
+        dumped = java_tool(java, "org.apache.kafka.tools.DumpLogSegments", *options)
         lines = [line for line in dumped.stderr.splitlines() if line and not line.startswith(("SLF4J", "WARNING"))]
         # gaps are what compaction leaves; the tool notes them in Kafka's own files too
         assert [line for line in lines if "Non-consecutive" not in line and "is followed by" not in line] == []

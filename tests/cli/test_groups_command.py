@@ -7,15 +7,14 @@ from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner, Result
-from real_kafka import RealKafka, run_tool
+from real_kafka import RealKafka
 from support.clusters import Cluster
+from support.java_tools import GROUPS, JavaTools
 from support.members import JavaMember, RdMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
-
-KAFKAS_OWN = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 
 def ours(bootstrap_servers: str, *arguments: str) -> Result:
@@ -23,9 +22,9 @@ def ours(bootstrap_servers: str, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["groups", verb, "--bootstrap-server", bootstrap_servers, *rest])
 
 
-def theirs(bootstrap_servers: str, *arguments: str) -> tuple[str, str]:
+def theirs(java: JavaTools, bootstrap_servers: str, *arguments: str) -> tuple[str, str]:
     verb, *rest = arguments
-    run = run_tool(KAFKAS_OWN, "--bootstrap-server", bootstrap_servers, f"--{verb}", *rest)
+    run = java.call(GROUPS, "--bootstrap-server", bootstrap_servers, f"--{verb}", *rest)
     assert run.returncode == 0, run.stderr
     return run.stdout, run.stderr
 
@@ -60,30 +59,34 @@ def active_group(cluster: Cluster) -> Iterator[str]:
         ["--state", "--verbose"],
     ],
 )
-def test_describe_equals_kafkas_tool(cluster: Cluster, active_group: str, arguments: list[str]) -> None:
+def test_describe_equals_kafkas_tool(
+    cluster: Cluster, active_group: str, java: JavaTools, arguments: list[str]
+) -> None:
     result = ours(cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == theirs(cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)[0]
+    assert result.stdout == theirs(java, cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)[0]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--state"], ["--type"], ["--state", "stable,EMPTY"]])
-def test_list_equals_kafkas_tool(cluster: Cluster, active_group: str, arguments: list[str]) -> None:
+def test_list_equals_kafkas_tool(
+    cluster: Cluster, active_group: str, java: JavaTools, arguments: list[str]
+) -> None:
     result = ours(cluster.bootstrap_servers, "list", *arguments)
     assert active_group in result.stdout
-    expected, _ = theirs(cluster.bootstrap_servers, "list", *arguments)
+    expected, _ = theirs(java, cluster.bootstrap_servers, "list", *arguments)
     assert sorted(result.stdout.splitlines()) == sorted(expected.splitlines())
 
 
 @pytest.mark.parametrize("arguments", [["--offsets"], ["--members"], ["--state"]])
 def test_group_without_members_equals_kafkas_tool(
-    cluster: Cluster, topic: str, group: str, arguments: list[str]
+    cluster: Cluster, topic: str, group: str, java: JavaTools, arguments: list[str]
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     with RdMember(cluster.bootstrap_servers, group, topic) as member:
         wait_until(lambda: member.seen, "the record was read")
     result = ours(cluster.bootstrap_servers, "describe", "--group", group, *arguments)
-    expected, remark = theirs(cluster.bootstrap_servers, "describe", "--group", group, *arguments)
+    expected, remark = theirs(java, cluster.bootstrap_servers, "describe", "--group", group, *arguments)
     assert result.stdout == expected
     assert result.stderr == remark == f"\nConsumer group '{group}' has no active members.\n"
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from support.clusters import Cluster
 from support.commits import commit_as
 from support.dumped import dump_tool, parsed, segments
+from support.java_tools import JavaTools
 from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -59,11 +60,13 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.kafka
-def test_a_whole_directory_is_printed_as_kafkas_tool_prints_its_segments(data_directory: Path) -> None:
+def test_a_whole_directory_is_printed_as_kafkas_tool_prints_its_segments(
+    data_directory: Path, java: JavaTools
+) -> None:
     ours = offsets_log(data_directory)
     assert (ours.exit_code, ours.stderr) == (0, "")
     lines = parsed(ours.stdout)
-    assert lines == dump_tool(segments(data_directory))
+    assert lines == dump_tool(java, segments(data_directory))
     records = [line for line in lines if isinstance(line, tuple)]
     assert any(payload == "<DELETE>" for _, _, payload in records)
     values = [payload["data"] for _, _, payload in records if payload != "<DELETE>"]

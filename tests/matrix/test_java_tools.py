@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,10 @@ HOUR_MS = 3_600_000
 Tool = Callable[..., list[list[str]]]
 
 
-@pytest.fixture(scope="module")
-def jvm() -> Iterator[JavaTools]:
-    with JavaTools() as tools:
-        yield tools
-
-
 @pytest.fixture
-def tool(jvm: JavaTools, cluster: Any) -> Tool:
+def tool(java: JavaTools, cluster: Any) -> Tool:
     """Runs a tool against the cluster; the words of each line it prints."""
-    return lambda main, *arguments: jvm.rows(main, "--bootstrap-server", cluster.bootstrap_servers, *arguments)
+    return lambda main, *arguments: java.rows(main, "--bootstrap-server", cluster.bootstrap_servers, *arguments)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from real_kafka import RealKafka
 from support.clusters import BROKER_CONFIG
 from support.commits import commit, commit_as
 from support.dumped import dump_tool, parsed, segments
+from support.java_tools import JavaTools
 from support.members import JavaMember, RdMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
@@ -175,11 +176,11 @@ def _cleaned(checkpoint: Path) -> set[str]:
     return {line[:3] if line.startswith("c ") else line[:5] for line in lines}
 
 
-def test_the_group_log_is_shown_as_kafkas_tool_shows_it(left: Left) -> None:
+def test_the_group_log_is_shown_as_kafkas_tool_shows_it(left: Left, java: JavaTools) -> None:
     run = CliRunner().invoke(main, ["offsets-log", str(left.stopped)])
     assert (run.exit_code, run.stderr) == (0, "")
     lines = parsed(run.stdout)
-    assert lines == dump_tool(segments(left.stopped))
+    assert lines == dump_tool(java, segments(left.stopped))
     told = [line for line in lines if isinstance(line, tuple)]
     assert any(payload == "<DELETE>" for *_, payload in told)
     assert {payload["version"] for *_, payload in told if payload != "<DELETE>"} == {"0", "3", "4"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,12 +95,6 @@ def kafka_python(case: Case) -> None:
                 producer.send_offsets_to_transaction(committed, case.group)
             (producer.commit_transaction if commits else producer.abort_transaction)()
         producer.close()
-
-
-@pytest.fixture(scope="module")
-def java() -> Iterator[JavaTools]:
-    with JavaTools() as tools:
-        yield tools
 
 
 def java_client(java: JavaTools) -> Callable[[Case], None]:

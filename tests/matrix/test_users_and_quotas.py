@@ -14,12 +14,6 @@ CONFIGS = "kafka.admin.ConfigCommand"
 pytestmark = pytest.mark.kafka
 
 
-@pytest.fixture(scope="module")
-def java() -> Iterator[JavaTools]:
-    with JavaTools() as tools:
-        yield tools
-
-
 def test_nobody_has_a_quota(cluster: Cluster, java: JavaTools) -> None:
     for kind in ("clients", "ips", "users"):
         told = java.run(CONFIGS, "--bootstrap-server", cluster.bootstrap_servers, "--describe", "--entity-type", kind)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import pytest
 from parity.drive import Stream
-from real_kafka import run_tool
+from support.java_tools import GROUPS
 from support.topics import create_topic, produce
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
-def described(cluster, group):
+def described(java, cluster, group):
     """The rows of kafka-consumer-groups, a dictionary each."""
-    tool, servers = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", cluster.bootstrap_servers
-    told = run_tool(tool, "--bootstrap-server", servers, "--describe", "--group", group)
-    assert told.returncode == 0, told.stderr
-    head, *rows = [line.split() for line in told.stdout.splitlines() if line.strip()]
+    head, *rows = java.rows(GROUPS, "--bootstrap-server", cluster.bootstrap_servers, "--describe", "--group", group)
     return [dict(zip(head, row)) for row in rows]
 
 
-def test_idle_stream_has_members_and_no_lag(cluster, topic, group):
+def test_idle_stream_has_members_and_no_lag(cluster, topic, group, java):
     create_topic(cluster.bootstrap_servers, topic, 3)
     produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
     options = {"subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "kafka.client.id": "billing"}
     with Stream(cluster, {**options, "members": "2"}) as query:
         assert len(query.turn()) == 20
         assert query.turn() == []  # the first idle trigger
-        rows = described(cluster, group)
+        rows = described(java, cluster, group)
         assert [(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows] == [
             ("0", "10", "0"),
             ("1", "10", "0"),

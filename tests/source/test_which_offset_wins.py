@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from real_kafka import run_tool
 from stream_bench import PARTITIONS, Bench
+from support.java_tools import GROUPS
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -40,7 +40,7 @@ class Runs(Bench):
         """The answer of kafka-consumer-groups."""
         wait_until(lambda: not self.members(), "the members have left")
         servers = ["--bootstrap-server", self.cluster.bootstrap_servers, "--group", self.group]
-        told = run_tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *servers, *arguments)
+        told = self.java.call(GROUPS, *servers, *arguments)
         assert told.returncode == 0 and "Error" not in told.stdout, told.stdout + told.stderr
         return told.stdout
 
@@ -49,8 +49,9 @@ class Runs(Bench):
 
 
 @pytest.fixture
-def runs(spark, cluster, topic, group, tmp_path):
+def runs(spark, cluster, topic, group, tmp_path, java):
     opened = Runs(spark, cluster, topic, group, tmp_path)
+    opened.java = java
     yield opened
     opened.close()
 

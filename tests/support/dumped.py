@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from real_kafka import run_tool
+from support.java_tools import JavaTools
 
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 _FORMS = re.compile(r"(.*?) key: (\{.*\})(?: payload: (\{.*\}|<DELETE>))")
 
 
-def dump_tool(files: Iterable[Path]) -> list[Any]:
+def dump_tool(java: JavaTools, files: Iterable[Path]) -> list[Any]:
     """What Kafka's own tool prints of segments of the group log."""
-    run = run_tool(DUMP, "--offsets-decoder", "--files", ",".join(map(str, files)))
+    run = java.call(DUMP, "--offsets-decoder", "--files", ",".join(map(str, files)))
     assert run.returncode == 0, run.stderr
     return parsed(run.stdout)
 

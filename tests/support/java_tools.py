@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,10 +17,12 @@ from unittest.mock import patch
 from kafka_jars import java, kafka_jars
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError, get_return_value
+from real_kafka import ToolRun
 
 logging.getLogger("py4j").setLevel(logging.ERROR)
 
-_EXIT = "the tool has ended"
+_EXIT = "the tool has ended with "
+_STATUS = re.compile(_EXIT + r"(\d+)")
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -64,19 +67,34 @@ class JavaTools:
         self._resources.close()
 
     def _forbid_exit(self) -> None:
-        """A tool that wants to end the JVM ends with an exception instead, by Kafka's own means for its tests."""
+        """A tool that wants to end the JVM ends with an exception instead, by Kafka's own means for its tests.
+
+        Its text is `_EXIT` and the status: the handles below put together what Java would write as
+        ``(status, ignored) -> { throw new RuntimeException(_EXIT.concat(String.valueOf(status))); }``.
+        """
         jvm = self._gateway.jvm
-        handles, none = jvm.java.lang.invoke.MethodHandles, jvm.java.lang.Void.TYPE
-        fail = handles.throwException(none, jvm.java.lang.Class.forName("java.lang.RuntimeException"))
-        ignored = self._gateway.new_array(jvm.java.lang.Class, 2)
-        ignored[0], ignored[1] = jvm.java.lang.Integer.TYPE, jvm.java.lang.Class.forName("java.lang.String")
-        fail = handles.dropArguments(fail.bindTo(jvm.java.lang.RuntimeException(_EXIT)), 0, ignored)
-        procedure = jvm.java.lang.Class.forName("org.apache.kafka.common.utils.Exit$Procedure")
+        handles, method_type = jvm.java.lang.invoke.MethodHandles, jvm.java.lang.invoke.MethodType.methodType
+        lookup, named = handles.publicLookup(), jvm.java.lang.Class.forName
+        text, failure = named("java.lang.String"), named("java.lang.RuntimeException")
+        number, none = jvm.java.lang.Integer.TYPE, jvm.java.lang.Void.TYPE
+        steps = [
+            lookup.findStatic(text, "valueOf", method_type(text, number)),
+            lookup.findVirtual(text, "concat", method_type(text, text)).bindTo(_EXIT),
+            lookup.findConstructor(failure, method_type(none, text)),
+            handles.throwException(none, failure),
+        ]
+        fail = steps[0]
+        for step in steps[1:]:
+            fail = handles.filterReturnValue(fail, step)
+        ignored = self._gateway.new_array(jvm.java.lang.Class, 1)
+        ignored[0] = text
+        fail = handles.dropArguments(fail, 1, ignored)
+        procedure = named("org.apache.kafka.common.utils.Exit$Procedure")
         ended = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(procedure, fail)
         jvm.org.apache.kafka.common.utils.Exit.setExitProcedure(ended)
 
-    def run(self, main_class: str, *arguments: str) -> str:
-        """What the tool printed, errors behind the rest, without the ends of lines."""
+    def call(self, main_class: str, *arguments: str) -> ToolRun:
+        """What the tool printed and with which status it ended, as of a process of its own."""
         jvm = self._gateway.jvm
         out, errors = jvm.java.io.ByteArrayOutputStream(), jvm.java.io.ByteArrayOutputStream()
         before = jvm.java.lang.System.out, jvm.java.lang.System.err
@@ -88,17 +106,27 @@ class JavaTools:
             tool = getattr(tool, part)
         jvm.java.lang.System.setOut(jvm.java.io.PrintStream(out, True))
         jvm.java.lang.System.setErr(jvm.java.io.PrintStream(errors, True))
+        thrown = ""
         try:
             # once a Spark session is there, PySpark explains every exception of py4j by asking Spark's JVM about it
             with patch("py4j.java_gateway.get_return_value", get_return_value):
                 tool.main(values)
         except Py4JJavaError as error:
-            if _EXIT not in str(error.java_exception.toString()):
+            thrown = str(error.java_exception.toString())
+            if _EXIT not in thrown:
                 raise
         finally:
             jvm.java.lang.System.setOut(before[0])
             jvm.java.lang.System.setErr(before[1])
-        told = str(out.toString()).partition(_EXIT)[0] + str(errors.toString()).partition(_EXIT)[0]
+        told = str(out.toString()), str(errors.toString())
+        # a tool that catches everything tells of our exception, and has ended all the same
+        status = next((int(hit[1]) for text in (thrown, *told) if (hit := _STATUS.search(text))), 0)
+        return ToolRun(arguments, status, *(text.partition(_EXIT)[0] for text in told))
+
+    def run(self, main_class: str, *arguments: str) -> str:
+        """What the tool printed, errors behind the rest, without the ends of lines."""
+        done = self.call(main_class, *arguments)
+        told = done.stdout + done.stderr
         return "\n".join(line.rstrip() for line in told.splitlines() if line.strip())
 
     def rows(self, main_class: str, *arguments: str) -> list[list[str]]:
