@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,8 +44,9 @@ BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.par
 # the whole heap is touched at the start, so that the memory of the JVM tells what lies outside of it
 JAVA = "-Xms512m -XX:+AlwaysPreTouch"
 
-# pools of Spark's block manager grow to 128 threads each as chance wills it, and shrink after a minute
-POOLS = "block-manager-"
+# threads of Spark that come and go: pools of its block manager grow to 128 as chance wills it and shrink after a minute,
+# and the one that watches a Python task ends up to two seconds after it, so there are more where batches are quicker
+POOLS = ("block-manager-", "Worker Monitor")
 
 # what may be more at the end: a share, and an amount on top for what comes and goes
 TOLERANCE = {
@@ -64,28 +67,45 @@ class Sample(NamedTuple):
     sockets: int
     descriptors: int
     processes: int
+    names: Counter[str]
+    """How many threads have each name, numbers left out."""
+
+
+FIELDS = Sample._fields[:-1]
 
 
 def look(pids: Iterable[int]) -> Sample:
     """A sample of these processes; one that has just ended counts as nothing."""
-    found = Sample(0.0, 0, 0, 0, 0)
+    found = Sample(0.0, 0, 0, 0, 0, Counter())
     for pid in pids:
         try:
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            threads = [entry.read_text() for entry in Path(f"/proc/{pid}/task").glob("*/comm")]
+            names = Counter(_thread_names(pid))
             open_files = list(_open_files(pid))
-            one = Sample(
-                int(status["VmRSS"].split()[0]) / 1024,
-                sum(not name.startswith(POOLS) for name in threads),
-                sum(name.startswith("socket:") for name in open_files),
-                len(open_files),
-                1,
-            )
+            rss_mb = int(status["VmRSS"].split()[0]) / 1024
         except (OSError, KeyError):
             # it has ended
             continue
-        found = Sample(*(a + b for a, b in zip(found, one)))
+        found = Sample(
+            found.rss_mb + rss_mb,
+            found.threads + sum(names.values()),
+            found.sockets + sum(name.startswith("socket:") for name in open_files),
+            found.descriptors + len(open_files),
+            found.processes + 1,
+            found.names + names,
+        )
     return found
+
+
+def _thread_names(pid: int) -> Iterator[str]:
+    for entry in Path(f"/proc/{pid}/task").glob("*/comm"):
+        try:
+            name = entry.read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            # ended meanwhile
+            continue
+        if not name.startswith(POOLS):
+            yield re.sub(r"\d+", "#", name)
 
 
 def _open_files(pid: int) -> Iterator[str]:
@@ -159,8 +179,10 @@ class Endurance:
         print(f"{'':10}{'':14}{'second fifth':>14}{'last fifth':>14}")
         grown = []
         for role, samples in self._samples.items():
-            for name in Sample._fields:
+            for name in FIELDS:
                 grown += compare(role, name, [getattr(sample, name) for sample in samples])
+            early, late = samples[len(samples) // 5].names, samples[-1].names
+            print(f"{role:10}more threads: {', '.join(f'{n} {name}' for name, n in (late - early).items()) or 'none'}")
         heap = [report["heap_bytes"] / 2**20 for report in self._all_reports]
         return grown + compare("driver", "heap_mb", heap)
 
