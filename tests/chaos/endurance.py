@@ -44,7 +44,7 @@ BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.par
 # the whole heap is touched at the start, so that the memory of the JVM tells what lies outside of it
 JAVA = "-Xms512m -XX:+AlwaysPreTouch"
 
-# threads of Spark that come and go: pools of its block manager grow to 128 as chance wills it and shrink after a minute,
+# threads of Spark that come and go: pools of its block manager grow to 128 by chance and shrink after a minute,
 # and the one that watches a Python task ends up to two seconds after it, so there are more where batches are quicker
 POOLS = ("block-manager-", "Worker Monitor")
 
