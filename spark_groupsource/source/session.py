@@ -315,6 +315,8 @@ class StreamSession:
             # handing over now would make the next owner repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
             return True
+        if self._group is None and self._siblings is not None:
+            self._siblings.gather()
         settled = self._poll()
         while not settled and not (self._group and self._group.owners and self._ownership.keeps):
             if self._draining.is_set() or self._gives_way:

@@ -7,6 +7,9 @@ that waits therefore asks the other readers of its application, over their contr
 * one that has nothing in flight rejoins there and then, and the group settles;
 * one whose planned batch Spark has not taken up is held up by whoever asks: that one gives way, its turn comes with the
   next trigger. A source of another query looks like that only for the moment in which Spark writes its offset log.
+
+With ``once`` there is no next trigger. So the one that Spark asks first has the others join before it plans anything:
+until Spark asks them too, they listen as newborn.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from typing import Callable, Iterable
@@ -24,8 +28,13 @@ from spark_groupsource.net import dial_local
 
 _log = logging.getLogger(__name__)
 
+NEWBORN = "newborn"
+"""Stands for a reader's name until Spark has asked it for the first time."""
+
 # a group of other applications alone settles without our asking around
 _PATIENCE_MS = 1_000
+# but not one with newborn readers of ours
+_FIRST_PATIENCE_MS = 100
 # what a batch may wait between its planning and its tasks without anybody being in the way
 _WRITING_MS = 500
 # the same where giving way in vain would end the query: availableNow ends with the first trigger that brings nothing
@@ -50,7 +59,8 @@ class Stance:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._planned_ms: int | None = None
-        self._is_idle = False
+        # also before Spark has asked: nothing is in flight
+        self._is_idle = True
         self._failure: GroupSourceError | None = None
 
     def called(self) -> None:
@@ -96,22 +106,38 @@ class Siblings:
         self._paths = paths
         self._clock = clock
         self._since_ms: int | None = None
+        self._patience_ms = _PATIENCE_MS
+
+    def gather(self) -> None:
+        """Has the newborn ones join the group; told before the caller joins."""
+        newborn = [path for path in self._others() if path.name.startswith(NEWBORN)]
+        if Standing.REJOINED in self._ask_all(newborn, 0):
+            self._patience_ms = _FIRST_PATIENCE_MS
 
     def are_waiting(self, settled: bool, is_available_now: bool) -> bool:
         """Told after each look at the group; True when one of them cannot go on before the caller returns to Spark."""
         if settled:
-            self._since_ms = None
+            self._since_ms, self._patience_ms = None, _PATIENCE_MS
             return False
         now_ms = self._clock.now_ms()
         if self._since_ms is None:
             self._since_ms = now_ms
-        if now_ms - self._since_ms < _PATIENCE_MS:
+        if now_ms - self._since_ms < self._patience_ms:
             return False
         least_ms = _LONG_WRITING_MS if is_available_now else _WRITING_MS
-        # each of them is asked: the group may wait for more than one
-        waiting = [self._ask(path, least_ms) for path in self._paths() if path.name.rpartition("-")[2] != _own_pid()]
+        waiting = self._ask_all(self._others(), least_ms)
         self._since_ms = now_ms
         return Standing.PLANNED in waiting
+
+    def _others(self) -> list[Path]:
+        return [path for path in self._paths() if path.name.rpartition("-")[2] != str(os.getpid())]
+
+    def _ask_all(self, paths: list[Path], least_ms: int) -> list[Standing]:
+        # the group may wait for more than one of them, and then each waits for the others
+        if not paths:
+            return []
+        with ThreadPoolExecutor(len(paths), "groupsource siblings") as pool:
+            return list(pool.map(lambda path: self._ask(path, least_ms), paths))
 
     def _ask(self, path: Path, least_ms: int) -> Standing:
         try:
@@ -127,7 +153,3 @@ class Siblings:
             return Standing.BUSY
         finally:
             channel.close()
-
-
-def _own_pid() -> str:
-    return str(os.getpid())

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -31,6 +31,7 @@ from spark_groupsource.source.application import Application, context_directorie
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.options import SourceOptions, parse_options
 from spark_groupsource.source.plain import plain, told_plainly
+from spark_groupsource.source.siblings import NEWBORN, Standing
 from spark_groupsource.source.task import GroupInputPartition, read_task
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @told_plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        self._opened().is_available_now = True
+        self._opened().prepare_available_now()
 
     def initialOffset(self) -> dict[str, Any]:
         # owning nothing: each first position is an acquisition, which the end offset holds, so batch 0 can be replayed
@@ -153,27 +154,38 @@ class _Live:
 
     def __init__(self, options: SourceOptions, driver: int, parallelism: int | None) -> None:
         self.options = options
-        self.is_available_now = False
+        self._is_available_now = False
         self._driver = driver
         self._parallelism = parallelism
         self._session: StreamSession | None = None
+        # Spark's thread and one that answers siblings may both be the first to need the session
+        self._opening = threading.Lock()
         self._control: ControlServer | None = None
+        self._is_newborn = True
         self._terminated = False
         self._application = Application(driver, context_directories())
         self._has_ended = False
         _log_to_stderr()
         self._handle_signals()
         threading.Thread(target=self._end_with_application, name="groupsource driver", daemon=True).start()
+        if options["assign"] is None:
+            self._listen(NEWBORN, lambda proof: False, self._tell_newborn)
 
     def session(self) -> StreamSession:
         """The session, opened at first use: it reaches for the cluster."""
-        if self._session is None:
-            self._session = self._open()
-        return self._session
+        with self._opening:
+            if self._session is None:
+                self._session = self._open()
+            return self._session
+
+    def prepare_available_now(self) -> None:
+        """From now on nothing is read that is not there at the next call."""
+        with self._opening:
+            self._is_available_now = True
+            if self._session is not None:
+                self._session.prepare_available_now()
 
     def latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
-        from spark_groupsource.source.control import ControlServer
-
         session = self.session()
         end = session.latest_offset(start, limits)
         if self._has_ended and session.drained.is_set():
@@ -181,8 +193,9 @@ class _Live:
                 f"the SparkContext of this query was stopped; its members have left group {self.options.group_id}. "
                 "Stop a query before its SparkSession (query.stop() or stop_gracefully), and start it in the next one"
             )
-        if self._control is None:
-            self._control = ControlServer(self._driver, session.reader, session.request_drain, session.tell_standing)
+        if self._is_newborn:
+            self._is_newborn = False
+            self._listen(session.reader, session.request_drain, session.tell_standing)
         return end
 
     def stop(self) -> None:
@@ -196,6 +209,29 @@ class _Live:
             # going back to Spark's runner would only print how its connection to the JVM broke
             sys.stderr.flush()
             os._exit(0)
+
+    def _listen(
+        self,
+        name: str,
+        request_drain: Callable[[dict[str, Any] | None], bool],
+        tell_standing: Callable[[str, int], Standing],
+    ) -> None:
+        from spark_groupsource.source.control import ControlServer
+
+        former, self._control = self._control, ControlServer(self._driver, name, request_drain, tell_standing)
+        if former is not None:
+            former.close()
+
+    def _tell_newborn(self, group_id: str, least_ms: int) -> Standing:
+        """A sibling that joins the group has this one join as well, although Spark has not asked it yet."""
+        if group_id != self.options.group_id:
+            return Standing.ELSEWHERE
+        try:
+            return self.session().tell_standing(group_id, least_ms)
+        except GroupSourceError as error:
+            # Spark's first call meets it again, and fails the query with it
+            _log.debug("joining early failed: %s", error)
+            return Standing.BUSY
 
     def _close(self) -> None:
         if self._control is not None:
@@ -224,7 +260,7 @@ class _Live:
             ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(wanted, readable)))
         siblings = Siblings(options.group_id or "", lambda: sockets_of(self._driver), SystemClock())
         session = StreamSession(cluster, options, ownership, siblings=siblings)
-        if self.is_available_now:
+        if self._is_available_now:
             session.prepare_available_now()
         return session
 

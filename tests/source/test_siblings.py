@@ -2,14 +2,19 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 
 import pytest
-from test_session import NO_LIMITS, P0, P1, Query
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+from test_session import NO_LIMITS, P0, P1, FakeGroup, Query
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.net import LocalListener
 from spark_groupsource.source.control import ControlServer, control_directory, sockets_of
 from spark_groupsource.source.siblings import Siblings, Standing
@@ -54,6 +59,20 @@ def test_one_that_cannot_go_on_before_us_is_given_way(tmp_path, answer, waiting)
         clock.advance_ms(1_000)
         assert siblings.are_waiting(False, False) == waiting
     assert asked == [{"group": "g", "least_ms": 500}]
+
+
+def test_newborn_ones_join_first_and_are_asked_again_soon(tmp_path):
+    clock, asked = ManualClock(), []
+    paths = [tmp_path / "newborn-1", tmp_path / "reader-2"]
+    siblings = Siblings("g", lambda: paths, clock)
+    with listening(paths[0], '{"standing": "rejoined"}', asked):
+        siblings.gather()
+    assert len(asked) == 1
+    with listening(paths[0], '{"standing": "rejoined"}', asked), listening(paths[1], '{"standing": "busy"}', asked):
+        assert not siblings.are_waiting(False, False) and len(asked) == 1
+        clock.advance_ms(100)
+        assert not siblings.are_waiting(False, False)
+    assert len(asked) == 3
 
 
 def test_nobody_is_asked_where_the_group_settles(tmp_path):
@@ -108,6 +127,17 @@ def test_idle_reader_rejoins_at_once_and_goes_on_from_the_group():
     assert query.start["t"] == {"0": 10}
 
 
+def test_newborn_that_has_joined_already_commits_nothing_before_it_knows_which_offset_wins():
+    before = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
+    before.trigger()
+    assert before.start["t"] == {"0": 10}
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)})
+    query = Query(start=before.start, group=group, startingOffsets="earliest")
+    assert query.session.tell_standing("g", 0) is Standing.REJOINED
+    assert query.trigger() == {P0: (4, 10)}  # an operator has moved the group back
+    assert query.committed() == {P0: 4}
+
+
 def test_reader_with_uncommitted_offsets_does_not_rejoin():
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -137,6 +167,9 @@ def test_what_rejoining_meets_fails_the_readers_own_query(monkeypatch):
 class Waiting:
     """Siblings one of which cannot go on."""
 
+    def gather(self):
+        pass
+
     def are_waiting(self, settled, is_available_now):
         return not settled
 
@@ -149,3 +182,51 @@ def test_reader_that_gives_way_returns_its_start_and_reads_at_the_next_call(monk
     assert query.session.latest_offset({}, NO_LIMITS) == {}
     monkeypatch.setattr(query.group, "refresh", join)
     assert len(query.trigger()) == 3
+
+
+# what Spark's runner is for a source: a process that calls what it is told
+SOURCE = """
+import json, sys
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from spark_groupsource.source.stream import GroupStreamReader
+
+reader = GroupStreamReader(json.loads(sys.argv[1]), None, int(sys.argv[2]), 1)
+reader.getDefaultReadLimit()
+for line in sys.stdin:
+    print(json.dumps(reader.latestOffset(json.loads(line), ReadAllAvailable())), flush=True)
+reader.stop()
+"""
+
+
+class Source:
+    """One source of a query."""
+
+    def __init__(self, bootstrap_servers, topic, group):
+        options = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+        options |= {"startingOffsets": "earliest", "kafka.heartbeat.interval.ms": "200"}
+        command = [sys.executable, "-c", SOURCE, json.dumps(options), str(os.getpid())]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def latest_offset(self):
+        self.process.stdin.write("{}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def stop(self):
+        self.process.stdin.close()
+        assert self.process.wait(30) == 0
+        self.process.stdout.close()
+
+
+def test_the_one_trigger_there_is_reads_every_source(cluster, topic, group):
+    topics = [topic, f"{topic}-other"]
+    for name in topics:
+        create_topic(cluster.bootstrap_servers, name)
+        produce(cluster.bootstrap_servers, name, [(0, None, b"v")])
+    sources = [Source(cluster.bootstrap_servers, name, group) for name in topics]
+    wait_until(lambda: len(sockets_of(os.getpid(), "newborn")) == 2, "Spark has started both")
+    # trigger once: nobody is asked twice
+    for source, name in zip(sources, topics):
+        assert source.latest_offset()[name] == {"0": 1}
+    for source in sources:
+        source.stop()
