@@ -85,7 +85,9 @@ class TopicConfig:
         3_600_000, "message.timestamp.after.max.ms", "how far ahead of the broker's clock a record may be stamped",
         low=0, high=_INT64_MAX, broker_name="log.message.timestamp.after.max.ms",
     )
-    min_insync_replicas: int = _setting(1, "min.insync.replicas", "there is one replica", low=1, high=1)
+    min_insync_replicas: int = _setting(
+        1, "min.insync.replicas", "there is one replica", low=1, high=1, broker_name="min.insync.replicas"
+    )
     segment_bytes: int = _setting(
         1_073_741_824, "segment.bytes", "a segment file rolls at this size", low=1024, high=_INT32_MAX,
         broker_name="log.segment.bytes",

@@ -25,6 +25,8 @@ from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
 _NODE_SOURCE, _ALL_NODES_SOURCE = 2, 3
+# a Kafka that elects eligible replicas gives it to all nodes at its first start (KIP-966)
+_GIVEN_TO_ALL = {"min.insync.replicas": "1"}
 _INTERVALS = frozenset({"log.cleaner.backoff.ms", "producer.id.expiration.ms"})
 
 
@@ -43,7 +45,8 @@ class DynamicSettings:
 
     def of(self, name: str) -> Mapping[str, str]:
         """What was given under one name: a node's id, or empty for all."""
-        return self._data.broker_settings.get(name, {})
+        given = self._data.broker_settings.get(name, {})
+        return {**_GIVEN_TO_ALL, **given} if name == ALL_NODES else given
 
     def effective(self) -> BrokerConfig:
         """What holds now."""

@@ -17,7 +17,7 @@ from spark_groupsource.broker.config import (
     SettingInfo,
     setting_text,
 )
-from spark_groupsource.broker.dynamic import ALL_NODES, is_dynamic
+from spark_groupsource.broker.dynamic import ALL_NODES, STATIC_SOURCE, is_dynamic
 from spark_groupsource.broker.handlers_topics import default_source
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import Refusal
@@ -47,6 +47,8 @@ _LONGS = frozenset({"offsets.retention.check.interval.ms"})
 _NO_BROKER_DEFAULT = _THROTTLED | {
     "flush.ms", "remote.storage.enable", "retention.ms", "segment.jitter.ms", "segment.ms"
 }  # fmt: skip
+# Kafka has no default of these
+_EACH_NODES_OWN = frozenset({"node.id", "advertised.listeners"})
 _GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
 _INT32_MAX = 2**31 - 1
 
@@ -113,7 +115,10 @@ def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Me
             continue
         if not of_all:
             source = broker.dynamic.source(info, info.name, call.node_id)
-            entries.append(_entry(broker, call, info, getattr(owners[info.owner], info.attribute), source, request))
+            value = getattr(owners[info.owner], info.attribute)
+            if info.name in _EACH_NODES_OWN:
+                value, source = _own(broker, call, info.name), STATIC_SOURCE
+            entries.append(_entry(broker, call, info, value, source, request))
         elif info.name in given:
             entries.append(_entry(broker, call, info, given[info.name], _ALL_NODES_SOURCE, request))
     # nobody knows what kind of value these have, so none is told, as by Kafka
@@ -127,6 +132,12 @@ def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Me
                              synonyms=synonyms, config_type=_TYPE_UNKNOWN, documentation=None)
             )  # fmt: skip
     return entries
+
+
+def _own(broker: Broker, call: Call, name: str) -> object:
+    node = next(each for each in broker.nodes if each.node_id == call.node_id)
+    protocol = "SASL_PLAINTEXT" if broker.accounts.mechanisms else "PLAINTEXT"
+    return node.node_id if name == "node.id" else f"{protocol}://{node.host}:{node.port}"
 
 
 def _entry(
@@ -159,7 +170,7 @@ def _synonyms(broker: Broker, call: Call, info: SettingInfo, text: str | None, s
         fallback = default_source(broker, call.node_id, info)
         if fallback != _DEFAULT_SOURCE:
             given.append((name, setting_text(getattr(broker.config.topic, info.attribute)), fallback))
-    if info.name not in _NO_BROKER_DEFAULT:
+    if info.name not in _NO_BROKER_DEFAULT | _EACH_NODES_OWN:
         given.append((name, text if text is None else setting_text(info.default), _DEFAULT_SOURCE))
     return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
 

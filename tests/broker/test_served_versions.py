@@ -459,3 +459,17 @@ def test_an_election_of_everything_tells_only_of_what_cannot_be_led(broker):
         assert told(0) == told(1) == {}
         broker.call(lambda b: b.partitions._partitions[("dark", 1)].take_offline(OSError("unplugged")))
         assert (told(0), told(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})
+
+
+def test_what_a_broker_says_of_itself_and_of_all(broker):
+    def told(name):
+        resource = messages.DescribeConfigsRequest.DescribeConfigsResource
+        keys = ["advertised.listeners", "node.id", "min.insync.replicas"]
+        wanted = resource(resource_type=4, resource_name=name, configuration_keys=keys)
+        (result,) = connection.call(messages.DescribeConfigsRequest(resources=[wanted]), 4).results
+        return {each.name: (each.value, each.config_source) for each in result.configs}
+
+    given_to_all = {"min.insync.replicas": ("1", 3)}
+    with RawConnection(broker.bootstrap_servers) as connection:
+        own = {"node.id": ("1", 4), "advertised.listeners": (f"PLAINTEXT://{broker.bootstrap_servers}", 4)}
+        assert (told("1"), told("")) == (given_to_all | own, given_to_all)

@@ -27,8 +27,6 @@ _OWN = frozenset(
     "error_message batch_index_error_message supported_features finalized_features finalized_features_epoch".split()
 )
 _THIS_CENTURY_MS = 10**12  # what the cases stamp themselves is from 1970
-# Kafka keeps it for the whole cluster since replicas are chosen with its help (KIP-966)
-_OF_REPLICAS = "min.insync.replicas"
 _TOPICS = 2
 _MEMBER_FIELDS = frozenset(("member_id", "leader"))
 
@@ -193,7 +191,7 @@ def differences(ours: Answer, theirs: Answer, path: str = "") -> Iterator[str]:
 
 def _common(ours: Answer, theirs: Answer) -> tuple[Answer, Answer]:
     """Only the settings that both have: Kafka has more."""
-    names = {each["name"] for each in ours} & {each["name"] for each in theirs} - {_OF_REPLICAS}
+    names = {each["name"] for each in ours} & {each["name"] for each in theirs}
     by_name = {"key": lambda each: each["name"]}
     one, other = (sorted((each for each in side if each["name"] in names), **by_name) for side in (ours, theirs))
     return one, other
