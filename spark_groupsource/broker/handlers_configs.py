@@ -43,10 +43,10 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 _LISTS = _THROTTLED | {"cleanup.policy", "log.cleanup.policy", "advertised.listeners", "sasl.enabled.mechanisms"}
 _LONGS = frozenset({"offsets.retention.check.interval.ms"})
-# Behind these is no setting of Kafka's broker, or one without a default: others, in hours, take its place.
-_NO_BROKER_DEFAULT = _THROTTLED | {
-    "flush.ms", "remote.storage.enable", "retention.ms", "segment.jitter.ms", "segment.ms"
-}  # fmt: skip
+# Behind these is no setting of Kafka's broker, or one without a default.
+_NO_BROKER_DEFAULT = _THROTTLED | {"flush.ms", "remote.storage.enable", "segment.jitter.ms"}
+# Others have the default of these, and are shown behind a value in milliseconds only.
+_IN_HOURS = {"log.retention.ms": ("log.retention.hours", "168"), "log.roll.ms": ("log.roll.hours", "168")}
 # Kafka has no default of these
 _EACH_NODES_OWN = frozenset({"node.id", "advertised.listeners"})
 _GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
@@ -170,7 +170,10 @@ def _synonyms(broker: Broker, call: Call, info: SettingInfo, text: str | None, s
         fallback = default_source(broker, call.node_id, info)
         if fallback != _DEFAULT_SOURCE:
             given.append((name, setting_text(getattr(broker.config.topic, info.attribute)), fallback))
-    if info.name not in _NO_BROKER_DEFAULT | _EACH_NODES_OWN:
+    if name in _IN_HOURS:
+        behind = any(each == name for each, _, _ in given)
+        given += [(*_IN_HOURS[name], _DEFAULT_SOURCE)] if behind else []
+    elif info.name not in _NO_BROKER_DEFAULT | _EACH_NODES_OWN:
         given.append((name, text if text is None else setting_text(info.default), _DEFAULT_SOURCE))
     return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
 
