@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, Iterable, NamedTuple
+from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
 from spark_groupsource.broker.epochs import Epochs
 from spark_groupsource.broker.fetch_sessions import Fetch, FetchedPartition, FetchSessions, Found
+from spark_groupsource.broker.leader_hints import name_leaders
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.partitions import Partition, Partitions, Refusal
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.records.batch import last_batch
 from spark_groupsource.wire.messages import FetchResponse, Message
 
@@ -33,6 +34,7 @@ _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
 _AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
+_LEADERS_SINCE = 16
 _LARGEST_SESSION_ID = 2**31 - 1
 
 
@@ -48,6 +50,7 @@ class _Reading(NamedTuple):
 class _Parked(NamedTuple):
     node_id: int
     request: Message
+    api_version: int
     fetch: Fetch
 
 
@@ -62,6 +65,7 @@ class Fetches:
         timers: DeadlineHeap[tuple[object, ...]],
         clock: Clock,
         config: BrokerConfig,
+        nodes: Callable[[], Iterable[Node]],
         send: Send,
     ) -> None:
         self._partitions = partitions
@@ -70,6 +74,7 @@ class Fetches:
         self._timers = timers
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
+        self._nodes = nodes
         self._send = send
         slots = config.max_incremental_fetch_session_cache_slots
         self._sessions: defaultdict[int, FetchSessions] = defaultdict(lambda: FetchSessions(slots, _new_session_id))
@@ -86,7 +91,7 @@ class Fetches:
         fetch = self._sessions[node_id].request(request, api_version, now_ms)
         if fetch.error_code:
             return FetchResponse(error_code=fetch.error_code, session_id=0, responses=[])
-        parked = _Parked(node_id, request, fetch)
+        parked = _Parked(node_id, request, api_version, fetch)
         reading = self._read(parked)
         missing = min(request.min_bytes, self._limit(request)) - reading.size
         if missing <= 0 or reading.has_error or request.max_wait_ms <= 0 or not reading.partitions:
@@ -143,6 +148,7 @@ class Fetches:
     def _response(self, parked: _Parked, reading: _Reading) -> Message:
         told = self._sessions[parked.node_id].answer(parked.fetch, reading.found, self._clock.now_ms())
         responses: list[Message] = []
+        refused: list[tuple[TopicPartition, Message]] = []
         last: object = responses  # which is no topic
         for partition, entry in told.found:
             topic = partition.key[0]
@@ -153,15 +159,20 @@ class Fetches:
                 )
                 last = topic
             entries.append(entry)
-        return FetchResponse(
+            if entry.error_code and partition.topic is not None:
+                refused.append((TopicPartition(partition.topic, partition.number), entry))
+        response = FetchResponse(
             throttle_time_ms=0, error_code=told.error_code, session_id=told.session_id, responses=responses
         )
+        if refused and parked.api_version >= _LEADERS_SINCE:
+            name_leaders(response, refused, self._leaders, self._nodes())
+        return response
 
     def _limit(self, request: Message) -> int:
         return min(int(request.max_bytes), self._max_bytes)
 
     def _read(self, parked: _Parked) -> _Reading:
-        node_id, request, fetch = parked
+        node_id, request, _, fetch = parked
         limit = self._limit(request)
         size, has_error = 0, False
         committed = _reads_committed(request)

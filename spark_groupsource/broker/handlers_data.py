@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from spark_groupsource.broker.epochs import EpochEnd
+from spark_groupsource.broker.leader_hints import name_leaders
 from spark_groupsource.broker.log import TimestampAndOffset
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
 from spark_groupsource.broker.partition import INTERNAL_TOPICS, BatchRefusal, Partition, Refusal, Verify
@@ -61,6 +62,7 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
     """Stores each partition's batch; acks 1 and -1 are the same with one replica."""
     responses = []
     appended: list[tuple[TopicPartition, int]] = []
+    refused: list[tuple[TopicPartition, Message]] = []
     for topic in request.topic_data:
         results = []
         for data in topic.partition_data:
@@ -81,15 +83,9 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
                     error_message=None,
                 )
             except Refusal as error:
-                result = _ProducedPartition(
-                    index=data.index,
-                    error_code=error.code,
-                    base_offset=-1,
-                    log_append_time_ms=-1,
-                    log_start_offset=error.log_start_offset if isinstance(error, BatchRefusal) else -1,
-                    record_errors=_record_errors(error) if isinstance(error, BatchRefusal) else [],
-                    error_message=error.message,
-                )
+                result = _not_produced(data.index, error)
+                if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    refused.append((TopicPartition(_topic_name(broker, call, topic), data.index), result))
             results.append(result)
         responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
     # the producer is answered by our caller; fetches that waited for these records are answered in the same turn
@@ -97,7 +93,21 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
         broker.appended(topic_partition, size)
     if request.acks == 0:
         return NO_ANSWER
-    return ProduceResponse(responses=responses, throttle_time_ms=0)
+    response = ProduceResponse(responses=responses, throttle_time_ms=0)
+    name_leaders(response, refused, broker.leaders, broker.nodes)
+    return response
+
+
+def _not_produced(number: int, error: Refusal) -> Message:
+    return _ProducedPartition(
+        index=number,
+        error_code=error.code,
+        base_offset=-1,
+        log_append_time_ms=-1,
+        log_start_offset=error.log_start_offset if isinstance(error, BatchRefusal) else -1,
+        record_errors=_record_errors(error) if isinstance(error, BatchRefusal) else [],
+        error_message=error.message,
+    )
 
 
 def _record_errors(error: BatchRefusal) -> list[Message]:
@@ -108,13 +118,17 @@ def _record_errors(error: BatchRefusal) -> list[Message]:
 def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
     if request.acks not in (-1, 0, 1):
         raise Refusal(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
-    by_id = call.api_version >= _PRODUCE_TOPIC_IDS_SINCE
-    name = broker.partitions.topic_name(topic.topic_id) if by_id else topic.name
+    name = _topic_name(broker, call, topic)
     if name in INTERNAL_TOPICS:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the coordinators alone")
     partition = broker.partitions.partition(name, number)
     broker.leaders.check(call.node_id, partition.topic_partition)
     return partition
+
+
+def _topic_name(broker: Broker, call: Call, topic: Message) -> str:
+    by_id = call.api_version >= _PRODUCE_TOPIC_IDS_SINCE
+    return broker.partitions.topic_name(topic.topic_id) if by_id else str(topic.name)
 
 
 def _verification(

@@ -92,7 +92,9 @@ class Broker:
         self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
         self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
-        self.fetches = Fetches(self.partitions, self.leaders, self.epochs, self.timers, clock, config, send)
+        self.fetches = Fetches(
+            self.partitions, self.leaders, self.epochs, self.timers, clock, config, lambda: self.nodes, send
+        )
         self.coordinator = CoordinatorRuntime(self, send)
         self.transactions = TransactionRuntime(self)
         self._coordinators: dict[str, CoordinatorRuntime | TransactionRuntime] = {

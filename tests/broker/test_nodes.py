@@ -15,6 +15,7 @@ from broker_context import (
     fetched_values,
     metadata,
     produce,
+    produce_request,
 )
 from support.waiting import wait_until
 
@@ -162,6 +163,30 @@ def test_a_moved_partition_has_its_records_and_a_higher_epoch(broker, nodes, top
     expected = [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE, ErrorCode.UNKNOWN_LEADER_EPOCH]
     assert [each.error_code for each in told] == expected
     assert (told[1].offset, told[1].leader_epoch) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "is_told"), [("produce", 9, 0), ("produce", 10, 1), ("fetch", 15, 0), ("fetch", 16, 1)]
+)
+def test_who_is_refused_is_told_the_leader_and_its_address(broker, nodes, topic, api, version, is_told):
+    create_topic(nodes[1], topic)
+    refusing = broker.leader(topic, 0).node_id
+    broker.move_leader(topic, 0, other_than(refusing))
+    leader = broker.leader(topic, 0)
+    if api == "produce":
+        answer = nodes[refusing].call(produce_request(topic, batch(b"x")), version)
+        entry = answer.responses[0].partition_responses[0]
+    else:
+        request = fetch_request(topic, 0)
+        request.topics[0].topic_id = broker.call(lambda b: b.partitions.topic(topic).topic_id)
+        answer = nodes[refusing].call(request, version)
+        entry = answer.responses[0].partitions[0]
+    assert entry.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    hint = entry.current_leader
+    assert (hint and (hint.leader_id, hint.leader_epoch)) == (leader if is_told else None)
+    address = broker.bootstrap_servers.split(",")[leader.node_id - 1]
+    told = [(node.node_id, f"{node.host}:{node.port}", node.rack) for node in answer.node_endpoints or []]
+    assert told == [(leader.node_id, address, None)] * is_told
 
 
 def epoch_end(connection, topic, epoch):
