@@ -351,11 +351,12 @@ def test_every_loss_spark_knows_and_every_error_class_is_provoked():
         "RemoteProtocolError": "not Kafka",
         "StorageError": "embedded broker",
     }
-    apart = {"AuthenticationFailed": test_refused_credentials_are_told_as_such}
+    # in tests of their own: refused credentials below, the end of an application in test_orphan.py
+    apart = {"AuthenticationFailed", "ApplicationEnded"}
     classes = {
         name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)
     }
-    shown = {error_class for error_class, _, _ in FAILURES.values()} | set(inside_others) | set(apart)
+    shown = {error_class for error_class, _, _ in FAILURES.values()} | set(inside_others) | apart
     assert classes - shown == {"GroupSourceError"} and set(inside_others.values()) <= set(FAILURES)
 
 
