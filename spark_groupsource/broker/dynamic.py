@@ -24,7 +24,7 @@ from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
 
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
-_NODE_SOURCE, _ALL_NODES_SOURCE = 2, 3
+NODE_SOURCE, ALL_NODES_SOURCE = 2, 3
 # a Kafka that elects eligible replicas gives it to all nodes at its first start (KIP-966)
 _GIVEN_TO_ALL = {"min.insync.replicas": "1"}
 _INTERVALS = frozenset({"log.cleaner.backoff.ms", "producer.id.expiration.ms"})
@@ -59,9 +59,9 @@ class DynamicSettings:
     def source(self, info: SettingInfo, broker_name: str, node_id: int) -> int:
         """Where the value of a setting comes from, in the numbers of DescribeConfigs."""
         if broker_name in self.of(str(node_id)):
-            return _NODE_SOURCE
+            return NODE_SOURCE
         if broker_name in self.of(ALL_NODES):
-            return _ALL_NODES_SOURCE
+            return ALL_NODES_SOURCE
         owner = {TopicConfig: self._static.topic, BrokerConfig: self._static}.get(info.owner, self._static.group)
         return DEFAULT_SOURCE if getattr(owner, info.attribute) == info.default else STATIC_SOURCE
 

@@ -17,7 +17,14 @@ from spark_groupsource.broker.config import (
     SettingInfo,
     setting_text,
 )
-from spark_groupsource.broker.dynamic import ALL_NODES, STATIC_SOURCE, is_dynamic
+from spark_groupsource.broker.dynamic import (
+    ALL_NODES,
+    ALL_NODES_SOURCE,
+    DEFAULT_SOURCE,
+    NODE_SOURCE,
+    STATIC_SOURCE,
+    is_dynamic,
+)
 from spark_groupsource.broker.handlers_topics import default_source
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.broker.partitions import Refusal
@@ -35,9 +42,6 @@ from spark_groupsource.wire.messages import (
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _TOPIC_SOURCE = 1
-_NODE_SOURCE = 2
-_ALL_NODES_SOURCE = 3
-_DEFAULT_SOURCE = 5
 _TYPE_UNKNOWN, _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 0, 1, 2, 3, 5, 6, 7
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
@@ -120,9 +124,9 @@ def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Me
                 value, source = _own(broker, call, info.name), STATIC_SOURCE
             entries.append(_entry(broker, call, info, value, source, request))
         elif info.name in given:
-            entries.append(_entry(broker, call, info, given[info.name], _ALL_NODES_SOURCE, request))
+            entries.append(_entry(broker, call, info, given[info.name], ALL_NODES_SOURCE, request))
     # nobody knows what kind of value these have, so none is told, as by Kafka
-    source = _ALL_NODES_SOURCE if of_all else _NODE_SOURCE
+    source = ALL_NODES_SOURCE if of_all else NODE_SOURCE
     for name in given:
         if name not in BROKER_SETTINGS and (not keys or name in keys):
             synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=None, source=source)
@@ -162,19 +166,19 @@ def _synonyms(broker: Broker, call: Call, info: SettingInfo, text: str | None, s
 
     A topic's setting falls back to the broker's, which mostly has another name, and that one to Kafka's default.
     """
-    given = [(info.name, text, source)] if source != _DEFAULT_SOURCE else []
+    given = [(info.name, text, source)] if source != DEFAULT_SOURCE else []
     name = info.name
     if name in TOPIC_SETTINGS:
         name = BROKER_NAMES.get(name, name)
         given = given if source == _TOPIC_SOURCE else []
         fallback = default_source(broker, call.node_id, info)
-        if fallback != _DEFAULT_SOURCE:
+        if fallback != DEFAULT_SOURCE:
             given.append((name, setting_text(getattr(broker.config.topic, info.attribute)), fallback))
     if name in _IN_HOURS:
         behind = any(each == name for each, _, _ in given)
-        given += [(*_IN_HOURS[name], _DEFAULT_SOURCE)] if behind else []
+        given += [(*_IN_HOURS[name], DEFAULT_SOURCE)] if behind else []
     elif info.name not in _NO_BROKER_DEFAULT | _EACH_NODES_OWN:
-        given.append((name, text if text is None else setting_text(info.default), _DEFAULT_SOURCE))
+        given.append((name, text if text is None else setting_text(info.default), DEFAULT_SOURCE))
     return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
 
 

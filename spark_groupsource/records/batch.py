@@ -38,7 +38,7 @@ _CRC_AT = 17
 ATTRIBUTES_AT = 21  # the checksum covers everything from here on
 _MAX_TIMESTAMP_AT = 35
 
-_CODEC_MASK = 0x07
+CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
@@ -88,7 +88,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         """Number of the compression codec, 0 to 4 where the batch is sound."""
-        return self.attributes & _CODEC_MASK
+        return self.attributes & CODEC_MASK
 
     @property
     def log_append_time(self) -> bool:
@@ -392,12 +392,35 @@ def encode_batch(
         | (_CONTROL if control else 0)
     )
     body = compress(codec, bytes(payload)) if codec else payload
+    max_timestamp = max(record.timestamp_ms for record in records)
+    return _assemble(
+        body, base_offset, leader_epoch, attributes, delta, base_timestamp, max_timestamp, producer_id, producer_epoch,
+        base_sequence, len(records),
+    )  # fmt: skip
+
+
+def with_body(header: BatchHeader, body: bytes) -> bytes:
+    """The batch that `header` tells of around `body`, its records in the codec of the header's attributes.
+
+    Size and checksum are those of the new batch, whatever the header says of them.
+    """
+    return _assemble(
+        body, header.base_offset, header.partition_leader_epoch, header.attributes, header.last_offset_delta,
+        header.base_timestamp, header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
+        header.record_count,
+    )  # fmt: skip
+
+
+def _assemble(
+    body: bytes | bytearray, base_offset: int, leader_epoch: int, attributes: int, last_offset_delta: int,
+    base_timestamp: int, max_timestamp: int, producer_id: int, producer_epoch: int, base_sequence: int,
+    record_count: int,
+) -> bytes:  # fmt: skip
     size = HEADER_BYTES + len(body)
     batch = bytearray(size)
-    max_timestamp = max(record.timestamp_ms for record in records)
     _HEADER.pack_into(
-        batch, 0, base_offset, size - LOG_OVERHEAD_BYTES, leader_epoch, 2, 0, attributes, delta, base_timestamp,
-        max_timestamp, producer_id, producer_epoch, base_sequence, len(records),
+        batch, 0, base_offset, size - LOG_OVERHEAD_BYTES, leader_epoch, 2, 0, attributes, last_offset_delta,
+        base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, record_count,
     )  # fmt: skip
     batch[HEADER_BYTES:] = body
     _CRC.pack_into(batch, _CRC_AT, google_crc32c.value(bytes(memoryview(batch)[ATTRIBUTES_AT:])))

@@ -9,28 +9,20 @@ Source: Kafka `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`; K
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple, Sequence
-
-import google_crc32c
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.batch import (
-    ATTRIBUTES_AT,
-    HEADER_BYTES,
-    LOG_OVERHEAD_BYTES,
+    CODEC_MASK,
     BatchHeader,
     read_varint,
     records_payload,
+    with_body,
     wrap_int64,
     write_varint,
 )
 from spark_groupsource.records.compression import compress
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
-_CRC = struct.Struct(">I")
-_CRC_AT = 17
-_CODEC_MASK = 0x07
 _HAS_DELETE_HORIZON = 0x40
 # below this many records a loop beats array operations
 _FEW = 48
@@ -118,8 +110,8 @@ def retain(
     """
     if not kept:
         # as Kafka writes it: no codec, no base time
-        attributes = header.attributes & ~(_CODEC_MASK | _HAS_DELETE_HORIZON)
-        return _batch(header, attributes, -1, header.max_timestamp, 0, b"")
+        attributes = header.attributes & ~(CODEC_MASK | _HAS_DELETE_HORIZON)
+        return with_body(header._replace(attributes=attributes, base_timestamp=-1, record_count=0), b"")
     body = bytearray()
     attributes, base_timestamp = header.attributes, header.base_timestamp
     view = memoryview(payload)
@@ -136,7 +128,10 @@ def retain(
     if not header.log_append_time:
         max_timestamp = max(wrap_int64(header.base_timestamp + record.timestamp_delta) for record in kept)
     data = compress(header.codec, bytes(body)) if header.codec else bytes(body)
-    return _batch(header, attributes, base_timestamp, max_timestamp, len(kept), data)
+    told = header._replace(
+        attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=len(kept)
+    )
+    return with_body(told, data)
 
 
 def _write_shifted(body: bytearray, record: bytes, timestamp_delta: int) -> None:
@@ -147,18 +142,3 @@ def _write_shifted(body: bytearray, record: bytes, timestamp_delta: int) -> None
     content += record[behind:]
     write_varint(body, len(content))
     body += content
-
-
-def _batch(
-    header: BatchHeader, attributes: int, base_timestamp: int, max_timestamp: int, record_count: int, body: bytes
-) -> bytes:
-    size = HEADER_BYTES + len(body)
-    batch = bytearray(size)
-    _HEADER.pack_into(
-        batch, 0, header.base_offset, size - LOG_OVERHEAD_BYTES, header.partition_leader_epoch, 2, 0, attributes,
-        header.last_offset_delta, base_timestamp, max_timestamp, header.producer_id, header.producer_epoch,
-        header.base_sequence, record_count,
-    )  # fmt: skip
-    batch[HEADER_BYTES:] = body
-    _CRC.pack_into(batch, _CRC_AT, google_crc32c.value(bytes(memoryview(batch)[ATTRIBUTES_AT:])))
-    return bytes(batch)
