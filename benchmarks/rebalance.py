@@ -113,7 +113,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120)
 def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, float]:
     """Longest gap of `a` before `c` came, the same while the group rebalanced, and seconds until `c` read."""
     from spark_groupsource.client.admin import NewTopic, create_topics, describe_groups
-    from spark_groupsource.client.cluster import Cluster
+    from spark_groupsource.client.cluster.client import Cluster
     from spark_groupsource.client.settings import ClientSettings
 
     topic = group = f"rebalance-{assignor}"

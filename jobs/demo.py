@@ -32,7 +32,7 @@ from rich.table import Table
 
 from spark_groupsource.cli.groups import group_offsets
 from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError

@@ -9,9 +9,9 @@ from itertools import islice
 
 from flights import Flight
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.partitioner import partition_of_key
-from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.records.partitioner import partition_of_key
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.model import TopicPartition

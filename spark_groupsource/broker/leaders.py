@@ -14,10 +14,10 @@ import zlib
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple, Sequence
 
-from spark_groupsource.broker.files import replace_file
-from spark_groupsource.broker.partition import Refusal
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.partition import Refusal
 
 _FILE = "leaders.json"
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 import uuid
 from typing import Callable, Collection, Mapping, NamedTuple
 
-from spark_groupsource.broker.accounts import Accounts
-from spark_groupsource.broker.cleaner import LogCleaner
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.delayed import DeadlineHeap
-from spark_groupsource.broker.dynamic import DynamicSettings
-from spark_groupsource.broker.epochs import Epochs
-from spark_groupsource.broker.fetches import Fetches
+from spark_groupsource.broker.coordinators.group_runtime import CoordinatorRuntime
+from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
+from spark_groupsource.broker.dynamic_config import DynamicSettings
+from spark_groupsource.broker.fetch.delayed_fetch import Fetches
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.log import Report
-from spark_groupsource.broker.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partitions, Refusal
-from spark_groupsource.broker.runtime import CoordinatorRuntime
-from spark_groupsource.broker.storage import DataDirectory, TopicEntry
-from spark_groupsource.broker.transactions import TransactionRuntime
+from spark_groupsource.broker.network.authentication import Accounts
 from spark_groupsource.clock import Clock
+from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.storage.cleaner import LogCleaner
+from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
+from spark_groupsource.storage.leader_epochs import Epochs
+from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partitions, Refusal
 from spark_groupsource.wire.messages import Message
 
 

@@ -20,17 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Callable, Collection, Coroutine, Mapping, TypeVar
 
+from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig, broker_config
-from spark_groupsource.broker.handlers import SERVED
 from spark_groupsource.broker.leaders import Leader
-from spark_groupsource.broker.listener import Answers, Listener
-from spark_groupsource.broker.log import Report
+from spark_groupsource.broker.network.listener import Answers, Listener
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.storage import DataDirectory
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, parse_addresses
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.log import Report
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_IDLE_CHECK_S = 5.0

@@ -17,7 +17,7 @@ from spark_groupsource.cli.group_tables import (
 )
 from spark_groupsource.cli.options import HELP, Commands, cluster_options, open_cluster
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
-from spark_groupsource.client.cluster import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, Cluster
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import TopicPartition
 

@@ -21,8 +21,8 @@ from spark_groupsource.cli.offset_records import (
     table_row,
 )
 from spark_groupsource.cli.options import HELP, open_cluster
-from spark_groupsource.client.cluster import EARLIEST, LATEST, Cluster
-from spark_groupsource.client.fetcher import PartitionFetcher
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
@@ -161,8 +161,8 @@ def _segment_files(path: Path) -> list[Path]:
 
 def _read_file(path: Path) -> Iterator[Batch | Damage]:
     # the other commands need no broker
-    from spark_groupsource.broker.files import FileCache
-    from spark_groupsource.broker.segment import Segment, UnreadableBytes
+    from spark_groupsource.storage.files import FileCache
+    from spark_groupsource.storage.segment import Segment, UnreadableBytes
 
     name = _PARTITION_NAME.fullmatch(path.absolute().parent.name)
     partition = int(name[1]) if name else -1

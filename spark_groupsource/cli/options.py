@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 

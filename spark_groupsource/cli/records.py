@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import click
 
 from spark_groupsource.cli.options import HELP, cluster_options, open_cluster
-from spark_groupsource.client.cluster import EARLIEST, LATEST, Cluster
-from spark_groupsource.client.fetcher import PartitionFetcher
-from spark_groupsource.client.partitioner import partition_of_key
-from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.client.records.partitioner import partition_of_key
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import Record

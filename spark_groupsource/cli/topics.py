@@ -8,7 +8,7 @@ import click
 
 from spark_groupsource.cli.options import HELP, Commands, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import EARLIEST, LATEST, Cluster, TopicInfo
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
 from spark_groupsource.model import TopicPartition
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.views import TopicInfo
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.metadata import TopicInfo
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Mapping, NamedTuple
 
-from spark_groupsource.client.security import SETTINGS as SECURITY_SETTINGS
-from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.client.network.security import SETTINGS as SECURITY_SETTINGS
+from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import Address, parse_addresses
 

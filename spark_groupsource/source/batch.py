@@ -9,7 +9,7 @@ from typing import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.columns import Columns

@@ -6,8 +6,8 @@ import re
 from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.views import EARLIEST, LATEST, ClusterView
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterView
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition

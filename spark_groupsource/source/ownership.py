@@ -11,7 +11,7 @@ import os
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
 
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import Clock, format_timestamp_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -21,7 +21,7 @@ from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.task import TaskMembership
 
 if TYPE_CHECKING:
-    from spark_groupsource.client.group_client import MemberView, RebalanceEvent
+    from spark_groupsource.client.membership.group_client import MemberView, RebalanceEvent
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class GroupPartitions:
     """What the query's members own."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock, members: int) -> None:
-        from spark_groupsource.client.group_client import GroupClient
+        from spark_groupsource.client.membership.group_client import GroupClient
 
         self._settings = options.group_settings(members)
         named = options["rebalanceListener"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.fetcher import PartitionFetcher
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.source.planning import Sample, Sizes, places_to_look

@@ -240,7 +240,7 @@ class _Live:
             self._session.close("the query was stopped")
 
     def _open(self) -> StreamSession:
-        from spark_groupsource.client.cluster import Cluster
+        from spark_groupsource.client.cluster.client import Cluster
         from spark_groupsource.source.control import sockets_of
         from spark_groupsource.source.embedded import resolve_bootstrap
         from spark_groupsource.source.lookup import Lookup

@@ -15,8 +15,8 @@ from typing import ContextManager, Iterator, Protocol, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.fetcher import FetchedBlock, PartitionFetcher
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
@@ -128,7 +128,7 @@ def _discard(cluster: Cluster) -> None:
 def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
     if membership is None:
         return nullcontext(_NoHeartbeat())
-    from spark_groupsource.client.task_heartbeat import TaskHeartbeat
+    from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 
     heartbeat: ContextManager[Heartbeat] = TaskHeartbeat(
         cluster,

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from spark_groupsource.broker.config import TopicConfig
-from spark_groupsource.broker.files import FileCache
-from spark_groupsource.broker.log import PartitionLog
 from spark_groupsource.errors import ConnectionFailed
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.wire.frames import decode_response, encode_request
 from spark_groupsource.wire.messages import CreateTopicsRequest, FetchRequest, MetadataRequest, ProduceRequest
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_groupsource.broker.adoption import read_kafka_directory
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.storage import DataDirectory
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.storage.adoption import read_kafka_directory
+from spark_groupsource.storage.data_directory import DataDirectory
 
 IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("t", "u", "gone", "__consumer_offsets")}
 

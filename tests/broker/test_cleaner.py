@@ -11,16 +11,16 @@ import google_crc32c
 import pytest
 from broker_context import append, open_log, values_from
 
-from spark_groupsource.broker import log as log_module
-from spark_groupsource.broker.cleaner import LatestOffsets, Pass, candidate
 from spark_groupsource.broker.config import TopicConfig
-from spark_groupsource.broker.files import FileCache
-from spark_groupsource.broker.log import PartitionLog
-from spark_groupsource.broker.partitions import Partition
-from spark_groupsource.broker.storage import DataDirectory
-from spark_groupsource.broker.swap import CleanedSegment, swap_steps
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.storage import log as log_module
+from spark_groupsource.storage.cleaner import LatestOffsets, Pass, candidate
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.partitions import Partition
+from spark_groupsource.storage.swap import CleanedSegment, swap_steps
 
 COMPACT = TopicConfig(segment_bytes=1024, index_interval_bytes=100, cleanup_policy="compact", delete_retention_ms=1000)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_groupsource.broker.delayed import DeadlineHeap, ParkedFetches
+from spark_groupsource.broker.fetch.purgatory import ParkedFetches
+from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.model import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)

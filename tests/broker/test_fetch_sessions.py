@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 from broker_context import RawConnection, batch, create_topic, fetched_values, produce
 
-from spark_groupsource.broker import fetch_sessions
-from spark_groupsource.broker.fetch_sessions import MIN_EVICTION_MS, FetchedPartition, FetchSessions, next_epoch
+from spark_groupsource.broker.fetch import sessions as fetch_sessions
+from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, FetchedPartition, FetchSessions, next_epoch
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse

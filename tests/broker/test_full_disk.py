@@ -10,11 +10,11 @@ import pytest
 from broker_context import BrokerProcess, RawConnection, batch, create_topic, fetch, fetched_values, metadata, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker import files as files_module
-from spark_groupsource.broker import swap as swap_module
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.storage import files as files_module
+from spark_groupsource.storage import swap as swap_module
 
 
 def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):
@@ -66,7 +66,7 @@ def test_a_directory_that_cannot_be_written_is_named_at_the_start(tmp_path, monk
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("spark_groupsource.broker.storage.os.open", refuse)
+    monkeypatch.setattr("spark_groupsource.storage.data_directory.os.open", refuse)
     with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system; check permissions"):
         EmbeddedBroker(tmp_path).start()
 

@@ -7,12 +7,12 @@ from broker_context import batch
 
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.producers import ProducerStates, SequenceError
-from spark_groupsource.broker.storage import DataDirectory
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.model import Node
 from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.producer_state import ProducerStates, SequenceError
 
 
 def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int = 7):

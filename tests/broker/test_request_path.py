@@ -12,9 +12,9 @@ from broker_context import RawConnection, create_topic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.connection import Connection
-from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.network.connection import Connection
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (

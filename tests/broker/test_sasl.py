@@ -25,7 +25,7 @@ from support.java_tools import TOPICS, JavaTools
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin as our_admin
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import AuthenticationFailed, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (

@@ -9,7 +9,7 @@ from broker_context import RawConnection, batch, create_topic, fetched_values, m
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 
-from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import read_response_header

@@ -7,15 +7,15 @@ import uuid
 import pytest
 from broker_context import batch, values_from
 
-from spark_groupsource.broker import aborted
-from spark_groupsource.broker.aborted import AbortedTransaction, AbortedTransactions
 from spark_groupsource.broker.config import TopicConfig
-from spark_groupsource.broker.files import FileCache
-from spark_groupsource.broker.log import PartitionLog
-from spark_groupsource.broker.partition import Partition, Refusal
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import control_type, iter_batches
+from spark_groupsource.storage import aborted_index as aborted
+from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
+from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.partition import Partition, Refusal
 
 NOW = 5_000
 

@@ -266,8 +266,8 @@ def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
         producer = RawTransactions(connection)
         for _ in range(10):
             assert producer.init() is NONE
-    monkeypatch.setattr("spark_groupsource.broker.seats._SLICE_RECORDS", 3)
-    monkeypatch.setattr("spark_groupsource.broker.seats._LOAD_PAUSE_MS", 50)
+    monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._SLICE_RECORDS", 3)
+    monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._LOAD_PAUSE_MS", 50)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         again = RawTransactions(connection)
         assert again.init() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

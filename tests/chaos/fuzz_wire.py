@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from message_strategies import messages  # noqa: E402
 
-from spark_groupsource.broker.handlers import SERVED  # noqa: E402
+from spark_groupsource.broker.api.versions import SERVED  # noqa: E402
 from spark_groupsource.broker.server import EmbeddedBroker  # noqa: E402
 from spark_groupsource.wire.frames import encode_request  # noqa: E402
 from spark_groupsource.wire.messages import APIS, ApiVersionsRequest  # noqa: E402

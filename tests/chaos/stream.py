@@ -34,7 +34,7 @@ from chaos.proxy import Proxy
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition

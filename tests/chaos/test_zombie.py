@@ -10,7 +10,7 @@ from chaos.ledger import ForeignOutput, Ledger, Output
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 
 PARTITIONS = 4

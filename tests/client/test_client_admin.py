@@ -11,8 +11,8 @@ from support.waiting import wait_until
 from test_group_client import POLL_MS, group_client
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import EARLIEST, Cluster
-from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.client.cluster.client import EARLIEST, Cluster
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.records.batch import Record

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from client_support import advertise, fake_broker
 
-from spark_groupsource.client.connection import BrokerConnection
-from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
     AuthenticationFailed,

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from spark_groupsource.client.security import SecuritySettings, parse_jaas
+from spark_groupsource.client.network.security import SecuritySettings, parse_jaas
 from spark_groupsource.client.settings import (
     CLIENT_SETTINGS,
     GROUP_SETTINGS,

@@ -11,9 +11,9 @@ import pytest
 from client_support import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
-from spark_groupsource.client.retry import Retry, backoff_ms
-from spark_groupsource.client.routing import ClientClosed
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
+from spark_groupsource.client.cluster.routing import ClientClosed
+from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition

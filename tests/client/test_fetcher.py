@@ -12,9 +12,9 @@ from confluent_kafka import Producer
 from support.topics import create_topic, delete_topic, produce
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import LATEST, Cluster
-from spark_groupsource.client.fetcher import FetchedBlock, PartitionFetcher
-from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, iter_batches

@@ -13,8 +13,8 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.group_client import GroupClient, GroupView
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
     BrokerError,

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from spark_groupsource.client.answers import (
+from spark_groupsource.client.membership.state_machine import (
+    Beat,
+    Generation,
+    Idle,
+    Joined,
+    MemberConfig,
+    Membership,
+    MemberState,
+)
+from spark_groupsource.client.response_errors import (
     FENCING,
     HEARTBEAT_RULES,
     JOIN_RULES,
@@ -17,7 +26,6 @@ from spark_groupsource.client.answers import (
     Then,
     failure_of,
 )
-from spark_groupsource.client.membership import Beat, Generation, Idle, Joined, MemberConfig, Membership, MemberState
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_assignment

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from test_member_answers import join_answer, joining, stable, sync_answer
 
-from spark_groupsource.client.answers import Then
-from spark_groupsource.client.membership import (
+from spark_groupsource.client.membership.state_machine import (
     Beat,
     Completed,
     Generation,
@@ -19,6 +18,7 @@ from spark_groupsource.client.membership import (
     MemberState,
     Prepared,
 )
+from spark_groupsource.client.response_errors import Then
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
 

@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from test_group_client import POLL_MS, group_client, polling, settle
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.model import TopicPartition
 
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"

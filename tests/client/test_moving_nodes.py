@@ -14,9 +14,9 @@ from support.waiting import wait_until
 from test_group_client import group_client, polling, settle
 
 from spark_groupsource.broker.server import EmbeddedBroker
-from spark_groupsource.client.cluster import LATEST
-from spark_groupsource.client.fetcher import PartitionFetcher
-from spark_groupsource.client.producer import BatchProducer
+from spark_groupsource.client.cluster.client import LATEST
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, iter_batches
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conformance.scripted_group import T0, T1, Bench, described
 
-from spark_groupsource.client.leader import unassigned
+from spark_groupsource.client.membership.assignment import unassigned
 from spark_groupsource.errors import ConnectionFailed, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import Assignment
 from spark_groupsource.wire.consumer_protocol import encode_assignment

@@ -12,10 +12,10 @@ from support.waiting import wait_until
 from test_group_client import POLL_MS, group_client, polling, settle
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.fencing import find_generation
-from spark_groupsource.client.group_client import GroupClient, MemberView
-from spark_groupsource.client.task_heartbeat import TaskHeartbeat
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.fencing import find_generation
+from spark_groupsource.client.membership.group_client import GroupClient, MemberView
+from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.errors import GenerationMismatchError
 
 

@@ -10,11 +10,11 @@ from collections import defaultdict, deque
 from random import Random
 from typing import Any, Callable, Iterator, Sequence
 
-from spark_groupsource.client.cluster import Cluster
-from spark_groupsource.client.group_client import GroupClient, GroupView
-from spark_groupsource.client.membership import Idle, Membership
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.metadata import EARLIEST
+from spark_groupsource.client.membership.group_client import GroupClient, GroupView
+from spark_groupsource.client.membership.state_machine import Idle, Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
-from spark_groupsource.client.views import EARLIEST
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ConnectionFailed, ErrorCode, RequestTimedOut
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conformance.scripted_group import GROUP, T0, Script, ScriptedCluster
 
-from spark_groupsource.client.membership import Idle
+from spark_groupsource.client.membership.state_machine import Idle
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata

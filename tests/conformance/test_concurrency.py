@@ -17,8 +17,8 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
-from spark_groupsource.client.connection import BrokerConnection
-from spark_groupsource.client.security import SecuritySettings
+from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.net import parse_addresses

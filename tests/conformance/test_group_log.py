@@ -14,7 +14,7 @@ from group.group_context import GROUP, GroupContext
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode

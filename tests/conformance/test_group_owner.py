@@ -9,7 +9,7 @@ import pytest
 from conformance.scripted_group import T0, T1, T2, U0, Bench, follower, joined
 
 from spark_groupsource.assign import RangeAssignor
-from spark_groupsource.client.membership import Generation
+from spark_groupsource.client.membership.state_machine import Generation
 from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment

@@ -11,7 +11,7 @@ import pytest
 from conformance.scripted_group import T0, T1, Bench, Script, follower, joined
 from support.waiting import wait_until
 
-from spark_groupsource.client.membership import (
+from spark_groupsource.client.membership.state_machine import (
     Beat,
     Generation,
     Idle,

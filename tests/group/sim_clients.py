@@ -22,9 +22,8 @@ from sim_requests import (
 )
 
 from spark_groupsource.assign import load_assignor
-from spark_groupsource.client.answers import Rule, Then
-from spark_groupsource.client.leader import unassigned
-from spark_groupsource.client.membership import (
+from spark_groupsource.client.membership.assignment import unassigned
+from spark_groupsource.client.membership.state_machine import (
     Beat,
     Generation,
     Idle,
@@ -35,6 +34,7 @@ from spark_groupsource.client.membership import (
     MemberConfig,
     Membership,
 )
+from spark_groupsource.client.response_errors import Rule, Then
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Assignment, GroupMember, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import (

@@ -29,7 +29,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.client import admin as our_admin
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import StorageError
 

@@ -17,7 +17,7 @@ import twin_placement
 from support.waiting import wait_until
 from twins import Case, Twin, ask, differences, plain
 
-from spark_groupsource.broker.handlers import SERVED
+from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.wire.messages import APIS
 
 pytestmark = pytest.mark.kafka

@@ -111,7 +111,7 @@ def test_bad_schema_is_named(spark, cluster, filled):
 
 def test_records_that_are_gone(spark, cluster, filled):
     from spark_groupsource.client.admin import delete_records
-    from spark_groupsource.client.cluster import Cluster
+    from spark_groupsource.client.cluster.client import Cluster
     from spark_groupsource.client.settings import ClientSettings
     from spark_groupsource.model import TopicPartition
 

@@ -35,7 +35,7 @@ HOOKS = '''
 import confluent_kafka
 import confluent_kafka.admin
 from spark_groupsource.client.admin import describe_groups, remove_members
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}

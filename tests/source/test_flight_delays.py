@@ -20,7 +20,7 @@ from processes import popen_leashed, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster import Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 
 SCHEMA = Path(__file__).resolve().parents[2] / "conf" / "flights.avsc"

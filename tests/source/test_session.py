@@ -6,8 +6,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from spark_groupsource.client.cluster.metadata import (
+    EARLIEST,
+    LATEST,
+    ClusterView,
+    FoundOffset,
+    PartitionInfo,
+    TopicInfo,
+)
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.client.views import EARLIEST, LATEST, ClusterView, FoundOffset, PartitionInfo, TopicInfo
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from spark_groupsource.client.fetcher import FetchedBlock
+from spark_groupsource.client.records.fetcher import FetchedBlock
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetRange, TopicPartition

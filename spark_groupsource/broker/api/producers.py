@@ -1,0 +1,111 @@
+"""DescribeProducers, DescribeTransactions, ListTransactions: what operators see of producers and transactions.
+
+Source: KIP-664, KIP-994 (by duration); Kafka `KafkaApis`, `TransactionStateManager.listTransactionStates`.
+"""
+
+from __future__ import annotations
+
+from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.partition import Refusal
+from spark_groupsource.storage.producer_state import ProducerEntry
+from spark_groupsource.transactions.states import NAMES
+from spark_groupsource.wire.messages import (
+    DescribeProducersResponse,
+    DescribeTransactionsResponse,
+    ListTransactionsResponse,
+    Message,
+)
+
+_Topic = DescribeProducersResponse.TopicResponse
+_Partition = _Topic.PartitionResponse
+_Described = DescribeTransactionsResponse.TransactionState
+_Listed = ListTransactionsResponse.TransactionState
+
+
+def describe_producers(broker: Broker, call: Call, request: Message) -> Message:
+    """The producers that each partition remembers."""
+    topics = []
+    for topic in request.topics:
+        results = []
+        for number in topic.partition_indexes:
+            entry = _Partition(
+                partition_index=number, error_code=ErrorCode.NONE, error_message=None, active_producers=[]
+            )
+            try:
+                partition = broker.partitions.partition(topic.name, number)
+                broker.leaders.check(call.node_id, partition.topic_partition)
+                entry.active_producers = [_producer(*each) for each in partition.producers().items()]
+            except Refusal as error:
+                entry.error_code, entry.error_message = error.code, error.message
+            results.append(entry)
+        topics.append(_Topic(name=topic.name, partitions=results))
+    return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
+
+
+def _producer(producer_id: int, entry: ProducerEntry) -> Message:
+    return _Partition.ProducerState(
+        producer_id=producer_id,
+        producer_epoch=entry.epoch,
+        last_sequence=entry.batches[-1].last_sequence if entry.batches else -1,
+        last_timestamp=entry.timestamp_ms,
+        coordinator_epoch=entry.coordinator_epoch,
+        current_txn_start_offset=-1 if entry.first_offset is None else entry.first_offset,
+    )
+
+
+def describe_transactions(broker: Broker, call: Call, request: Message) -> Message:
+    """Where each transactional id stands."""
+    described = [_describe(broker, call.node_id, transactional_id) for transactional_id in request.transactional_ids]
+    return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
+
+
+def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
+    code, value = ErrorCode.NONE, None
+    try:
+        if not transactional_id:
+            raise Refusal(ErrorCode.INVALID_REQUEST)
+        value = broker.transactions.transaction(node_id, transactional_id)
+        if value is None:
+            raise Refusal(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    except Refusal as error:
+        code = error.code
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(value.partitions) if value else ():
+        topics.setdefault(topic, []).append(partition)
+    return _Described(
+        error_code=code,
+        transactional_id=transactional_id,
+        transaction_state=NAMES[value.status] if value else "",
+        transaction_timeout_ms=value.timeout_ms if value else 0,
+        transaction_start_time_ms=value.start_ms if value else 0,
+        producer_id=value.producer_id if value else 0,
+        producer_epoch=value.producer_epoch if value else 0,
+        topics=[_Described.TopicData(topic=name, partitions=numbers) for name, numbers in topics.items()],
+    )
+
+
+def list_transactions(broker: Broker, call: Call, request: Message) -> Message:
+    """The transactional ids this node coordinates, by state, producer and how long they have been open."""
+    shards = broker.transactions.shards(call.node_id)
+    if shards is None:
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ListTransactionsResponse(
+            throttle_time_ms=0, error_code=code, unknown_state_filters=[], transaction_states=[]
+        )
+    states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
+    now_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
+    found = [
+        _Listed(transactional_id=name, producer_id=value.producer_id, transaction_state=NAMES[value.status])
+        for shard in shards
+        for name, value in shard.transactions.items()
+        if (not states or NAMES[value.status] in states)
+        and (not producer_ids or value.producer_id in producer_ids)
+        and (duration_ms < 0 or now_ms - value.start_ms > duration_ms)
+    ]
+    return ListTransactionsResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE,
+        unknown_state_filters=sorted(states - set(NAMES.values())),
+        transaction_states=found,
+    )

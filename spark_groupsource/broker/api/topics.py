@@ -1,0 +1,320 @@
+"""Metadata, CreateTopics, DeleteTopics, CreatePartitions, DescribeCluster.
+
+Source: Kafka `KafkaApis`, `ReplicationControlManager`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+
+from spark_groupsource.broker.config import BROKER_NAMES, TOPIC_SETTINGS, SettingInfo, setting_text
+from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.data_directory import TopicEntry
+from spark_groupsource.storage.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
+from spark_groupsource.wire.messages import (
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    DescribeClusterResponse,
+    Message,
+    MetadataResponse,
+)
+
+_NO_ID = uuid.UUID(int=0)
+# numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
+TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
+_CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+_BROKERS, _CONTROLLERS = 1, 2
+_TOPIC_SOURCE = 1
+
+_MetadataTopic = MetadataResponse.MetadataResponseTopic
+_CreatedTopic = CreateTopicsResponse.CreatableTopicResult
+
+
+# --- metadata ---
+
+
+def metadata(broker: Broker, call: Call, request: Message) -> Message:
+    """Topics with their leaders, and the nodes that run; a topic asked for by name may be created by that."""
+    wanted = request.topics
+    if wanted is None or (call.api_version == 0 and not wanted):
+        topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
+    else:
+        named = {(topic.name, topic.topic_id): topic for topic in wanted}
+        topics = [_wanted_topic(broker, call, request, topic) for topic in named.values()]
+    return MetadataResponse(
+        throttle_time_ms=0,
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=None)
+            for node in broker.nodes
+        ],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.controller_id,
+        topics=topics,
+        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+        error_code=0,
+    )
+
+
+def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message) -> Message:
+    name, topic_id = wanted.name, wanted.topic_id or _NO_ID
+    try:
+        if name is None:
+            name = broker.partitions.topic_name(topic_id)
+        elif name not in broker.partitions.topics:
+            _auto_create(broker, call, request, name)
+        return _describe_topic(broker, broker.partitions.topic(name), request)
+    except Refusal as error:
+        # null where the client reads null (v12), else empty
+        shown = name if name is not None or call.api_version >= 12 else ""
+        tell = request.include_topic_authorized_operations and wanted.name is not None
+        return _MetadataTopic(
+            error_code=error.code,
+            name=shown,
+            topic_id=topic_id,
+            is_internal=False,
+            partitions=[],
+            authorized_operations=TOPIC_OPERATIONS if tell else None,
+        )
+
+
+def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> None:
+    allowed = call.api_version < 4 or request.allow_auto_topic_creation
+    if not (allowed and broker.config.auto_create_topics_enable):
+        # an illegal name is told apart from one that is free
+        broker.partitions.check_new_topic(name, 1, {})
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if name == OFFSETS_TOPIC:
+        broker.coordinator.seats.ensure_topic()
+    elif name == TRANSACTIONS_TOPIC:
+        broker.transactions.seats.ensure_topic()
+    else:
+        broker.create_topic(name, broker.config.num_partitions, {})
+
+
+def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Message:
+    partitions = [_MetadataTopic.MetadataResponsePartition(**placement(broker, each)) for each in entry.partitions]
+    return _MetadataTopic(
+        error_code=0,
+        name=entry.name,
+        topic_id=entry.topic_id,
+        is_internal=entry.name in INTERNAL_TOPICS,
+        partitions=partitions,
+        authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
+    )
+
+
+def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, object]:
+    """Where a partition lies, as the fields that every answer about partitions has."""
+    offline = broker.partitions.offline_reason(topic_partition)
+    leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
+    in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
+    return {
+        "error_code": ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
+        "partition_index": topic_partition.partition,
+        "leader_id": -1 if offline else leader.node_id,
+        "leader_epoch": leader.epoch,
+        "replica_nodes": replicas,
+        "isr_nodes": in_sync,
+        "offline_replicas": [node_id for node_id in replicas if node_id not in in_sync],
+    }
+
+
+def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
+    """The nodes that run."""
+    if call.api_version >= 1 and request.endpoint_type != _BROKERS:
+        controllers = request.endpoint_type == _CONTROLLERS
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE if controllers else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this listener serves brokers (endpoint type 1) and nothing else",
+            endpoint_type=_BROKERS,
+            cluster_id=broker.cluster_id,
+            controller_id=-1,
+            brokers=[],
+            authorized_operations=None,
+        )
+    return DescribeClusterResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        endpoint_type=_BROKERS,
+        cluster_id=broker.cluster_id,
+        controller_id=broker.controller_id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
+            )
+            for node in broker.nodes
+        ],
+        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+    )
+
+
+# --- changes ---
+
+
+def create_topics(broker: Broker, call: Call, request: Message) -> Message:
+    """Each topic on its own: one that is refused does not hold up the others."""
+    named = Counter(topic.name for topic in request.topics)
+    results = []
+    # what is named twice is refused, and answered once
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        try:
+            if named[topic.name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+            results.append(_create_topic(broker, call, topic, request.validate_only))
+        except Refusal as error:
+            results.append(
+                _CreatedTopic(
+                    name=topic.name,
+                    topic_id=_NO_ID,
+                    error_code=error.code,
+                    error_message=error.message,
+                    num_partitions=-1,
+                    replication_factor=-1,
+                    configs=[],
+                )
+            )
+    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+
+
+def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: bool) -> Message:
+    count = _partition_count(broker, topic)
+    settings = {config.name: config.value for config in topic.configs}
+    for name, value in settings.items():
+        if value is None:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
+    if validate_only:
+        config = broker.partitions.check_new_topic(topic.name, count, settings)
+        topic_id = broker.new_id()
+    else:
+        entry = broker.create_topic(topic.name, count, settings)
+        config, topic_id = broker.partitions.config_of(entry), entry.topic_id
+    return _CreatedTopic(
+        name=topic.name,
+        topic_id=topic_id,
+        error_code=0,
+        error_message=None,
+        num_partitions=count,
+        replication_factor=len(broker.leaders.node_ids),
+        configs=[
+            CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
+                name=info.name,
+                value=setting_text(getattr(config, info.attribute)),
+                read_only=False,
+                config_source=_TOPIC_SOURCE if info.name in settings else default_source(broker, call.node_id, info),
+                is_sensitive=False,
+            )
+            for info in TOPIC_SETTINGS.values()
+        ],
+    )
+
+
+def default_source(broker: Broker, node_id: int, info: SettingInfo) -> int:
+    """Where a topic that does not set it has a setting from: what the broker was given, or Kafka's default."""
+    return broker.dynamic.source(info, BROKER_NAMES.get(info.name, ""), node_id)
+
+
+def _partition_count(broker: Broker, topic: Message) -> int:
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            text = "give either partitions and replication factor, or assignments"
+            raise Refusal(ErrorCode.INVALID_REQUEST, text)
+        numbers = sorted(assignment.partition_index for assignment in topic.assignments)
+        if numbers != list(range(len(numbers))):
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
+        _check_replicas(broker, topic.assignments)
+        return len(numbers)
+    brokers = len(broker.leaders.node_ids)
+    if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= brokers:
+        text = f"replication factor {topic.replication_factor} is not possible with {brokers} broker(s)"
+        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, text)
+    return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
+
+
+def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
+    """By name, or by id from version 6 on."""
+    wanted = [(topic.name, topic.topic_id) for topic in request.topics] if call.api_version >= 6 else [
+        (name, _NO_ID) for name in request.topic_names
+    ]
+    ids = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
+    named = Counter(ids.get(topic_id) if name is None else name for name, topic_id in wanted)
+    results = []
+    for name, topic_id in dict.fromkeys(wanted):
+        code, message = ErrorCode.NONE, None
+        try:
+            if name is not None and topic_id not in (None, _NO_ID):
+                raise Refusal(ErrorCode.INVALID_REQUEST, "give either the name of a topic or its id")
+            if named[ids.get(topic_id) if name is None else name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "a topic is named more than once")
+            if not broker.config.delete_topic_enable:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
+            if name is None:
+                name = broker.partitions.topic_name(topic_id)
+            topic_id = broker.partitions.topic(name).topic_id
+            broker.delete_topic(name)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = DeleteTopicsResponse.DeletableTopicResult(
+            name=name, topic_id=topic_id, error_code=code, error_message=message
+        )
+        results.append(result)
+    return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+
+
+def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
+    """A topic's partitions only become more."""
+    results = []
+    named = Counter(topic.name for topic in request.topics)
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        code, message = ErrorCode.NONE, None
+        try:
+            if named[topic.name] > 1:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+            _check_new_count(broker, topic)
+            if not request.validate_only:
+                broker.add_partitions(topic.name, topic.count)
+        except Refusal as error:
+            code, message = error.code, error.message
+        result = CreatePartitionsResponse.CreatePartitionsTopicResult(
+            name=topic.name, error_code=code, error_message=message
+        )
+        results.append(result)
+    return CreatePartitionsResponse(throttle_time_ms=0, results=results)
+
+
+def _check_new_count(broker: Broker, topic: Message) -> None:
+    entry = broker.partitions.topic(topic.name)
+    if topic.name in INTERNAL_TOPICS:
+        text = f"{topic.name} keeps its partitions: groups and transactions are found by them"
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
+    if topic.count <= entry.partition_count:
+        text = f"topic {topic.name} has {entry.partition_count} partitions; {topic.count} would not be more"
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
+    if topic.count > 100_000:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
+    if topic.assignments is not None:
+        added = topic.count - entry.partition_count
+        if len(topic.assignments) != added:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} assignments are due, or none at all")
+        _check_replicas(broker, topic.assignments)
+
+
+def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
+    known = broker.leaders.node_ids
+    for each in assignments:
+        wanted = list(each.broker_ids)
+        strange = [node_id for node_id in wanted if node_id not in known]
+        text = ""
+        if not wanted:
+            text = "The manual partition assignment includes an empty replica list."
+        elif strange:
+            text = f"The manual partition assignment includes broker {strange[0]}, but no such broker is registered."
+        elif len(set(wanted)) < len(wanted):
+            text = "The manual partition assignment includes the same broker more than once."
+        if text:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{text} Brokers are {list(known)}.")

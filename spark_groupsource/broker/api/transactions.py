@@ -1,0 +1,163 @@
+"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn: transaction protocol 1.
+
+The versions by which clients of protocol 2 would raise the epoch with every transaction are not served, and ApiVersions
+tells of no ``transaction.version``, so every client speaks protocol 1.
+
+Source: Kafka `KafkaApis` (what is checked before the coordinator is asked), KIP-98, KIP-360, KIP-447, KIP-890.
+"""
+
+from __future__ import annotations
+
+from spark_groupsource.broker.api.groups import adding, group_request, known_topics, refusals
+from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
+from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.group import error_response, verification_error
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.partition import Refusal
+from spark_groupsource.transactions import Producer
+from spark_groupsource.wire.messages import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnResponse,
+    EndTxnResponse,
+    InitProducerIdResponse,
+    Message,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+# older versions know one error for every kind of fencing
+_INIT_FENCED_SINCE = 4
+_FENCED_SINCE = 2
+_AddedTopic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+_AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
+
+
+def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
+    """A producer id with its epoch: for a transactional id the next epoch, which fences whoever had the one before."""
+    has_id, has_epoch = request.producer_id >= 0, request.producer_epoch >= 0
+    known = Producer(request.producer_id, request.producer_epoch) if has_id and has_epoch else None
+    producer = Producer(-1, -1)
+    if has_id != has_epoch:
+        code = ErrorCode.INVALID_REQUEST
+    elif request.transactional_id is None:
+        code, producer = _init_idempotent(broker)  # which counts its epochs itself
+    else:
+        try:
+            code, producer = broker.transactions.init(
+                call.node_id, request.transactional_id, request.transaction_timeout_ms, known
+            )
+        except Refusal as error:
+            code = error.code
+    return InitProducerIdResponse(
+        throttle_time_ms=0,
+        error_code=_fencing(code, call.api_version, _INIT_FENCED_SINCE),
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+    )
+
+
+def _init_idempotent(broker: Broker) -> tuple[ErrorCode, Producer]:
+    try:
+        return ErrorCode.NONE, Producer(broker.data.next_producer_id(), 0)
+    except StorageError as error:
+        broker.report(str(error))
+        return ErrorCode.KAFKA_STORAGE_ERROR, Producer(-1, -1)
+
+
+def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
+    """Takes partitions into a transaction: all, or none where one does not exist."""
+    topics = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
+    wanted = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
+    unknown = {topic_partition for topic_partition in wanted if topic_partition not in broker.partitions}
+    if unknown:
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED
+    else:
+        producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        try:
+            code = broker.transactions.add(call.node_id, request.v3_and_below_transactional_id, producer, wanted)
+        except Refusal as error:
+            code = error.code
+    code = _fencing(code, call.api_version)
+    results = [
+        _AddedTopic(
+            name=name,
+            results_by_partition=[
+                _AddedPartition(
+                    partition_index=number,
+                    partition_error_code=(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if TopicPartition(name, number) in unknown else code
+                    ),
+                )
+                for number in numbers
+            ],
+        )
+        for name, numbers in topics
+    ]
+    return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
+
+
+def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
+    """Takes the partition of the group log that holds a group into a transaction."""
+    try:
+        partition = broker.coordinator.seats.partition_of(request.group_id)
+        producer = Producer(request.producer_id, request.producer_epoch)
+        code = broker.transactions.add(call.node_id, request.transactional_id, producer, [partition])
+    except Refusal as error:
+        code = error.code
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
+
+
+def end(broker: Broker, call: Call, request: Message) -> Message:
+    """Commits or aborts a transaction."""
+    producer = Producer(request.producer_id, request.producer_epoch)
+    try:
+        code = broker.transactions.end(call.node_id, request.transactional_id, producer, bool(request.committed))
+    except Refusal as error:
+        code = error.code
+    return EndTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
+
+
+def commit_offsets(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+    """Offsets that count when the transaction commits; partitions that do not exist are refused one by one."""
+    known, unknown = known_topics(broker, request, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic)
+    refused = refusals(unknown, TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic)
+    if not known:
+        return TxnOffsetCommitResponse(throttle_time_ms=0, topics=refused)
+    checked = TxnOffsetCommitRequest(
+        transactional_id=request.transactional_id,
+        group_id=request.group_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        generation_id=request.generation_id,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        topics=known,
+    )
+    code = _vouched(broker, call, request)
+    if code is not ErrorCode.NONE:
+        answer = error_response(checked, code, call.api_version)
+        answer.topics = [*answer.topics, *refused]
+        return answer
+    if not unknown:
+        return group_request(broker, call, request)
+    broker.coordinator.handle(call, checked, adding(refused))
+    return LATER
+
+
+def _vouched(broker: Broker, call: Call, request: Message) -> ErrorCode:
+    """Whether the transaction will end what is committed in it: AddOffsetsToTxn came before."""
+    producer = Producer(request.producer_id, request.producer_epoch)
+    try:
+        partition = broker.coordinator.seats.partition_of(request.group_id)
+        code = broker.transactions.verify(request.transactional_id, producer, partition)
+    except Refusal as error:
+        code = error.code
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return verification_error(code, call.api_version)
+
+
+def _fencing(code: ErrorCode, api_version: int, known_since: int = _FENCED_SINCE) -> ErrorCode:
+    if code is ErrorCode.PRODUCER_FENCED and api_version < known_since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code

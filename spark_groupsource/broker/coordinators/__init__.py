@@ -1,0 +1,1 @@
+"""Runtimes of the group and transaction coordinators."""

@@ -1,0 +1,1 @@
+"""Sockets of the broker: listeners, connections, authentication."""

@@ -1,0 +1,1 @@
+"""Cluster metadata, request routing, offset requests."""

@@ -1,0 +1,1 @@
+"""Group membership of the client: state machine, member threads, heartbeats."""

@@ -1,0 +1,103 @@
+"""The error of a member that the group moved on without, and the generation the group has now."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.client.response_errors import FENCING
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import ErrorCode, GenerationMismatchError, GroupSourceError
+from spark_groupsource.group.fanout import group_partition
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records.batch import decode_records, iter_batches
+from spark_groupsource.wire.group_records import GroupKey, decode_group_value, decode_key
+
+_log = logging.getLogger(__name__)
+
+OFFSETS_TOPIC = "__consumer_offsets"
+FIND_TIMEOUT_MS = 2_000
+# how many records of the log's end are looked at first; every further look takes ten times as many
+_FIRST_LOOK = 1_000
+_UNKNOWN = -1
+
+
+def mismatch(
+    cluster: Cluster, *, group_id: str, member_id: str, generation_id: int, code: int
+) -> GenerationMismatchError:
+    """The error for a member that was answered `code`, with the group's generation where it can be found out.
+
+    Takes up to `FIND_TIMEOUT_MS`: the coordinator's answers do not tell the generation, the group's log does.
+    """
+    # a static member is replaced within one generation: there may be no newer one to wait for
+    newer_than = _UNKNOWN if code == ErrorCode.FENCED_INSTANCE_ID else generation_id
+    current = find_generation(cluster, group_id, newer_than=newer_than)
+    if code == ErrorCode.ILLEGAL_GENERATION and current <= generation_id:
+        # the coordinator has a newer one that is not written yet; the old number would be a wrong answer
+        current = _UNKNOWN
+    return GenerationMismatchError(
+        group_id=group_id,
+        member_id=member_id,
+        generation_id=generation_id,
+        current_generation=current,
+        cause=FENCING[code],
+    )
+
+
+def find_generation(
+    cluster: Cluster, group_id: str, *, newer_than: int = _UNKNOWN, timeout_ms: int = FIND_TIMEOUT_MS
+) -> int:
+    """The generation in the last record of a group in `__consumer_offsets`, -1 when it cannot be found out.
+
+    A generation is written when its assignment is, or when the group is empty: until one above `newer_than` stands
+    there the log is read again, at most for `timeout_ms`. For error messages only: whatever fails, fails silently.
+    """
+    clock = cluster.clock
+    deadline_ms = clock.now_ms() + timeout_ms
+    settings = replace(
+        cluster.settings, isolation_level="read_uncommitted", default_api_timeout_ms=timeout_ms, fetch_max_wait_ms=100
+    )
+
+    def left_ms() -> int:
+        return max(deadline_ms - clock.now_ms(), 1)
+
+    try:
+        partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=left_ms()).partitions_of(OFFSETS_TOPIC)
+        if not partitions:
+            return _UNKNOWN
+        tp = TopicPartition(OFFSETS_TOPIC, group_partition(group_id, len(partitions)))
+        start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=left_ms())[tp].offset
+        end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
+        found, look = None, _FIRST_LOOK
+        while found is None and clock.now_ms() < deadline_ms:
+            found = _last_generation(cluster, settings, OffsetRange(tp, max(start, end - look), end), group_id)
+            if end - look <= start:
+                break
+            look *= 10
+        generation = _UNKNOWN if found is None else found
+        while generation <= newer_than and clock.now_ms() + settings.retry_backoff_ms < deadline_ms:
+            clock.sleep_ms(settings.retry_backoff_ms)
+            latest = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
+            later = _last_generation(cluster, settings, OffsetRange(tp, end, latest), group_id)
+            generation, end = generation if later is None else later, latest
+        return generation
+    except GroupSourceError as error:
+        # reading that topic needs rights a member does not need; the caller has a more important error to tell
+        _log.debug("the generation of group %s cannot be found out: %s", group_id, error)
+        return _UNKNOWN
+
+
+def _last_generation(cluster: Cluster, settings: ClientSettings, tail: OffsetRange, group_id: str) -> int | None:
+    """Generation of the group's last record in a range; -1 for a deleted group, None where there is no record."""
+    generation: int | None = None
+    for block in PartitionFetcher(cluster, settings).fetch_blocks([tail]):
+        for header in iter_batches(block.data):
+            if header.is_control:
+                continue
+            for record in decode_records(block.data, header):
+                if record.key is not None and decode_key(record.key) == GroupKey(group_id):
+                    value = record.value
+                    generation = _UNKNOWN if value is None else decode_group_value(value).generation_id
+    return generation

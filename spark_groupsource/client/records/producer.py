@@ -1,0 +1,180 @@
+"""Writing records: whole batches, acknowledged by all replicas, repeated without doubling. Serves tools and tests.
+
+Not a general producer: no linger, no partitioner, no transactions; the caller brings records by partition and waits.
+
+Source: KIP-98 (producer id and sequence numbers make a repeated batch recognisable).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Iterator, Mapping, NamedTuple, Sequence
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GroupSourceError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.wire.messages import InitProducerIdRequest, Message, ProduceRequest
+
+MAX_BATCH_BYTES = 900_000
+"""Batches are cut so that they stay below Kafka's default message.max.bytes (1,048,588) before compression."""
+
+_RECORD_OVERHEAD_BYTES = 40
+_SEQUENCE_MODULUS = 2**31
+
+
+class _Identity(NamedTuple):
+    """Who the broker takes this producer for."""
+
+    producer_id: int
+    epoch: int
+
+
+class BatchProducer:
+    """Idempotent producer of one thread; `codec` is a number of `records.compression` (0: none)."""
+
+    def __init__(self, cluster: Cluster, *, codec: int = 0) -> None:
+        self._cluster = cluster
+        self._codec = codec
+        self._identity: _Identity | None = None
+        self._sequences: dict[TopicPartition, int] = defaultdict(int)
+
+    def send_batches(self, topic: str, partition: int, records: Sequence[Record], timeout_ms: int | None = None) -> int:
+        """Appends `records` to one partition and returns the offset of the first, -1 when there are none."""
+        tp = TopicPartition(topic, partition)
+        return self.send({tp: records}, timeout_ms).get(tp, -1)
+
+    def send(
+        self, records: Mapping[TopicPartition, Sequence[Record]], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Appends records and returns the offset of the first of each partition, once all replicas have all of them.
+
+        Raises: BrokerError naming the partition; ConnectionFailed. Retriable errors raise after `timeout_ms`
+            (default.api.timeout.ms); whatever was acknowledged before stays written.
+        """
+        first: dict[TopicPartition, int] = {}
+        chunks = {tp: _chunks(chosen) for tp, chosen in records.items()}
+        while chunks:
+            batches: dict[TopicPartition, Sequence[Record]] = {}
+            for tp, rest in list(chunks.items()):
+                batch = next(rest, None)
+                if batch is None:
+                    del chunks[tp]
+                else:
+                    batches[tp] = batch
+            for tp, offset in self._send_once_each(batches, timeout_ms).items():
+                first.setdefault(tp, offset)
+        return first
+
+    def _send_once_each(
+        self, batches: Mapping[TopicPartition, Sequence[Record]], timeout_ms: int | None
+    ) -> dict[TopicPartition, int]:
+        pending = {tp: self._encode(tp, records) for tp, records in batches.items()}
+        try:
+            written = self._deliver(pending, timeout_ms)
+        except GroupSourceError:
+            # whether a batch got there is not known, so its sequence numbers must not be used for other records
+            self._identity = None
+            self._sequences.clear()
+            raise
+        for tp, records in batches.items():
+            self._sequences[tp] = (self._sequences[tp] + len(records)) % _SEQUENCE_MODULUS
+        return written
+
+    def _deliver(self, pending: dict[TopicPartition, bytes], timeout_ms: int | None) -> dict[TopicPartition, int]:
+        """Sends encoded batches until every one is acknowledged; empties `pending`."""
+        written: dict[TopicPartition, int] = {}
+        retry = self._cluster.retry(timeout_ms)
+        while pending:
+            failure: GroupSourceError | None = None
+            view = self._cluster.metadata({tp.topic for tp in pending}, refresh=retry.attempt > 0)
+            by_leader: dict[int, dict[TopicPartition, bytes]] = defaultdict(dict)
+            for tp, data in pending.items():
+                try:
+                    by_leader[view.leader(tp).node_id][tp] = data
+                except BrokerError as error:
+                    failure = error
+            for node_id, chosen in by_leader.items():
+                try:
+                    answer = self._cluster.call_node(node_id, self._request(chosen))
+                    failure = self._take(answer, pending, written) or failure
+                except ConnectionFailed as error:
+                    failure = error
+            if failure is not None:
+                if isinstance(failure, BrokerError) and not failure.retriable:
+                    raise failure
+                retry.again(failure)
+        return written
+
+    def _encode(self, tp: TopicPartition, records: Sequence[Record]) -> bytes:
+        identity = self._identify()
+        return encode_batch(
+            records,
+            codec=self._codec,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            base_sequence=self._sequences[tp],
+        )
+
+    def _identify(self) -> _Identity:
+        if self._identity is None:
+            retry = self._cluster.retry()
+            while True:
+                answer = self._cluster.call_any(
+                    InitProducerIdRequest(
+                        transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+                    ),
+                    # version 6 adds transactions of two phases, which nobody here has
+                    cap=5,
+                )
+                if not answer.error_code:
+                    self._identity = _Identity(answer.producer_id, answer.producer_epoch)
+                    break
+                error = BrokerError(answer.error_code, "producer id")
+                if not error.retriable:
+                    raise error
+                retry.again(error)
+        return self._identity
+
+    def _request(self, batches: Mapping[TopicPartition, bytes]) -> Message:
+        row = ProduceRequest.TopicProduceData
+        topics: dict[str, list[Message]] = defaultdict(list)
+        for (topic, partition), data in batches.items():
+            topics[topic].append(row.PartitionProduceData(index=partition, records=data))
+        return ProduceRequest(
+            transactional_id=None,
+            acks=-1,
+            timeout_ms=self._cluster.settings.request_timeout_ms,
+            topic_data=[row(name=topic, partition_data=partitions) for topic, partitions in topics.items()],
+        )
+
+    @staticmethod
+    def _take(
+        answer: Message, pending: dict[TopicPartition, bytes], written: dict[TopicPartition, int]
+    ) -> BrokerError | None:
+        failure: BrokerError | None = None
+        for topic in answer.responses:
+            for p in topic.partition_responses:
+                tp = TopicPartition(topic.name, p.index)
+                # the broker has this batch already: the acknowledgement was lost, not the records
+                if p.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                    pending.pop(tp, None)
+                    written[tp] = p.base_offset
+                else:
+                    told = f" ({p.error_message})" if p.error_message else ""
+                    failure = BrokerError(p.error_code, f"produce to {tp}{told}")
+        return failure
+
+
+def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Cuts records into runs of at most about `MAX_BATCH_BYTES`; one larger record is a run of its own."""
+    begin = size = 0
+    for position, record in enumerate(records):
+        needed = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+        needed += sum(len(name) + len(value or b"") + 10 for name, value in record.headers)
+        if position > begin and size + needed > MAX_BATCH_BYTES:
+            yield records[begin:position]
+            begin, size = position, 0
+        size += needed
+    if begin < len(records):
+        yield records[begin:]

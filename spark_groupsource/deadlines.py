@@ -1,0 +1,81 @@
+"""Deadlines by key in a heap: set, move, cancel, take the expired ones. Pure: the caller passes the time.
+
+Source: Kafka's `TimingWheel`; a heap is as fast for the timers of one machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, Hashable, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class DeadlineHeap(Generic[Key]):
+    """Keys with one deadline each (monotonic ms); setting a key again moves it.
+
+    Every key has one entry in the heap, at its deadline or before it. A later deadline leaves the entry where it is
+    until it comes up: a heartbeat, which moves the end of a session again and again, touches no heap.
+    """
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Key, tuple[int, int]] = {}  # deadline, number of the key's entry
+        self._heap: list[tuple[int, int, Key]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._deadlines
+
+    def set(self, key: Key, deadline_ms: int) -> None:
+        """Sets or moves the deadline of `key`."""
+        known = self._deadlines.get(key)
+        if known is not None and known[0] <= deadline_ms:
+            self._deadlines[key] = (deadline_ms, known[1])
+            return
+        self._sequence += 1
+        self._deadlines[key] = (deadline_ms, self._sequence)
+        heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
+        # entries of keys that were cancelled, or set to an earlier time, stay until they come up or are too many
+        if len(self._heap) > 2 * len(self._deadlines) + 64:
+            self._rebuild()
+
+    def cancel(self, key: Key) -> None:
+        """Forgets `key`; one that is not there is no error, it may just have expired."""
+        self._deadlines.pop(key, None)
+
+    def lower_bound_ms(self) -> int | None:
+        """A time before which nothing is due, None when nothing waits: no work, and mostly earlier than need be."""
+        return self._heap[0][0] if self._heap else None
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline, None when nothing waits."""
+        heap = self._heap
+        while heap:
+            entry_ms, number, key = heap[0]
+            deadline_ms, live = self._deadlines.get(key, (0, 0))
+            if live != number:
+                heapq.heappop(heap)
+            elif deadline_ms == entry_ms:
+                return deadline_ms
+            else:
+                heapq.heapreplace(heap, (deadline_ms, number, key))
+        return None
+
+    def pop_expired(self, now_ms: int) -> Key | None:
+        """Takes out one key whose deadline is due, the earliest first; None when there is none.
+
+        One at a time, because what the caller does about it may cancel or move the others.
+        """
+        deadline_ms = self.next_deadline_ms()
+        if deadline_ms is None or deadline_ms > now_ms:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        del self._deadlines[key]
+        return key
+
+    def _rebuild(self) -> None:
+        self._heap = [(deadline_ms, number, key) for key, (deadline_ms, number) in self._deadlines.items()]
+        heapq.heapify(self._heap)

@@ -1,0 +1,1 @@
+"""Partition logs on disk, in the file formats of Apache Kafka."""
