@@ -1,0 +1,125 @@
+"""Definitions of settings: name, type, default, bounds, documentation, and the parsing of values.
+
+One `ConfigKey` is the only place where a setting is described. Parsers, DescribeConfigs and the generated pages of the
+documentation read it.
+
+Source: Kafka `org.apache.kafka.common.config.ConfigDef`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Callable, Iterable, Mapping
+
+from spark_groupsource.errors import ConfigurationError
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+_METADATA = "config_key"
+
+
+class ConfigType(Enum):
+    """Types of values, with the names of Kafka's `ConfigDef.Type`."""
+
+    BOOLEAN = "boolean"
+    STRING = "string"
+    INT = "int"
+    LONG = "long"
+    DOUBLE = "double"
+    LIST = "list"
+    PASSWORD = "password"
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One setting.
+
+    Attributes:
+        name: as the user writes it.
+        type: decides how the text is parsed and how DescribeConfigs describes the value.
+        default: the parsed value that holds when the setting is absent.
+        doc: one sentence for the documentation, ending with a period.
+        unit: ``ms``, ``bytes``, ``records`` and so on; empty for values without a unit.
+        low, high: inclusive bounds of a number.
+        choices: allowed values of a string, allowed entries of a list.
+        dynamic: whether a running component accepts a new value.
+        aliases: other names of the same setting, for example librdkafka's.
+        parser: replaces the parsing by type; takes the setting's name and its text, raises ConfigurationError.
+    """
+
+    name: str
+    type: ConfigType
+    default: Any
+    doc: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    dynamic: bool = False
+    aliases: tuple[str, ...] = ()
+    parser: Callable[[str, str], Any] | None = None
+
+    @property
+    def is_sensitive(self) -> bool:
+        """True when the value must not be shown."""
+        return self.type is ConfigType.PASSWORD
+
+    def parse(self, text: str, name: str | None = None) -> Any:
+        """Returns the value of `text`; `name` is what the user wrote where that is not the key's name.
+
+        Raises: ConfigurationError that names the setting, the bounds and what was given.
+        """
+        name = name or self.name
+        if self.parser is not None:
+            return self.parser(name, text)
+        text = text.strip()
+        if self.type is ConfigType.BOOLEAN:
+            return self._choice(name, text.lower(), ("true", "false")) == "true"
+        if self.type in (ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE):
+            return self._number(name, text)
+        if self.type is ConfigType.LIST:
+            entries = [entry.strip() for entry in text.split(",")] if text else []
+            for entry in entries if self.choices else ():
+                self._choice(name, entry, self.choices)
+            return tuple(dict.fromkeys(entries))
+        return self._choice(name, text, self.choices) if self.choices else text
+
+    def _choice(self, name: str, text: str, choices: tuple[str, ...]) -> str:
+        if text not in choices:
+            raise ConfigurationError(f"Option {name} must be one of {', '.join(choices)}, got {text!r}.")
+        return text
+
+    def _number(self, name: str, text: str) -> int | float:
+        is_double = self.type is ConfigType.DOUBLE
+        try:
+            number = float(text) if is_double else int(text)
+        except ValueError:
+            kind = "a number" if is_double else "an integer"
+            raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text!r}.") from None
+        is_outside = (self.low is not None and number < self.low) or (self.high is not None and number > self.high)
+        if is_outside or math.isnan(number):
+            raise ConfigurationError(f"Option {name} must be{self._bounds()}, got {number}.")
+        return number
+
+    def _bounds(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f" between {self.low} and {self.high}"
+        return f" at least {self.low}" if self.low is not None else ""
+
+
+def setting(key: ConfigKey) -> Any:
+    """A dataclass field that holds the value of `key` and defaults to the key's default."""
+    return field(default=key.default, metadata={_METADATA: key})
+
+
+def config_keys(owner: type) -> Mapping[str, ConfigKey]:
+    """The keys of a dataclass built with `setting`, by the name of the field, in the order of the fields."""
+    return {item.name: item.metadata[_METADATA] for item in fields(owner) if _METADATA in item.metadata}
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name nearest to a misspelled one, None when none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
