@@ -1,23 +1,33 @@
-"""The two clocks, and the only import of `time`.
+"""Monotonic clock and epoch clock; the only module that imports `time`.
 
-`now_ms` is monotonic and serves deadlines; `timestamp_ms` is epoch time and serves records. They are never subtracted
-from one another.
+`now_ms` is monotonic and is used for deadlines; `timestamp_ms` is epoch time and is used in records. One is never
+subtracted from the other.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Instant(NamedTuple):
+    """One moment on both clocks."""
+
+    now_ms: int
+    timestamp_ms: int
 
 
 class Clock(Protocol):
-    """What a clock offers; tests pass a `ManualClock`."""
+    """Interface of a clock; tests pass a `ManualClock`."""
 
     def now_ms(self) -> int:
         """Monotonic milliseconds."""
 
     def timestamp_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
+
+    def instant(self) -> Instant:
+        """Both clocks, read one after the other."""
 
     def sleep_ms(self, duration_ms: int) -> None:
         """Returns after `duration_ms`."""
@@ -32,12 +42,15 @@ class SystemClock:
     def timestamp_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def instant(self) -> Instant:
+        return Instant(self.now_ms(), self.timestamp_ms())
+
     def sleep_ms(self, duration_ms: int) -> None:
         time.sleep(max(duration_ms, 0) / 1000)
 
 
 class ManualClock:
-    """A clock that moves only when told to; both clocks move together."""
+    """A clock that only `advance_ms` and `sleep_ms` move; both clocks move together."""
 
     def __init__(self, now_ms: int = 0, timestamp_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -49,13 +62,16 @@ class ManualClock:
     def timestamp_ms(self) -> int:
         return self._epoch_ms + self._now_ms
 
+    def instant(self) -> Instant:
+        return Instant(self.now_ms(), self.timestamp_ms())
+
     def sleep_ms(self, duration_ms: int) -> None:
         self._now_ms += max(duration_ms, 0)
 
     def advance_ms(self, duration_ms: int) -> None:
-        """Moves both clocks forward; time does not run backward."""
+        """Moves both clocks forward."""
         if duration_ms < 0:
-            raise ValueError(f"a clock cannot go back by {-duration_ms} ms")
+            raise ValueError(f"A clock cannot move back by {-duration_ms} ms.")
         self._now_ms += duration_ms
 
 

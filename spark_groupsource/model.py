@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 
 class TopicPartition(NamedTuple):
@@ -80,3 +80,13 @@ class GroupMember:
 
 # topic -> racks of the replicas of each partition, in partition order; an empty tuple where racks are unknown
 PartitionRacks = Mapping[str, Sequence[Sequence[str]]]
+
+
+def bounded_names(names: Iterable[object], limit: int = 5) -> str:
+    """Joins names for log lines and messages: at most `limit` of them, then the number of the others.
+
+    Example: ``orders-0, orders-1, orders-2, orders-3, orders-4 and 4,995 more``.
+    """
+    texts = [str(name) for name in names]
+    omitted = len(texts) - limit
+    return ", ".join(texts[:limit]) + (f" and {omitted:,} more" if omitted > 0 else "")

@@ -11,10 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.lookup import Lookup, Offsets, check_listed
-from spark_groupsource.source.losses import Losses, join_names
+from spark_groupsource.source.losses import Losses
 from spark_groupsource.source.options import EARLIEST, SourceOptions, parse_options
 from spark_groupsource.source.plain import told_plainly
 from spark_groupsource.source.planning import pack_tasks, split_tasks
@@ -87,8 +87,8 @@ def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
     if backward:
         first = backward[0]
         raise ConfigurationError(
-            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {join_names(backward)}: the read would start after its "
-            f"end (start {begins[first]}, end {ends[first]} of {first}); correct startingOffsets or endingOffsets"
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {bounded_names(backward)}: the read would start after "
+            f"its end (start {begins[first]}, end {ends[first]} of {first}); correct startingOffsets or endingOffsets"
         )
     return [OffsetRange(p, begins[p], ends[p]) for p in partitions]
 

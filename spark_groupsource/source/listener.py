@@ -6,10 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Sequence
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.losses import join_names
 
 if TYPE_CHECKING:
-    from spark_groupsource.model import TopicPartition
+    from spark_groupsource.model import TopicPartition, bounded_names
 
 _OPTION = "rebalanceListener"
 _METHODS = ("revoked", "assigned", "lost")
@@ -62,6 +61,6 @@ class UserListener:
             getattr(self._listener, method)(list(partitions))
         except Exception as error:
             raise ConfigurationError(
-                f"option {_OPTION}: {self._name}.{method}({join_names(partitions)}) raised "
+                f"option {_OPTION}: {self._name}.{method}({bounded_names(partitions)}) raised "
                 f"{type(error).__name__}: {error}"
             ) from error

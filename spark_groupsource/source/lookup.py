@@ -10,8 +10,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterView
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.losses import join_names
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.positions import PositionSpec
 
@@ -52,7 +51,7 @@ class Lookup:
             return found
         missing = sorted(set(assigned) - set(found))
         if missing:
-            raise ConfigurationError(f"option assign names {join_names(missing)}, which the topic does not have")
+            raise ConfigurationError(f"option assign names {bounded_names(missing)}, which the topic does not have")
         return sorted(assigned)
 
     def _existing(self, topics: tuple[str, ...]) -> ClusterView:
@@ -150,7 +149,7 @@ class Lookup:
             if wanted and spec.default is None:
                 raise ConfigurationError(
                     f"{spec.option}=group, but group {self._options.group_id} has no committed offset for "
-                    f"{join_names(wanted)}; "
+                    f"{bounded_names(wanted)}; "
                     "use group-or-earliest or group-or-latest"
                 )
         if spec.back_count is not None:
@@ -175,8 +174,8 @@ class Lookup:
         lenient = spec.option.startswith("ending") or spec.back_ms is not None
         if missing and not lenient and self._options["startingOffsetsByTimestampStrategy"] == "error":
             raise ConfigurationError(
-                f"{spec.option}: no record at or after the given time in {join_names(missing)}; choose an earlier time "
-                "or set startingOffsetsByTimestampStrategy to latest"
+                f"{spec.option}: no record at or after the given time in {bounded_names(missing)}; choose an earlier "
+                "time or set startingOffsetsByTimestampStrategy to latest"
             )
         ends = self.latest(missing)
         return {p: ends[p] if offset is None else offset for p, offset in found.items()}
@@ -205,4 +204,4 @@ def check_listed(spec: PositionSpec, partitions: Iterable[TopicPartition]) -> No
     known = set(partitions)
     extra = sorted(set(spec.partitions) - known)
     if extra:
-        raise ConfigurationError(f"{spec.option} lists {join_names(extra)}, which this query does not read")
+        raise ConfigurationError(f"{spec.option} lists {bounded_names(extra)}, which this query does not read")

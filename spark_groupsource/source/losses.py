@@ -9,7 +9,7 @@ import logging
 from typing import Iterable, Mapping
 
 from spark_groupsource.errors import DataLossError
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ class Losses:
     def deleted(self, positions: Offsets) -> None:
         """Partitions that are gone; `positions` is how far each was read."""
         if positions:
-            self._tell(self._deleted, f"{join_names(positions)} was deleted; {_reached(positions)}.")
+            self._tell(self._deleted, f"{bounded_names(positions)} was deleted; {_reached(positions)}.")
 
     def made_anew(self, positions: Offsets) -> None:
         """The same where a topic of that name is there again."""
         if positions:
-            self._tell(self._deleted, f"{join_names(positions)} was deleted and made anew; {_reached(positions)}.")
+            self._tell(self._deleted, f"{bounded_names(positions)} was deleted and made anew; {_reached(positions)}.")
 
     def deleted_unread(self, wanted: OffsetRange) -> None:
         """A task found its partition gone."""
@@ -50,7 +50,7 @@ class Losses:
         """Logs that end before what was read of them."""
         if begins:
             first = next(iter(begins))
-            told = f"{join_names(begins)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
+            told = f"{bounded_names(begins)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
             self._tell("PARTITION_OFFSET_CHANGED", told)
 
     def aged_out(self, wanted: OffsetRange, log_start: int) -> None:
@@ -78,7 +78,7 @@ class Losses:
 
     def gone_before_found(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions deleted between their assignment and the look-up of where they begin."""
-        told = f"where {join_names(partitions)} begins cannot be found out: it was deleted meanwhile."
+        told = f"where {bounded_names(partitions)} begins cannot be found out: it was deleted meanwhile."
         self._tell("INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", told)
 
     @property
@@ -99,9 +99,3 @@ class Losses:
 def _reached(positions: Offsets) -> str:
     first = next(iter(positions))
     return f"{first} was read to offset {positions[first]}"
-
-
-def join_names(partitions: Iterable[TopicPartition]) -> str:
-    """At most ten of them, for messages."""
-    names = [str(p) for p in partitions]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -28,10 +28,10 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
 )
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.log_ends import LogEnds
 from spark_groupsource.source.lookup import Lookup, Offsets
-from spark_groupsource.source.losses import Losses, join_names
+from spark_groupsource.source.losses import Losses
 from spark_groupsource.source.offsets import (
     SourceOffset,
     decode_offset,
@@ -242,7 +242,7 @@ class StreamSession:
         if self._uncommitted:
             self._commit_positions(dict(self._uncommitted))
         if self._uncommitted:
-            _log.warning("offsets of %s could not be committed before leaving", join_names(self._uncommitted))
+            _log.warning("offsets of %s could not be committed before leaving", bounded_names(self._uncommitted))
         self._ownership.leave("the query was drained")
         self.drained.set()
 
@@ -290,7 +290,7 @@ class StreamSession:
             if isinstance(error, BrokerError) and not error.retriable and error.code not in _PASSING:
                 raise
             self._uncommitted = positions
-            _log.warning("offsets of %s are not committed yet: %s", join_names(positions), error)
+            _log.warning("offsets of %s are not committed yet: %s", bounded_names(positions), error)
         else:
             self._uncommitted = {}
             self._committed.update(positions)
@@ -511,4 +511,4 @@ class StreamSession:
     def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
         unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]
         if unfenced and self._options["assign"] is None:
-            _log.warning("reading a logged batch of %s again, without membership", join_names(unfenced))
+            _log.warning("reading a logged batch of %s again, without membership", bounded_names(unfenced))
