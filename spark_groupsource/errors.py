@@ -3,6 +3,7 @@
 * `ConfigurationError`: the user's settings; the message names the setting and the mend.
 * `ConnectionFailed`, `AuthenticationFailed`: a broker could not be reached or refused us.
 * `BrokerError`: a broker answered with an error code.
+* `ApiError`: the embedded broker answers with an error code.
 * `RemoteProtocolError`: the peer sent bytes that are not Kafka's protocol.
 * `GenerationMismatchError`: the group moved on without us.
 * `DataLossError`: records that the plan promised are not there.
@@ -196,6 +197,18 @@ class BrokerError(GroupSourceError):
     @property
     def retriable(self) -> bool:
         return self.code in RETRIABLE
+
+
+class ApiError(GroupSourceError):
+    """The embedded broker answers a request, or one entry of it, with an error code.
+
+    Attributes: `code`; `message`, the code's name where the caller gave no text.
+    """
+
+    def __init__(self, code: ErrorCode, message: str = "") -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.message = message or code.name
 
 
 class GenerationMismatchError(GroupSourceError):

@@ -18,9 +18,8 @@ from spark_groupsource.broker.config import (
     TopicConfig,
     changed_config,
 )
-from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.partition import Refusal
 
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
@@ -68,24 +67,24 @@ class DynamicSettings:
     def put(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
         """Gives one node, or all, other settings altogether; durable when this returns.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         changed = {key for key in {*settings, *self.of(name)} if settings.get(key) != self.of(name).get(key)}
         known = {key: BROKER_SETTINGS[key] for key in sorted(changed) if key in BROKER_SETTINGS}
         fixed = [key for key, info in known.items() if not is_dynamic(info)]
         if fixed:
             text = f"Cannot update these configs dynamically: [{', '.join(fixed)}]. They are given at the start."
-            raise Refusal(ErrorCode.INVALID_REQUEST, text)
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         if known and name != ALL_NODES and len(self._node_ids) > 1:
             text = "the nodes of this process share their logs; give it to all, under the empty name"
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{', '.join(known)}: {text}")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{', '.join(known)}: {text}")
         try:
             changed_config({key: settings[key] for key in known if key in settings}, self._static)
         except ConfigurationError as error:
-            raise Refusal(ErrorCode.INVALID_REQUEST, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from error
         if validate_only:
             return
         try:
             self._data.put_broker_settings(name, settings)
         except StorageError as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error

@@ -14,10 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple, Sequence
 
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.files import replace_file
-from spark_groupsource.storage.partition import Refusal
 
 _FILE = "leaders.json"
 
@@ -82,16 +81,16 @@ class Leaders:
     def check(self, node_id: int, topic_partition: TopicPartition, epoch: int = -1) -> Leader:
         """The leader, when that is `node_id`, and when the client's `epoch` (-1: it knows none) is the present one.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         leader = self.leader(topic_partition)
         if epoch > leader.epoch:
-            raise Refusal(ErrorCode.UNKNOWN_LEADER_EPOCH)
+            raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH)
         if 0 <= epoch < leader.epoch:
-            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+            raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
         if leader.node_id != node_id:
             text = f"node {leader.node_id} leads {topic_partition}, not node {node_id}"
-            raise Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
         return leader
 
     def move(self, topic_partition: TopicPartition, node_id: int) -> bool:

@@ -18,13 +18,14 @@ from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.network.authentication import Accounts
 from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
 from spark_groupsource.storage.leader_epochs import Epochs
 from spark_groupsource.storage.log import Report
-from spark_groupsource.storage.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partitions, Refusal
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.wire.messages import Message
 
 
@@ -149,7 +150,7 @@ class Broker:
     def give_settings(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
         """Gives a node, by its id, or under the empty name all of them, other settings; they hold at once.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.dynamic.put(name, settings, validate_only=validate_only)
         if not validate_only:
@@ -203,23 +204,23 @@ class Broker:
     # --- topics, where more than the partitions is concerned ---
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
-        """Makes a topic. Raises: Refusal."""
+        """Makes a topic. Raises: ApiError."""
         entry = self.partitions.create_topic(name, partition_count, settings)
         self._lead(entry.partitions)
         return entry
 
     def add_partitions(self, name: str, partition_count: int) -> None:
-        """Raises the number of partitions of a topic. Raises: Refusal."""
+        """Raises the number of partitions of a topic. Raises: ApiError."""
         self.partitions.add_partitions(name, partition_count)
         self._lead(self.partitions.topic(name).partitions)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic, answers the fetches that wait for it, and removes its committed offsets. Raises: Refusal."""
+        """Removes a topic and its committed offsets and completes fetches that wait for it. Raises: ApiError."""
         if name in INTERNAL_TOPICS:
             text = f"{name} holds what every group has committed; delete groups instead"
             if name == TRANSACTIONS_TOPIC:
                 text = f"{name} holds every transaction; it goes with the data directory alone"
-            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         gone = self.partitions.delete_topic(name)
         self.leaders.forget(gone)
         self.fetches.wake(gone)
@@ -231,7 +232,7 @@ class Broker:
         Records of a compacted topic, the group log among them, are given up only where they are damaged: its groups can
         then be loaded again.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
@@ -239,7 +240,7 @@ class Broker:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
             if internal:
                 text = f"{topic_partition.topic} keeps the latest of all groups or transactions; delete groups instead"
-            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
         self.fetches.wake([topic_partition])
         if internal:
@@ -251,7 +252,7 @@ class Broker:
     def move_leader(self, topic_partition: TopicPartition, node_id: int) -> None:
         """Lets another running node lead a partition, from the next epoch on.
 
-        Raises: Refusal for a partition that is not there; ValueError for a node that does not run.
+        Raises: ApiError for a partition that is not there; ValueError for a node that does not run.
         """
         self.partitions.partition(*topic_partition)
         if self.leaders.move(topic_partition, node_id):
@@ -317,6 +318,6 @@ class Broker:
                         partition.log.roll()  # the active segment is expired too
                     self.partitions.delete_records(partition.topic_partition, limit)
                     self.fetches.wake([partition.topic_partition])
-            except (Refusal, StorageError) as error:
+            except (ApiError, StorageError) as error:
                 self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
         self._set_retention_timer()

@@ -320,7 +320,7 @@ class EmbeddedBroker:
         return result.result()
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
-        """Lets another node lead a partition. Raises: Refusal; ValueError for a node that does not run."""
+        """Lets another node lead a partition. Raises: ApiError; ValueError for a node that does not run."""
         self.call(lambda broker: broker.move_leader(TopicPartition(topic, partition), node_id))
 
     def move_coordinator(self, group_id: str, node_id: int) -> None:
@@ -332,7 +332,7 @@ class EmbeddedBroker:
         return self.call(lambda broker: broker.leaders.leader(TopicPartition(topic, partition)))
 
     def coordinator(self, group_id: str) -> int:
-        """The node that coordinates a group. Raises: Refusal."""
+        """The node that coordinates a group. Raises: ApiError."""
         return self.call(lambda broker: broker.coordinator.seats.node_of(group_id).node_id)
 
     def hold_loading(self, held: bool = True) -> None:

@@ -28,7 +28,8 @@ from spark_groupsource.storage.cleaned_transactions import CleanedTransactions
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog, Report
-from spark_groupsource.storage.partitions import Partition, Partitions
+from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
 from spark_groupsource.storage.swap import CleanedSegment
 

@@ -15,7 +15,7 @@ from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.log import Report
-from spark_groupsource.storage.partitions import Partition
+from spark_groupsource.storage.partition import Partition
 
 _FILE = "leader-epoch-checkpoint"
 

@@ -1,7 +1,7 @@
 """One partition: its log, what it knows of producers and transactions, and the ways records get into it.
 
 Three of them: what a producer sends is checked in every respect; what a coordinator of this broker writes is taken as
-it is; a marker ends a transaction. What a client did wrong is raised as `Refusal`, with the code to answer.
+it is; a marker ends a transaction. What a client did wrong is raised as `ApiError`, with the code to answer.
 
 Source: Kafka `UnifiedLog.append`, `LogValidator`, `ProducerStateManager`.
 """
@@ -12,7 +12,7 @@ import struct
 import uuid
 from typing import Callable, Mapping, NamedTuple
 
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, GroupSourceError, StorageError
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.batch import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
@@ -44,16 +44,7 @@ _NO_TIMESTAMP = -1
 _MARKER = struct.Struct(">hi")
 
 
-class Refusal(GroupSourceError):
-    """A request, or one entry of it, is answered with an error: `code`, and a text where the answer has room for it."""
-
-    def __init__(self, code: ErrorCode, message: str = "") -> None:
-        super().__init__(message or code.name)
-        self.code = code
-        self.message = message or code.name
-
-
-class BatchRefusal(Refusal):
+class RejectedBatchError(ApiError):
     """A whole, sound batch is refused for what is in it.
 
     Attributes: `log_start_offset`, which Kafka tells with it; `record_errors`, the number in the batch of each record
@@ -80,7 +71,7 @@ class Appended(NamedTuple):
 
 
 Verify = Callable[[BatchHeader], None]
-"""Is asked before the first batch of a transaction is stored; raises Refusal when it belongs to none."""
+"""Is asked before the first batch of a transaction is stored; raises ApiError when it belongs to none."""
 
 
 class Partition:
@@ -120,9 +111,9 @@ class Partition:
                 self._write_snapshot(self.log.log_end_offset)
 
     def check_online(self) -> None:
-        """Raises: Refusal when the partition cannot be used."""
+        """Raises: ApiError when the partition cannot be used."""
         if self.offline:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
 
     # --- transactions ---
 
@@ -148,7 +139,7 @@ class Partition:
     ) -> Appended:
         """Checks what a producer sent and stores it; a batch that was stored before is answered as it was then.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.check_online()
         header = self._check_batch(records, zstd)
@@ -158,7 +149,7 @@ class Partition:
             try:
                 stored = self._producers.check(header)
             except SequenceError as error:
-                raise BatchRefusal(error.code, str(error), self.log.log_start_offset) from error
+                raise RejectedBatchError(error.code, str(error), self.log.log_start_offset) from error
             if stored is not None:
                 return Appended(stored.base_offset, stored.timestamp_ms, 0)
             known = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
@@ -169,7 +160,7 @@ class Partition:
     def append_own(self, batch: bytes, timestamp_ms: int) -> Appended:
         """Stores a batch that a coordinator of this broker made.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.check_online()
         self._check_size(len(batch))
@@ -180,13 +171,13 @@ class Partition:
     ) -> Appended:
         """Ends a producer's transaction in this partition, also where it has none, for nobody may know.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.check_online()
         try:
             self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
         except SequenceError as error:
-            raise Refusal(error.code, str(error)) from error
+            raise ApiError(error.code, str(error)) from error
         key = control_key(CONTROL_COMMIT if committed else CONTROL_ABORT)
         batch = encode_batch(
             [Record(key, _MARKER.pack(0, coordinator_epoch), timestamp_ms)],
@@ -203,7 +194,7 @@ class Partition:
             base_offset = self.log.append(bytearray(records), header, timestamp_ms if stamped else None)
         except StorageError as error:
             self._report(f"{self.topic_partition}: {error}")
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         row = self._note(records, header, base_offset)
         try:
             if row is not None:
@@ -211,7 +202,7 @@ class Partition:
             self.log.flush_if_due()
         except StorageError as error:
             self.take_offline(error)
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         return Appended(base_offset, timestamp_ms if stamped else -1, header.size)
 
     def _note(
@@ -236,19 +227,19 @@ class Partition:
 
     def _check_batch(self, records: bytes | bytearray | memoryview, zstd: bool) -> BatchHeader:
         if len(records) > _MAGIC_AT and records[_MAGIC_AT] in _FORMER_MAGIC:
-            raise Refusal(ErrorCode.INVALID_RECORD, "message format v0 and v1 are not taken since Produce version 3")
+            raise ApiError(ErrorCode.INVALID_RECORD, "message format v0 and v1 are not taken since Produce version 3")
         try:
             headers = list(iter_batches(records))
             # half a batch behind it is let go, as Kafka lets it go
             if len(headers) != 1:
-                raise Refusal(ErrorCode.INVALID_RECORD, "a partition takes exactly one whole record batch per request")
+                raise ApiError(ErrorCode.INVALID_RECORD, "a partition takes exactly one whole record batch per request")
             header = headers[0]
             self._check_size(header.size)
             check_crc(records, header)
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+            raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         if header.codec > _ZSTD or (header.codec == _ZSTD and not zstd):
-            raise Refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} cannot be taken here")
+            raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} cannot be taken here")
         return header
 
     def _check_records(self, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
@@ -262,7 +253,7 @@ class Partition:
         elif header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
             text = "a producer with an id numbers its batches from 0"
         if text:
-            raise BatchRefusal(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset)
+            raise RejectedBatchError(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset)
         if self.log.config.compacted:
             self._check_keys(records, header)
         self._check_times(records, header, timestamp_ms)
@@ -276,7 +267,7 @@ class Partition:
         try:
             batch, header = recompressed(records, header, codec, self.log.config.codec_level)
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
         self._check_size(header.size)  # what fitted before may not any more
         return batch, header
 
@@ -284,17 +275,17 @@ class Partition:
         limit = self.log.config.max_message_bytes
         if size > limit:
             text = f"a batch of {size} bytes is above max.message.bytes ({limit}) of {self.topic_partition}"
-            raise Refusal(ErrorCode.MESSAGE_TOO_LARGE, text)
+            raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, text)
 
     def _check_keys(self, records: bytes | bytearray | memoryview, header: BatchHeader) -> None:
         try:
             _, keyed = keyed_records(records, header)
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
         text = f"Compacted topic cannot accept message without key in topic partition {self.topic_partition}."
         errors = {number: text for number, record in enumerate(keyed) if record.key is None}
         if errors:
-            raise BatchRefusal(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset, errors)
+            raise RejectedBatchError(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset, errors)
 
     def _check_times(self, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
         config = self.log.config
@@ -311,10 +302,10 @@ class Partition:
                 if record.timestamp_ms != _NO_TIMESTAMP and not earliest <= record.timestamp_ms <= latest
             }
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
         if errors:
             text = "One or more records have been rejected due to invalid timestamp"
-            raise BatchRefusal(ErrorCode.INVALID_TIMESTAMP, text, self.log.log_start_offset, errors)
+            raise RejectedBatchError(ErrorCode.INVALID_TIMESTAMP, text, self.log.log_start_offset, errors)
 
     def last_offsets(self) -> Mapping[int, int]:
         """Producer id -> last offset of its last batch, which compaction must leave."""

@@ -1,6 +1,6 @@
 """The topics and partitions of one broker: created, found by name or id, opened, deleted.
 
-Knows storage and logs; knows no request. What a client did wrong is raised as `Refusal`, with the code to answer.
+Knows storage and logs; knows no request. What a client did wrong is raised as `ApiError`, with the code to answer.
 """
 
 from __future__ import annotations
@@ -10,21 +10,12 @@ import uuid
 from typing import Iterator, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig, TopicConfig, topic_config
-from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog, Report
-from spark_groupsource.storage.partition import (
-    INTERNAL_TOPICS,
-    OFFSETS_TOPIC,
-    TRANSACTIONS_TOPIC,
-    Appended,
-    Partition,
-    Refusal,
-)
-
-__all__ = ["INTERNAL_TOPICS", "OFFSETS_TOPIC", "TRANSACTIONS_TOPIC", "Appended", "Partition", "Partitions", "Refusal"]
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -68,24 +59,24 @@ class Partitions:
         return self._data.topics
 
     def topic_name(self, topic_id: uuid.UUID) -> str:
-        """Raises: Refusal for an id that no topic has."""
+        """Raises: ApiError for an id that no topic has."""
         name = self._names.get(topic_id)
         if name is None:
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}")
         return name
 
     def topic(self, name: str) -> TopicEntry:
-        """Raises: Refusal for a topic that does not exist."""
+        """Raises: ApiError for a topic that does not exist."""
         entry = self._data.topics.get(name)
         if entry is None:
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         return entry
 
     def partition(self, name: str, number: int) -> Partition:
-        """Raises: Refusal for one that does not exist or is offline."""
+        """Raises: ApiError for one that does not exist or is offline."""
         partition = self._partitions.get(TopicPartition(name, number))
         if partition is None:
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {number} of a topic {name}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {number} of a topic {name}")
         partition.check_online()
         return partition
 
@@ -102,34 +93,34 @@ class Partitions:
     # --- topics ---
 
     def check_name(self, name: str) -> None:
-        """Raises: Refusal for a name that no topic can have."""
+        """Raises: ApiError for a name that no topic can have."""
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
             text = f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - are allowed, . and .. are not"
-            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
 
     def check_new_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicConfig:
         """The configuration a new topic would have.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.check_name(name)
         if name in self._data.topics:
-            raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} already exists")
+            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} already exists")
         # metric names have _ for both, so Kafka takes no two topics that differ in this alone
         twin = next((other for other in self._data.topics if other.replace(".", "_") == name.replace(".", "_")), None)
         if twin is not None:
-            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name} collides with topic {twin}")
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name} collides with topic {twin}")
         if not 1 <= partition_count <= 100_000:
-            raise Refusal(ErrorCode.INVALID_PARTITIONS, f"a topic has 1 to 100000 partitions, not {partition_count}")
+            raise ApiError(ErrorCode.INVALID_PARTITIONS, f"a topic has 1 to 100000 partitions, not {partition_count}")
         try:
             return topic_config(settings, self._config.topic)
         except ConfigurationError as error:
-            raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
         """Makes a topic; durable when this returns.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         self.check_new_topic(name, partition_count, settings)
         given = {key: value for key, value in settings.items() if value is not None}
@@ -141,7 +132,7 @@ class Partitions:
     def add_partitions(self, name: str, partition_count: int) -> None:
         """Raises the number of partitions of a topic.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         entry = self.topic(name)
         self._create_partitions(
@@ -151,22 +142,22 @@ class Partitions:
     def alter_topic(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
         """Gives a topic other settings, which hold at once; durable when this returns.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         entry = self.topic(name)
         try:
             config = topic_config(settings, self._config.topic)
         except ConfigurationError as error:
-            raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from error
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
         if name in INTERNAL_TOPICS and config.cleanup_policy != "compact":
             text = f"{name} holds the latest of every group or transaction; its cleanup.policy stays compact"
-            raise Refusal(ErrorCode.POLICY_VIOLATION, text)
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if validate_only:
             return
         try:
             self._data.put_topic(TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings)))
         except StorageError as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
@@ -181,7 +172,7 @@ class Partitions:
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
         """Removes a topic and its files; returns the partitions that are gone.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         entry = self.topic(name)
         doomed = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
@@ -202,19 +193,19 @@ class Partitions:
     def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Moves a log start; durable when this returns. Returns the log start.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         log = self.partition(*topic_partition).log
         offset = log.log_end_offset if before_offset == -1 else before_offset
         if not 0 <= offset <= log.log_end_offset:
             text = f"{topic_partition} ends at offset {log.log_end_offset}; records up to {offset} cannot be deleted"
-            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if offset > log.log_start_offset:
             try:
                 self._data.set_log_start(topic_partition, offset)
                 log.delete_records(offset)
             except (StorageError, OSError) as error:
-                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         return log.log_start_offset
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
@@ -231,7 +222,7 @@ class Partitions:
             for topic_partition in new:
                 self._partitions.pop(topic_partition, None)
             self._report(f"topic {entry.name} was not created: {error}")
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
     def _new_partition(self, entry: TopicEntry, topic_partition: TopicPartition) -> Partition:
         log = PartitionLog(

@@ -19,7 +19,7 @@ from spark_groupsource.storage.cleaner import LatestOffsets, Pass, candidate
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partitions import Partition
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.swap import CleanedSegment, swap_steps
 
 COMPACT = TopicConfig(segment_bytes=1024, index_interval_bytes=100, cleanup_policy="compact", delete_retention_ms=1000)

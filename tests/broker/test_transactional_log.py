@@ -8,14 +8,14 @@ import pytest
 from broker_context import batch, values_from
 
 from spark_groupsource.broker.config import TopicConfig
-from spark_groupsource.errors import CorruptRecordError, ErrorCode
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import control_type, iter_batches
 from spark_groupsource.storage import aborted_index as aborted
 from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition, Refusal
+from spark_groupsource.storage.partition import Partition
 
 NOW = 5_000
 
@@ -58,7 +58,7 @@ class Logged:
         return self.partition.last_stable_offset, self.partition.aborted.overlapping(0, end), producers
 
     def refused(self, action, *arguments, **options) -> ErrorCode:
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ApiError) as caught:
             action(*arguments, **options)
         return caught.value.code
 
@@ -132,7 +132,7 @@ def test_the_first_batch_of_a_transaction_is_verified_and_no_other(logged):
     def verify(header) -> None:
         asked.append(header.base_sequence)
         if len(asked) == 1:
-            raise Refusal(ErrorCode.INVALID_TXN_STATE)
+            raise ApiError(ErrorCode.INVALID_TXN_STATE)
 
     def send(sequence: int) -> int:
         data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=sequence, transactional=True)

@@ -27,9 +27,8 @@ from spark_groupsource.broker.dynamic_config import (
     is_dynamic,
 )
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group.config import GroupConfig
-from spark_groupsource.storage.partitions import Refusal
 from spark_groupsource.wire.messages import (
     AlterConfigsResponse,
     DescribeConfigsResponse,
@@ -71,7 +70,7 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
         code, message, entries = ErrorCode.NONE, "", []
         try:
             entries = _settings(broker, call, resource, request)
-        except Refusal as error:
+        except ApiError as error:
             code, message = error.code, error.message
         result = DescribeConfigsResponse.DescribeConfigsResult(
             error_code=code,
@@ -98,13 +97,13 @@ def _settings(broker: Broker, call: Call, resource: Message, request: Message) -
         _check_node(call, resource)
         return _settings_of_node(broker, call, resource, request)
     else:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
     return [_entry(broker, call, *each, request) for each in found if not keys or each[0].name in keys]
 
 
 def _check_node(call: Call, resource: Message) -> None:
     if resource.resource_name not in (ALL_NODES, str(call.node_id)):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
 
 
 def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
@@ -237,7 +236,7 @@ def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, re
         code, message = ErrorCode.NONE, None
         try:
             if named[(resource.resource_type, resource.resource_name)] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_alterable(resource)
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(call, resource)
@@ -247,7 +246,7 @@ def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, re
                 entry = broker.partitions.topic(resource.resource_name)
                 wanted = settings(resource, dict(entry.settings))
                 broker.partitions.alter_topic(entry.name, wanted, validate_only=request.validate_only)
-        except Refusal as error:
+        except ApiError as error:
             code, message = error.code, error.message
         results.append(
             response(
@@ -263,9 +262,9 @@ def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, re
 def _check_alterable(resource: Message) -> None:
     if resource.resource_type not in (_TOPIC_RESOURCE, _BROKER_RESOURCE):
         text = f"resource type {resource.resource_type} has no settings here; topics and brokers have"
-        raise Refusal(ErrorCode.INVALID_REQUEST, text)
+        raise ApiError(ErrorCode.INVALID_REQUEST, text)
     if any(count > 1 for count in Counter(config.name for config in resource.configs).values()):
-        raise Refusal(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
 
 
 def _replaced(resource: Message, settings: dict[str, str]) -> dict[str, str]:
@@ -276,7 +275,7 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
     for config in resource.configs:
         name, operation = config.name, config.config_operation
         if operation not in (_SET, _DELETE, _APPEND, _SUBTRACT):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
         info = (TOPIC_SETTINGS if resource.resource_type == _TOPIC_RESOURCE else BROKER_SETTINGS).get(name)
         if operation == _DELETE:
             settings.pop(name, None)  # of an unknown one nothing is set either
@@ -286,7 +285,7 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
             if info is None or name not in _LISTS:
                 verb = "APPEND to" if operation == _APPEND else "SUBTRACT from"
                 text = f"Can't {verb} key {name} because its type is not LIST."
-                raise Refusal(ErrorCode.INVALID_CONFIG, text)
+                raise ApiError(ErrorCode.INVALID_CONFIG, text)
             old = [each for each in settings.get(name, str(info.default)).split(",") if each]
             given = _value(config).split(",")
             if operation == _APPEND:
@@ -299,7 +298,7 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
 
 def _value(config: Message) -> str:
     if config.value is None:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {config.name}")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {config.name}")
     return str(config.value)
 
 

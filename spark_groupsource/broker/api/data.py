@@ -9,12 +9,12 @@ from collections import Counter
 
 from spark_groupsource.broker.leader_hints import name_leaders
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import BatchHeader
 from spark_groupsource.storage.leader_epochs import EpochEnd
 from spark_groupsource.storage.log import TimestampAndOffset
-from spark_groupsource.storage.partition import INTERNAL_TOPICS, BatchRefusal, Partition, Refusal, Verify
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, Verify
 from spark_groupsource.transactions import Producer
 from spark_groupsource.wire.messages import (
     DeleteRecordsResponse,
@@ -82,7 +82,7 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
                     record_errors=[],
                     error_message=None,
                 )
-            except Refusal as error:
+            except ApiError as error:
                 result = _not_produced(data.index, error)
                 if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
                     refused.append((TopicPartition(_topic_name(broker, call, topic), data.index), result))
@@ -98,29 +98,29 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
     return response
 
 
-def _not_produced(number: int, error: Refusal) -> Message:
+def _not_produced(number: int, error: ApiError) -> Message:
     return _ProducedPartition(
         index=number,
         error_code=error.code,
         base_offset=-1,
         log_append_time_ms=-1,
-        log_start_offset=error.log_start_offset if isinstance(error, BatchRefusal) else -1,
-        record_errors=_record_errors(error) if isinstance(error, BatchRefusal) else [],
+        log_start_offset=error.log_start_offset if isinstance(error, RejectedBatchError) else -1,
+        record_errors=_record_errors(error) if isinstance(error, RejectedBatchError) else [],
         error_message=error.message,
     )
 
 
-def _record_errors(error: BatchRefusal) -> list[Message]:
+def _record_errors(error: RejectedBatchError) -> list[Message]:
     entry = _ProducedPartition.BatchIndexAndErrorMessage
     return [entry(batch_index=number, batch_index_error_message=text) for number, text in error.record_errors.items()]
 
 
 def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
     if request.acks not in (-1, 0, 1):
-        raise Refusal(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
+        raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
     name = _topic_name(broker, call, topic)
     if name in INTERNAL_TOPICS:
-        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the coordinators alone")
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the coordinators alone")
     partition = broker.partitions.partition(name, number)
     broker.leaders.check(call.node_id, partition.topic_partition)
     return partition
@@ -139,7 +139,7 @@ def _verification(
     def verify(header: BatchHeader) -> None:
         if transactional_id is None:
             text = "records of a transaction came in a request without transactional id"
-            raise Refusal(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         producer = Producer(header.producer_id, header.producer_epoch)
         code = broker.transactions.verify(transactional_id, producer, topic_partition)
         if code is ErrorCode.NONE:
@@ -147,7 +147,7 @@ def _verification(
         if code is ErrorCode.TRANSACTION_ABORTABLE and call.api_version < _ABORTABLE_SINCE:
             code = ErrorCode.INVALID_TXN_STATE
         code = _VERIFICATION_ERRORS.get(code, code)
-        raise Refusal(code, f"{topic_partition} is in no open transaction of {transactional_id}")
+        raise ApiError(code, f"{topic_partition} is in no open transaction of {transactional_id}")
 
     return verify
 
@@ -172,14 +172,14 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
             code, found, leader_epoch = ErrorCode.NONE, _NOTHING, -1
             try:
                 if named[topic.name, wanted.partition_index] > 1:
-                    raise Refusal(ErrorCode.INVALID_REQUEST, "a partition is named more than once")
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "a partition is named more than once")
                 if call.api_version < _TIMES_SINCE.get(wanted.timestamp, 0):
-                    raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {wanted.timestamp} is of a later version")
+                    raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {wanted.timestamp} is of a later version")
                 partition = broker.partitions.partition(topic.name, wanted.partition_index)
                 leader = broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
                 found = _look_up(partition, wanted, call.api_version, committed)
                 leader_epoch = leader.epoch if found.offset >= 0 else -1
-            except Refusal as error:
+            except ApiError as error:
                 code = error.code
             entry = _ListedPartition(
                 partition_index=wanted.partition_index,
@@ -206,14 +206,14 @@ def _look_up(partition: Partition, wanted: Message, api_version: int, committed:
         if timestamp == _MAX_TIMESTAMP and api_version >= _MAX_TIMESTAMP_SINCE:
             found = log.latest_timestamp()
         elif timestamp < 0:
-            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning here")
         else:
             found = log.offset_for_timestamp(timestamp)
         return found if found is not None and found.offset < end else _NOTHING
     except CorruptRecordError as error:
-        raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
     except StorageError as error:
-        raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
 
 def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Message:
@@ -227,7 +227,7 @@ def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Mes
                 partition = broker.partitions.partition(topic.topic, wanted.partition)
                 broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
                 end = broker.epochs.end_of(partition, wanted.leader_epoch)
-            except Refusal as error:
+            except ApiError as error:
                 code = error.code
             except StorageError as error:
                 broker.report(str(error))
@@ -252,7 +252,7 @@ def delete_records(broker: Broker, call: Call, request: Message) -> Message:
                 broker.partitions.partition(*topic_partition)  # what is not there has no leader
                 broker.leaders.check(call.node_id, topic_partition)
                 low_watermark = broker.delete_records(topic_partition, wanted.offset)
-            except Refusal as error:
+            except ApiError as error:
                 code = error.code
             entry = _DeletedPartition(
                 partition_index=wanted.partition_index, low_watermark=low_watermark, error_code=code

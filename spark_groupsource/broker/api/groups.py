@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Callable, Iterable
 
 from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.partitions import Refusal
 from spark_groupsource.wire.messages import (
     FindCoordinatorResponse,
     Message,
@@ -49,10 +48,10 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
     try:
         if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
             text = "this broker coordinates consumer groups and transactions, not shares"
-            raise Refusal(ErrorCode.INVALID_REQUEST, text)
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         runtime = broker.coordinator if key_type == _GROUP_KEY else broker.transactions
         node = runtime.seats.node_of(key)
-    except Refusal as error:
+    except ApiError as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message
         )
@@ -148,7 +147,7 @@ def _name_topics(broker: Broker, topics: Iterable[Message]) -> list[Message]:
     for topic in topics:
         try:
             topic.name = broker.partitions.topic_name(topic.topic_id)
-        except Refusal:
+        except ApiError:
             topic.name = ""
             nameless.append(topic)
     return nameless

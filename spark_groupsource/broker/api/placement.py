@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, placement
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.partitions import INTERNAL_TOPICS, Refusal
+from spark_groupsource.storage.partition import INTERNAL_TOPICS
 from spark_groupsource.wire.messages import (
     DescribeTopicPartitionsResponse,
     ElectLeadersResponse,
@@ -53,7 +53,7 @@ def describe_topic_partitions(broker: Broker, call: Call, request: Message) -> M
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:
             entry = broker.partitions.topic(name)
-        except Refusal:
+        except ApiError:
             topics.append(_described(name, _why_unknown(broker, name)))
             continue
         first = cursor.partition_index if cursor is not None and name == begin else 0
@@ -75,7 +75,7 @@ def _page(topics: list[Message], next_cursor: Message | None) -> Message:
 def _why_unknown(broker: Broker, name: str) -> ErrorCode:
     try:
         broker.partitions.check_name(name)
-    except Refusal as error:
+    except ApiError as error:
         return error.code
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -6,8 +6,7 @@ Source: KIP-664, KIP-994 (by duration); Kafka `KafkaApis`, `TransactionStateMana
 from __future__ import annotations
 
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.partition import Refusal
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.producer_state import ProducerEntry
 from spark_groupsource.transactions.states import NAMES
 from spark_groupsource.wire.messages import (
@@ -36,7 +35,7 @@ def describe_producers(broker: Broker, call: Call, request: Message) -> Message:
                 partition = broker.partitions.partition(topic.name, number)
                 broker.leaders.check(call.node_id, partition.topic_partition)
                 entry.active_producers = [_producer(*each) for each in partition.producers().items()]
-            except Refusal as error:
+            except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
             results.append(entry)
         topics.append(_Topic(name=topic.name, partitions=results))
@@ -64,11 +63,11 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
     code, value = ErrorCode.NONE, None
     try:
         if not transactional_id:
-            raise Refusal(ErrorCode.INVALID_REQUEST)
+            raise ApiError(ErrorCode.INVALID_REQUEST)
         value = broker.transactions.transaction(node_id, transactional_id)
         if value is None:
-            raise Refusal(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-    except Refusal as error:
+            raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    except ApiError as error:
         code = error.code
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(value.partitions) if value else ():

@@ -10,10 +10,10 @@ from collections import Counter
 
 from spark_groupsource.broker.config import BROKER_NAMES, TOPIC_SETTINGS, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.data_directory import TopicEntry
-from spark_groupsource.storage.partitions import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.wire.messages import (
     CreatePartitionsResponse,
     CreateTopicsResponse,
@@ -67,7 +67,7 @@ def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message)
         elif name not in broker.partitions.topics:
             _auto_create(broker, call, request, name)
         return _describe_topic(broker, broker.partitions.topic(name), request)
-    except Refusal as error:
+    except ApiError as error:
         # null where the client reads null (v12), else empty
         shown = name if name is not None or call.api_version >= 12 else ""
         tell = request.include_topic_authorized_operations and wanted.name is not None
@@ -86,7 +86,7 @@ def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> Non
     if not (allowed and broker.config.auto_create_topics_enable):
         # an illegal name is told apart from one that is free
         broker.partitions.check_new_topic(name, 1, {})
-        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
         broker.coordinator.seats.ensure_topic()
     elif name == TRANSACTIONS_TOPIC:
@@ -165,9 +165,9 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
     for topic in {topic.name: topic for topic in request.topics}.values():
         try:
             if named[topic.name] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
             results.append(_create_topic(broker, call, topic, request.validate_only))
-        except Refusal as error:
+        except ApiError as error:
             results.append(
                 _CreatedTopic(
                     name=topic.name,
@@ -187,7 +187,7 @@ def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: boo
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
         if value is None:
-            raise Refusal(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
     if validate_only:
         config = broker.partitions.check_new_topic(topic.name, count, settings)
         topic_id = broker.new_id()
@@ -223,16 +223,16 @@ def _partition_count(broker: Broker, topic: Message) -> int:
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
             text = "give either partitions and replication factor, or assignments"
-            raise Refusal(ErrorCode.INVALID_REQUEST, text)
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         numbers = sorted(assignment.partition_index for assignment in topic.assignments)
         if numbers != list(range(len(numbers))):
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
+            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
         _check_replicas(broker, topic.assignments)
         return len(numbers)
     brokers = len(broker.leaders.node_ids)
     if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= brokers:
         text = f"replication factor {topic.replication_factor} is not possible with {brokers} broker(s)"
-        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, text)
+        raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
     return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
 
 
@@ -248,16 +248,16 @@ def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
         code, message = ErrorCode.NONE, None
         try:
             if name is not None and topic_id not in (None, _NO_ID):
-                raise Refusal(ErrorCode.INVALID_REQUEST, "give either the name of a topic or its id")
+                raise ApiError(ErrorCode.INVALID_REQUEST, "give either the name of a topic or its id")
             if named[ids.get(topic_id) if name is None else name] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, "a topic is named more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, "a topic is named more than once")
             if not broker.config.delete_topic_enable:
-                raise Refusal(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
+                raise ApiError(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
             if name is None:
                 name = broker.partitions.topic_name(topic_id)
             topic_id = broker.partitions.topic(name).topic_id
             broker.delete_topic(name)
-        except Refusal as error:
+        except ApiError as error:
             code, message = error.code, error.message
         result = DeleteTopicsResponse.DeletableTopicResult(
             name=name, topic_id=topic_id, error_code=code, error_message=message
@@ -274,11 +274,11 @@ def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
         code, message = ErrorCode.NONE, None
         try:
             if named[topic.name] > 1:
-                raise Refusal(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
             _check_new_count(broker, topic)
             if not request.validate_only:
                 broker.add_partitions(topic.name, topic.count)
-        except Refusal as error:
+        except ApiError as error:
             code, message = error.code, error.message
         result = CreatePartitionsResponse.CreatePartitionsTopicResult(
             name=topic.name, error_code=code, error_message=message
@@ -291,16 +291,16 @@ def _check_new_count(broker: Broker, topic: Message) -> None:
     entry = broker.partitions.topic(topic.name)
     if topic.name in INTERNAL_TOPICS:
         text = f"{topic.name} keeps its partitions: groups and transactions are found by them"
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
     if topic.count <= entry.partition_count:
         text = f"topic {topic.name} has {entry.partition_count} partitions; {topic.count} would not be more"
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, text)
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
     if topic.count > 100_000:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
     if topic.assignments is not None:
         added = topic.count - entry.partition_count
         if len(topic.assignments) != added:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} assignments are due, or none at all")
+            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} assignments are due, or none at all")
         _check_replicas(broker, topic.assignments)
 
 
@@ -317,4 +317,4 @@ def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
         elif len(set(wanted)) < len(wanted):
             text = "The manual partition assignment includes the same broker more than once."
         if text:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{text} Brokers are {list(known)}.")
+            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{text} Brokers are {list(known)}.")

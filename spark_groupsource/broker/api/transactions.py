@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from spark_groupsource.broker.api.groups import adding, group_request, known_topics, refusals
 from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.partition import Refusal
 from spark_groupsource.transactions import Producer
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnResponse,
@@ -46,7 +45,7 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
             code, producer = broker.transactions.init(
                 call.node_id, request.transactional_id, request.transaction_timeout_ms, known
             )
-        except Refusal as error:
+        except ApiError as error:
             code = error.code
     return InitProducerIdResponse(
         throttle_time_ms=0,
@@ -75,7 +74,7 @@ def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
         producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
             code = broker.transactions.add(call.node_id, request.v3_and_below_transactional_id, producer, wanted)
-        except Refusal as error:
+        except ApiError as error:
             code = error.code
     code = _fencing(code, call.api_version)
     results = [
@@ -102,7 +101,7 @@ def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
         partition = broker.coordinator.seats.partition_of(request.group_id)
         producer = Producer(request.producer_id, request.producer_epoch)
         code = broker.transactions.add(call.node_id, request.transactional_id, producer, [partition])
-    except Refusal as error:
+    except ApiError as error:
         code = error.code
     return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
 
@@ -112,7 +111,7 @@ def end(broker: Broker, call: Call, request: Message) -> Message:
     producer = Producer(request.producer_id, request.producer_epoch)
     try:
         code = broker.transactions.end(call.node_id, request.transactional_id, producer, bool(request.committed))
-    except Refusal as error:
+    except ApiError as error:
         code = error.code
     return EndTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
 
@@ -150,7 +149,7 @@ def _vouched(broker: Broker, call: Call, request: Message) -> ErrorCode:
     try:
         partition = broker.coordinator.seats.partition_of(request.group_id)
         code = broker.transactions.verify(request.transactional_id, producer, partition)
-    except Refusal as error:
+    except ApiError as error:
         code = error.code
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH

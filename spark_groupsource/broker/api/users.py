@@ -11,8 +11,7 @@ from collections import Counter
 
 from spark_groupsource.broker.network.authentication import Accounts
 from spark_groupsource.broker.node import Broker, Call
-from spark_groupsource.errors import ErrorCode, StorageError
-from spark_groupsource.storage.partitions import Refusal
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
     AlterClientQuotasResponse,
     AlterUserScramCredentialsRequest,
@@ -121,10 +120,10 @@ def alter_scram_credentials(broker: Broker, call: Call, request: Message) -> Mes
         try:
             if len(entries) > 1:
                 text = "A user credential cannot be altered twice in the same request"
-                raise Refusal(ErrorCode.DUPLICATE_RESOURCE, text)
+                raise ApiError(ErrorCode.DUPLICATE_RESOURCE, text)
             _check(broker.accounts, entries[0])
             _apply(broker.accounts, entries[0])
-        except Refusal as error:
+        except ApiError as error:
             code, text = error.code, error.message
         except StorageError as error:
             broker.report(f"credentials of user {name} are not kept: {error}")
@@ -134,20 +133,20 @@ def alter_scram_credentials(broker: Broker, call: Call, request: Message) -> Mes
 
 
 def _check(accounts: Accounts, entry: Message) -> None:
-    """Raises: Refusal."""
+    """Raises: ApiError."""
     mechanism = _MECHANISMS.get(entry.mechanism)
     if not entry.name:
-        raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+        raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
     if mechanism is None:
-        raise Refusal(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+        raise ApiError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
     if isinstance(entry, _Deletion):
         if mechanism not in accounts.scram_users.get(entry.name, {}):
             text = "Attempt to delete a user credential that does not exist"
-            raise Refusal(ErrorCode.RESOURCE_NOT_FOUND, text)
+            raise ApiError(ErrorCode.RESOURCE_NOT_FOUND, text)
     elif entry.iterations < LEAST_ITERATIONS:
-        raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
+        raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
     elif entry.iterations > MOST_ITERATIONS:
-        raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+        raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
 
 
 def _apply(accounts: Accounts, entry: Message) -> None:

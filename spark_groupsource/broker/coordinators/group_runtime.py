@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorTopic, Seat, Seats
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
     GroupShard,
     LogRecord,
@@ -27,7 +27,7 @@ from spark_groupsource.group import (
 )
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import CONTROL_COMMIT, Record, control_type, decode_records, encode_batch
-from spark_groupsource.storage.partitions import OFFSETS_TOPIC, Refusal
+from spark_groupsource.storage.partition import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
 
@@ -118,7 +118,7 @@ class CoordinatorRuntime:
             self._finish[call.token] = finish
         try:
             count = self.seats.ensure_topic()
-        except Refusal:
+        except ApiError:
             self._reply(call.token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, call.api_version))
             return
         parts = split(request, call.api_version, count)
@@ -193,7 +193,7 @@ class CoordinatorRuntime:
             if outcome.records:
                 try:
                     self._append(shard.partition, outcome.records, outcome.producer)
-                except Refusal as error:
+                except ApiError as error:
                     outcome = shard.append_failed(outcome, error.code, self._now_ms, self._timestamp_ms)
                     continue
                 timestamp_ms = self._timestamp_ms

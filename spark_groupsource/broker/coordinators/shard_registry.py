@@ -10,10 +10,10 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Iterator, NamedTuple, Protocol, TypeVar
 
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.group import group_partition
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.storage.partitions import Partition, Refusal
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment import StoredBatch
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Seats(Generic[Shard]):
     def ensure_topic(self) -> int:
         """Makes the coordinator's topic if there is none; returns the number of its partitions.
 
-        Raises: Refusal.
+        Raises: ApiError.
         """
         if not self.partition_count:
             settings = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
@@ -101,17 +101,17 @@ class Seats(Generic[Shard]):
         return self.partition_count
 
     def log_partition(self, partition: int) -> Partition:
-        """Raises: Refusal."""
+        """Raises: ApiError."""
         return self._broker.partitions.partition(self._topic.name, partition)
 
     # --- who serves ---
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:
-        """The partition whose leader coordinates a group or a transactional id. Raises: Refusal."""
+        """The partition whose leader coordinates a group or a transactional id. Raises: ApiError."""
         return TopicPartition(self._topic.name, group_partition(coordinated_id, self.ensure_topic()))
 
     def node_of(self, coordinated_id: str) -> Node:
-        """The node that coordinates a group or a transactional id. Raises: Refusal when its shard cannot be served."""
+        """The node that coordinates a group or a transactional id. Raises: ApiError when its shard cannot be served."""
         topic_partition = self.partition_of(coordinated_id)
         self.seat(topic_partition.partition)
         self.check(topic_partition.partition)
@@ -119,15 +119,15 @@ class Seats(Generic[Shard]):
         for node in self._broker.nodes:
             if node.node_id == node_id:
                 return node
-        raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
 
     def leads(self, node_id: int, partition: int) -> bool:
         return self._leader(partition)[0] == node_id
 
     def check(self, partition: int) -> None:
-        """Raises: Refusal with the cause, for a partition whose log could not be replayed."""
+        """Raises: ApiError with the cause, for a partition whose log could not be replayed."""
         if partition in self._failed:
-            raise Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[partition])
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[partition])
 
     def seat(self, partition: int) -> Seat[Shard] | None:
         """The shard, loaded unless that takes long or is held up; None when its log cannot be replayed."""
@@ -204,7 +204,7 @@ class Seats(Generic[Shard]):
     def _load_slice(self, seat: Seat[Shard]) -> None:
         try:
             seat.loaded = self._replay_slice(seat)
-        except (Refusal, CorruptRecordError, StorageError) as error:
+        except (ApiError, CorruptRecordError, StorageError) as error:
             del self._seats[seat.partition]
             text = f"the {self._topic.contents} of {self._topic.name}-{seat.partition} cannot be loaded: {error}"
             self._failed[seat.partition] = text

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Collection
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorTopic, Seat, Seats
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.failures import append_error
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, encode_batch
-from spark_groupsource.storage.partitions import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Refusal
+from spark_groupsource.storage.partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.transactions import Decision, Producer, TransactionConfig, TransactionShard, ends
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
@@ -108,7 +108,7 @@ class TransactionRuntime:
             case _:
                 raise ValueError(f"no timer is known by {key}")
 
-    # --- requests: each returns what is to be answered, and raises Refusal when this node cannot say ---
+    # --- requests: each returns what is to be answered, and raises ApiError when this node cannot say ---
 
     def init(
         self, node_id: int, transactional_id: str, timeout_ms: int, expected: Producer | None
@@ -120,7 +120,7 @@ class TransactionRuntime:
             decision = seat.shard.init(transactional_id, timeout_ms, expected, self._timestamp_ms, fresh_id)
         except StorageError as error:
             self._broker.report(str(error))
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         error_code = self._apply(seat, transactional_id, decision)
         value = decision.value
         if error_code is not ErrorCode.NONE or value is None:
@@ -145,7 +145,7 @@ class TransactionRuntime:
         """Whether records in a partition belong to an open transaction, whichever node coordinates it."""
         try:
             seat = self._loaded_seat(self.seats.partition_of(transactional_id).partition)
-        except Refusal as error:
+        except ApiError as error:
             return error.code
         return seat.shard.verify(transactional_id, producer, topic_partition)
 
@@ -161,20 +161,20 @@ class TransactionRuntime:
         return found
 
     def transaction(self, node_id: int, transactional_id: str) -> TransactionValue | None:
-        """Where a transactional id stands, None when it is not known. Raises: Refusal."""
+        """Where a transactional id stands, None when it is not known. Raises: ApiError."""
         return self._own_seat(node_id, transactional_id).shard.transactions.get(transactional_id)
 
     def _own_seat(self, node_id: int, transactional_id: str) -> Seat[TransactionShard]:
         partition = self.seats.partition_of(transactional_id).partition
         if not self.seats.leads(node_id, partition):
-            raise Refusal(ErrorCode.NOT_COORDINATOR, f"node {node_id} does not coordinate {transactional_id}")
+            raise ApiError(ErrorCode.NOT_COORDINATOR, f"node {node_id} does not coordinate {transactional_id}")
         return self._loaded_seat(partition)
 
     def _loaded_seat(self, partition: int) -> Seat[TransactionShard]:
         seat = self.seats.seat(partition)
         self.seats.check(partition)
         if seat is None or not seat.loaded:
-            raise Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return seat
 
     # --- decide, append, replay, mark ---
@@ -184,7 +184,7 @@ class TransactionRuntime:
             return decision.error
         try:
             self._store(seat, transactional_id, decision.value)
-        except Refusal as error:
+        except ApiError as error:
             return append_error(error.code)
         seat.shard.stored(transactional_id, decision)
         self._set_timeout(seat, transactional_id)
@@ -211,7 +211,7 @@ class TransactionRuntime:
             assert decision.value is not None
             try:
                 self._store(seat, transactional_id, decision.value)
-            except Refusal as error:
+            except ApiError as error:
                 trouble = str(error)
         if not trouble:
             seat.shard.stored(transactional_id, decision)
@@ -233,7 +233,7 @@ class TransactionRuntime:
                 marked = partition.append_marker(
                     value.producer_id, value.producer_epoch, committed, seat.epoch, self._timestamp_ms
                 )
-            except Refusal as error:
+            except ApiError as error:
                 if error.code not in _OVERTAKEN:
                     trouble = str(error)
                 continue
@@ -269,7 +269,7 @@ class TransactionRuntime:
             for transactional_id in list(seat.shard.unused(self._timestamp_ms)):
                 try:
                     self._store(seat, transactional_id, None)
-                except Refusal as error:
+                except ApiError as error:
                     self._broker.report(f"the unused transactional id {transactional_id} is kept for now: {error}")
         self._set_forget_timer()
 

@@ -21,11 +21,12 @@ from spark_groupsource.broker.leader_hints import name_leaders
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
-from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.records.batch import last_batch
 from spark_groupsource.storage.leader_epochs import Epochs
-from spark_groupsource.storage.partitions import Partition, Partitions, Refusal
+from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.wire.messages import FetchResponse, Message
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Fetches:
                 has_error = has_error or entry.diverging_epoch is not None
                 size += len(entry.records)
                 found.append((wanted, entry))
-            except Refusal as error:
+            except ApiError as error:
                 if error.code is ErrorCode.UNKNOWN_TOPIC_ID:
                     nameless.append((wanted, _error_entry(wanted.number, error.code, looked_for=True)))
                 elif error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -205,7 +206,7 @@ class Fetches:
             wanted.topic = self._partitions.topic_name(wanted.topic_id)
         partition = self._partitions.partition(wanted.topic, wanted.number)
         if wanted.topic_id is not None and wanted.topic_id != partition.topic_id:
-            raise Refusal(ErrorCode.INCONSISTENT_TOPIC_ID, f"topic {wanted.topic} was made anew with another id")
+            raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID, f"topic {wanted.topic} was made anew with another id")
         self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
         return partition
 
@@ -217,15 +218,15 @@ class Fetches:
         before = stable if committed and stable < log.log_end_offset else None
         diverging = self._diverging(partition, wanted)
         if diverging is None and not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
-            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = min(wanted.max_bytes, left)
         wanted_now = diverging is None and (first or limit > 0)
         try:
             records = log.read(wanted.fetch_offset, limit, before) if wanted_now else memoryview(b"")
         except CorruptRecordError as error:
-            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+            raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         except StorageError as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         if len(records) > limit and not first:
             records = memoryview(b"")
         return _PartitionData(
@@ -249,9 +250,9 @@ class Fetches:
         try:
             end = self._epochs.end_of(partition, epoch)
         except StorageError as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         if end.end_offset < 0:
-            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE)
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if end.epoch >= epoch and end.end_offset >= wanted.fetch_offset:
             return None
         return _PartitionData.EpochEndOffset(epoch=end.epoch, end_offset=end.end_offset)
