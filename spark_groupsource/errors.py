@@ -1,13 +1,13 @@
 """Kafka's error codes, and our exceptions split by whose fault they are.
 
 * `ConfigurationError`: the user's settings; the message names the setting and the mend.
-* `ConnectionFailed`, `AuthenticationFailed`: a broker could not be reached or refused us.
+* `NetworkError`, `AuthenticationError`: a broker could not be reached or refused us.
 * `BrokerError`: a broker answered with an error code.
 * `ApiError`: the embedded broker answers with an error code.
 * `RemoteProtocolError`: the peer sent bytes that are not Kafka's protocol.
 * `GenerationMismatchError`: the group moved on without us.
 * `DataLossError`: records that the plan promised are not there.
-* `ApplicationEnded`: the Spark application stopped without its query.
+* `ApplicationEndedError`: the Spark application stopped without its query.
 * `CorruptRecordError`, `StorageError`: bytes or files that cannot be trusted.
 
 Any other exception is a bug in this package.
@@ -164,15 +164,15 @@ class ConfigurationError(GroupSourceError, ValueError):
     """A setting is missing, unknown, malformed or not supported; the user mends it."""
 
 
-class ConnectionFailed(GroupSourceError, ConnectionError):
+class NetworkError(GroupSourceError, ConnectionError):
     """No usable connection to a broker: refused, unresolvable, closed or timed out."""
 
 
-class RequestTimedOut(ConnectionFailed):
+class RequestTimeoutError(NetworkError):
     """A broker accepted the request and did not answer in time."""
 
 
-class AuthenticationFailed(GroupSourceError):
+class AuthenticationError(GroupSourceError):
     """The broker refused the credentials, or TLS verification failed. Never retried."""
 
 
@@ -180,7 +180,7 @@ class RemoteProtocolError(GroupSourceError):
     """The peer's bytes are not what the protocol allows; the connection is closed."""
 
 
-class UnsupportedVersion(GroupSourceError):
+class UnsupportedVersionError(GroupSourceError):
     """Peer and package share no version of an API."""
 
 
@@ -272,7 +272,7 @@ class DataLossError(GroupSourceError):
         return DataLossError, (self.error_class, self.message)
 
 
-class ApplicationEnded(GroupSourceError):
+class ApplicationEndedError(GroupSourceError):
     """The SparkContext a query belongs to was stopped before the query; its members have left the group."""
 
 

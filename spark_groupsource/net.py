@@ -12,10 +12,10 @@ import ssl
 from typing import NamedTuple
 
 from spark_groupsource.errors import (
-    AuthenticationFailed,
+    AuthenticationError,
     ConfigurationError,
-    ConnectionFailed,
-    RequestTimedOut,
+    NetworkError,
+    RequestTimeoutError,
 )
 
 Socket = socket.socket
@@ -62,20 +62,20 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
     """Opens a connected blocking TCP socket, over TLS when `tls` is given.
 
-    Raises: ConnectionFailed naming the address and the mend; AuthenticationFailed when TLS verification fails.
+    Raises: NetworkError naming the address and the mend; AuthenticationError when TLS verification fails.
     """
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
     except socket.gaierror as error:
-        raise ConnectionFailed(
+        raise NetworkError(
             f"host name of {address} cannot be resolved ({error.strerror}); check the address"
         ) from error
     except (TimeoutError, socket.timeout) as error:
-        raise ConnectionFailed(
+        raise NetworkError(
             f"no answer from {address} within {timeout_ms} ms; check address and firewall"
         ) from error
     except OSError as error:
-        raise ConnectionFailed(
+        raise NetworkError(
             f"cannot connect to {address} ({error.strerror or error}); is a broker listening there?"
         ) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,12 +85,12 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         return _tls_context(tls).wrap_socket(connection, server_hostname=address.host)
     except ssl.SSLError as error:
         connection.close()
-        raise AuthenticationFailed(
+        raise AuthenticationError(
             f"TLS with {address} failed: {error}; check ssl.ca and the broker's listener"
         ) from error
     except OSError as error:
         connection.close()
-        raise ConnectionFailed(f"{address} closed the connection during the TLS handshake ({error})") from error
+        raise NetworkError(f"{address} closed the connection during the TLS handshake ({error})") from error
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -108,21 +108,21 @@ def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
 def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, timeout_ms: int) -> None:
     """Writes every byte of `data`.
 
-    Raises: ConnectionFailed when the peer is gone, RequestTimedOut when it does not take the bytes in time.
+    Raises: NetworkError when the peer is gone, RequestTimeoutError when it does not take the bytes in time.
     """
     connection.settimeout(max(timeout_ms, 1) / 1000)
     try:
         connection.sendall(data)
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimedOut(f"peer took no data for {timeout_ms} ms") from error
+        raise RequestTimeoutError(f"peer took no data for {timeout_ms} ms") from error
     except OSError as error:
-        raise ConnectionFailed(f"connection lost while sending ({error})") from error
+        raise NetworkError(f"connection lost while sending ({error})") from error
 
 
 def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int) -> None:
     """Fills `buffer` completely; `timeout_ms` bounds each wait for more bytes.
 
-    Raises: ConnectionFailed when the peer closes first, RequestTimedOut when nothing comes in time.
+    Raises: NetworkError when the peer closes first, RequestTimeoutError when nothing comes in time.
     """
     connection.settimeout(max(timeout_ms, 1) / 1000)
     filled = 0
@@ -130,18 +130,18 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
         while filled < len(buffer):
             count = connection.recv_into(buffer[filled:])
             if count == 0:
-                raise ConnectionFailed(f"peer closed the connection after {filled} of {len(buffer)} bytes")
+                raise NetworkError(f"peer closed the connection after {filled} of {len(buffer)} bytes")
             filled += count
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimedOut(f"no answer within {timeout_ms} ms") from error
+        raise RequestTimeoutError(f"no answer within {timeout_ms} ms") from error
     except OSError as error:
-        if isinstance(error, ConnectionFailed):
+        if isinstance(error, NetworkError):
             raise
-        raise ConnectionFailed(f"connection lost while receiving ({error})") from error
+        raise NetworkError(f"connection lost while receiving ({error})") from error
 
 
 def abort(connection: socket.socket) -> None:
-    """Wakes whoever waits on `connection` in another thread: its read or write ends with ConnectionFailed."""
+    """Wakes whoever waits on `connection` in another thread: its read or write ends with NetworkError."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -179,13 +179,13 @@ class LocalChannel:
         self._received = b""
 
     def send(self, line: str, timeout_ms: int = 5_000) -> None:
-        """Writes one line. Raises: ConnectionFailed, RequestTimedOut."""
+        """Writes one line. Raises: NetworkError, RequestTimeoutError."""
         send_all(self._connection, line.encode() + b"\n", timeout_ms)
 
     def receive(self, timeout_ms: int) -> str | None:
         """The next line, or None when the peer has closed.
 
-        Raises: RequestTimedOut when no line comes in time; ConnectionFailed when the connection breaks.
+        Raises: RequestTimeoutError when no line comes in time; NetworkError when the connection breaks.
         """
         self._connection.settimeout(max(timeout_ms, 1) / 1000)
         try:
@@ -195,9 +195,9 @@ class LocalChannel:
                     return None
                 self._received += more
         except (TimeoutError, socket.timeout) as error:
-            raise RequestTimedOut(f"no line within {timeout_ms} ms") from error
+            raise RequestTimeoutError(f"no line within {timeout_ms} ms") from error
         except OSError as error:
-            raise ConnectionFailed(f"local connection lost ({error})") from error
+            raise NetworkError(f"local connection lost ({error})") from error
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
@@ -216,12 +216,12 @@ class LocalListener:
             self._listener.listen(16)
         except OSError as error:
             self._listener.close()
-            raise ConnectionFailed(f"cannot listen at {path} ({error})") from error
+            raise NetworkError(f"cannot listen at {path} ({error})") from error
 
     def accept(self, timeout_ms: int) -> LocalChannel | None:
         """The next caller, or None when none came in time.
 
-        Raises: ConnectionFailed once the listener is closed.
+        Raises: NetworkError once the listener is closed.
         """
         try:
             self._listener.settimeout(max(timeout_ms, 1) / 1000)
@@ -229,7 +229,7 @@ class LocalListener:
         except (TimeoutError, socket.timeout):
             return None
         except OSError as error:
-            raise ConnectionFailed(f"{self.path} is closed") from error
+            raise NetworkError(f"{self.path} is closed") from error
         return LocalChannel(connection)
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class LocalListener:
 def dial_local(path: str, timeout_ms: int) -> LocalChannel:
     """Connects to a `LocalListener`.
 
-    Raises: ConnectionFailed when nobody listens there.
+    Raises: NetworkError when nobody listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -251,5 +251,5 @@ def dial_local(path: str, timeout_ms: int) -> LocalChannel:
         connection.connect(path)
     except OSError as error:
         connection.close()
-        raise ConnectionFailed(f"nobody listens at {path} ({error})") from error
+        raise NetworkError(f"nobody listens at {path} ({error})") from error
     return LocalChannel(connection)

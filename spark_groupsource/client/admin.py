@@ -10,7 +10,7 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import TopicInfo
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from spark_groupsource.wire.messages import (
@@ -193,7 +193,7 @@ def list_groups(cluster: Cluster, states: Sequence[str] = ()) -> list[GroupListi
                 answer = cluster.call_node(node.node_id, request, floor=floor)
                 _check(answer.error_code, f"list groups of broker {node}")
                 break
-            except ConnectionFailed as error:
+            except NetworkError as error:
                 retry.again(error)
             except BrokerError as error:
                 if not error.retriable:

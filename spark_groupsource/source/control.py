@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any, Callable
 
-from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
+from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, LocalListener
 from spark_groupsource.source.local import is_alive, private_directory, sweep
 from spark_groupsource.source.siblings import Standing
@@ -84,12 +84,12 @@ class ControlServer:
         while not self._closed.is_set():
             try:
                 channel = self._listener.accept(_SLICE_MS)
-            except ConnectionFailed:
+            except NetworkError:
                 return
             if channel is not None:
                 try:
                     self._serve(channel)
-                except ConnectionFailed as error:
+                except NetworkError as error:
                     _log.warning("control connection lost: %s", error)
                 finally:
                     channel.close()
@@ -108,7 +108,7 @@ class ControlServer:
                     channel.send(json.dumps({"standing": standing.value}))
                     return
                 asked, proof = bool(request["drain"]), request["proof"]
-            except RequestTimedOut:
+            except RequestTimeoutError:
                 # no newer proof; the drain may have come about meanwhile
                 pass
             except (ValueError, KeyError, TypeError) as error:

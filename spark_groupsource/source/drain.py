@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Mapping
 
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import ConfigurationError, ConnectionFailed, RequestTimedOut
+from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, dial_local
 from spark_groupsource.source.control import sockets_of
 from spark_groupsource.source.offsets import GROUP_KEY
@@ -101,7 +101,7 @@ class _Drain:
         for path in sockets_of(self._driver, reader):
             try:
                 self._channels[reader] = dial_local(str(path), 1000)
-            except ConnectionFailed:
+            except NetworkError:
                 # left behind by a reader that was killed
                 continue
             self._pending.add(reader)
@@ -112,16 +112,16 @@ class _Drain:
     def _send(self, reader: str, proof: Any) -> None:
         try:
             self._channels[reader].send(json.dumps({"drain": True, "proof": proof}))
-        except ConnectionFailed:
+        except NetworkError:
             # its process has ended, and with it the query; the caller's loop sees that
             self._pending.discard(reader)
 
     def _has_drained(self, reader: str) -> bool:
         try:
             line = self._channels[reader].receive(_POLL_MS)
-        except RequestTimedOut:
+        except RequestTimeoutError:
             return False
-        except ConnectionFailed:
+        except NetworkError:
             line = None
         if line is None:
             _log.info("reader %s ended before it had drained", reader)

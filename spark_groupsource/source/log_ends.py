@@ -57,7 +57,7 @@ class LogEnds:
         """How far each partition may be read: its log end, or the end that availableNow has found at its start.
 
         Raises: DataLossError, where failOnDataLoss does not let it go on: a log ends before its begin, a partition is
-            gone. BrokerError, ConnectionFailed.
+            gone. BrokerError, NetworkError.
         """
         ends = self._log_ends(begins)
         cut = self._cut(begins, ends)

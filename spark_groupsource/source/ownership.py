@@ -58,7 +58,7 @@ class Ownership(Protocol):
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
         """Commits for the owners, waiting at most `patience_ms` for a group that is between two assignments.
 
-        Raises: GenerationMismatchError, BrokerError, ConnectionFailed.
+        Raises: GenerationMismatchError, BrokerError, NetworkError.
         """
 
     def leave(self, reason: str) -> None:

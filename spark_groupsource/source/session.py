@@ -24,9 +24,9 @@ from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
-    ConnectionFailed,
     ErrorCode,
     GenerationMismatchError,
+    NetworkError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.log_ends import LogEnds
@@ -147,7 +147,7 @@ class StreamSession:
     def latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
         """Commits `start_json`, follows the group, and returns the end of the next batch; `start_json` for none.
 
-        Raises: ConfigurationError, BrokerError, ConnectionFailed, DataLossError; never for a fenced member.
+        Raises: ConfigurationError, BrokerError, NetworkError, DataLossError; never for a fenced member.
         """
         with self._lock:
             start = decode_offset(start_json)
@@ -286,7 +286,7 @@ class StreamSession:
             # the coordinator refused a former owner; the positions are checkpointed here, the group decides the rest
             self._uncommitted = {}
             _log.warning("%s", error)
-        except (BrokerError, ConnectionFailed) as error:
+        except (BrokerError, NetworkError) as error:
             if isinstance(error, BrokerError) and not error.retriable and error.code not in _PASSING:
                 raise
             self._uncommitted = positions

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Callable, Iterable
 
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import ConnectionFailed, GroupSourceError
+from spark_groupsource.errors import GroupSourceError, NetworkError
 from spark_groupsource.net import dial_local
 
 _log = logging.getLogger(__name__)
@@ -142,13 +142,13 @@ class Siblings:
     def _ask(self, path: Path, least_ms: int) -> Standing:
         try:
             channel = dial_local(str(path), 1000)
-        except ConnectionFailed:
+        except NetworkError:
             # left behind by a reader that was killed
             return Standing.ELSEWHERE
         try:
             channel.send(json.dumps({"group": self._group_id, "least_ms": least_ms}))
             return Standing(json.loads(channel.receive(_ANSWER_MS) or "{}").get("standing"))
-        except (ConnectionFailed, ValueError) as error:
+        except (NetworkError, ValueError) as error:
             _log.debug("%s does not tell how it stands: %s", path, error)
             return Standing.BUSY
         finally:

@@ -22,7 +22,7 @@ _LOOK_BYTES = 4 << 10
 def measure(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, Sizes]:
     """Sizes of the records at `begins`, all of which must be in the log; a partition that fails to tell is left out.
 
-    Raises: BrokerError, ConnectionFailed, CorruptRecordError.
+    Raises: BrokerError, NetworkError, CorruptRecordError.
     """
     found = _fetch(cluster, begins, _SAMPLE_BYTES)
     return {p: sizes for p, sizes in found.items() if len(sizes.offsets) > 1}

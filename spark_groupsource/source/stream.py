@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import ApplicationEnded, GroupSourceError
+from spark_groupsource.errors import ApplicationEndedError, GroupSourceError
 from spark_groupsource.source.application import Application, context_directories
 from spark_groupsource.source.columns import Columns
 from spark_groupsource.source.options import SourceOptions, parse_options
@@ -189,7 +189,7 @@ class _Live:
         session = self.session()
         end = session.latest_offset(start, limits)
         if self._has_ended and session.drained.is_set():
-            raise ApplicationEnded(
+            raise ApplicationEndedError(
                 f"the SparkContext of this query was stopped; its members have left group {self.options.group_id}. "
                 "Stop a query before its SparkSession (query.stop() or stop_gracefully), and start it in the next one"
             )

@@ -89,7 +89,7 @@ def read_task(partition: GroupInputPartition, columns: Columns) -> Iterator[pa.R
     """Yields the records of a task's ranges as Arrow batches of the wanted columns.
 
     Raises: GenerationMismatchError when the member is fenced, also after the last record; DataLossError when records
-    are gone and failOnDataLoss is true; BrokerError, ConnectionFailed.
+    are gone and failOnDataLoss is true; BrokerError, NetworkError.
     """
     _freeze_once()
     cluster = _cluster(partition.settings)

@@ -12,7 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Any, Callable, NamedTuple
 
-from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersion
+from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import APIS, Api, EncodeBufferPool, Message, api_of
 
@@ -136,11 +136,11 @@ def decode_request(frame: memoryview, header: RequestHeader, position: int) -> M
     Bytes behind the body are let pass, as Kafka lets them pass: librdkafka 2.16 leaves three behind a Metadata request
     for all topics.
 
-    Raises: RemoteProtocolError on bytes that do not decode; UnsupportedVersion when API and version are not `is_known`,
-    which the caller answers if it can.
+    Raises: RemoteProtocolError on bytes that do not decode; UnsupportedVersionError when API and version are not
+    `is_known`, which the caller answers if it can.
     """
     if not is_known(header.api_key, header.api_version):
-        raise UnsupportedVersion(f"API {header.api_key} version {header.api_version} is not known here")
+        raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not known here")
     request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position)
     return request
 

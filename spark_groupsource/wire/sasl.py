@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from spark_groupsource.errors import AuthenticationFailed, ConfigurationError
+from spark_groupsource.errors import AuthenticationError, ConfigurationError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -36,12 +36,12 @@ class SaslExchange:
     def receive(self, answer: bytes) -> None:
         """Takes the broker's answer.
 
-        Raises: AuthenticationFailed when the answer does not prove that the broker knows the password too.
+        Raises: AuthenticationError when the answer does not prove that the broker knows the password too.
         """
         try:
             self._mechanism.receive(answer)
         except (ValueError, KeyError, UnicodeDecodeError) as error:
-            raise AuthenticationFailed(f"the broker's {self._name} answer is not valid: {error}") from error
+            raise AuthenticationError(f"the broker's {self._name} answer is not valid: {error}") from error
 
     @property
     def done(self) -> bool:

@@ -12,7 +12,7 @@ import hmac
 from base64 import b64decode, b64encode
 from typing import Callable, Mapping, NamedTuple, Protocol
 
-from spark_groupsource.errors import AuthenticationFailed
+from spark_groupsource.errors import AuthenticationError
 
 PLAIN = "PLAIN"
 SCRAM_HASHES: Mapping[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -55,7 +55,7 @@ class ServerExchange(Protocol):
     def receive(self, token: bytes) -> bytes:
         """Takes what the client says; returns what to answer.
 
-        Raises: AuthenticationFailed, with a text that may be told to the client.
+        Raises: AuthenticationError, with a text that may be told to the client.
         """
 
 
@@ -72,14 +72,14 @@ class PlainServer:
             authorize_as, user, password = token.decode().split("\0")
         except ValueError as error:
             text = "Authentication failed: the PLAIN token is not ID NUL USER NUL PASSWORD"
-            raise AuthenticationFailed(text) from error
+            raise AuthenticationError(text) from error
         expected = self._password_of(user)
         # compared in any case, so that the time it takes does not tell which names exist
         same = hmac.compare_digest((expected or "").encode(), password.encode())
         if expected is None or not same or not user:
-            raise AuthenticationFailed("Authentication failed: Invalid username or password")
+            raise AuthenticationError("Authentication failed: Invalid username or password")
         if authorize_as not in ("", user):
-            raise AuthenticationFailed(_OTHER_ID)
+            raise AuthenticationError(_OTHER_ID)
         self.user, self.done = user, True
         return b""
 
@@ -113,7 +113,7 @@ class ScramServer:
         if binding not in _NO_CHANNEL_BINDING or "m" in attributes:
             raise ValueError("an extension that must be known, and is not")
         if authorize_as not in ("", f"a={attributes['n']}"):
-            raise AuthenticationFailed(_OTHER_ID)
+            raise AuthenticationError(_OTHER_ID)
         credential = self._credential_of(user)
         if credential is None:
             raise self._failed()
@@ -140,9 +140,9 @@ class ScramServer:
         self.done = True
         return f"v={b64encode(hmac.digest(self._credential.server_key, said, self._hash)).decode()}"
 
-    def _failed(self) -> AuthenticationFailed:
+    def _failed(self) -> AuthenticationError:
         text = "Authentication failed during authentication due to invalid credentials with SASL mechanism"
-        return AuthenticationFailed(f"{text} {self._mechanism}")
+        return AuthenticationError(f"{text} {self._mechanism}")
 
 
 def _attributes(text: str) -> dict[str, str]:

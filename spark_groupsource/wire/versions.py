@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from spark_groupsource.errors import BrokerError, ErrorCode, UnsupportedVersion
+from spark_groupsource.errors import BrokerError, ErrorCode, UnsupportedVersionError
 from spark_groupsource.wire.messages import Api, Message
 
 VersionRanges = Mapping[int, tuple[int, int]]
@@ -24,16 +24,16 @@ def negotiate(api: Api, broker_ranges: VersionRanges, *, cap: int | None = None,
         cap: highest version the caller wants; None for no bound.
         floor: lowest version that can say what the caller has to say (5 for a JoinGroup of a static member).
 
-    Raises: UnsupportedVersion naming both ranges when they do not meet.
+    Raises: UnsupportedVersionError naming both ranges when they do not meet.
     """
     if api.key not in broker_ranges:
-        raise UnsupportedVersion(f"the broker does not serve {api.name} (API {api.key}); use a broker that does")
+        raise UnsupportedVersionError(f"the broker does not serve {api.name} (API {api.key}); use a broker that does")
     broker_low, broker_high = broker_ranges[api.key]
     low = max(api.min_version, floor)
     high = api.max_version if cap is None else min(api.max_version, cap)
     version = min(high, broker_high)
     if version < max(low, broker_low):
-        raise UnsupportedVersion(
+        raise UnsupportedVersionError(
             f"{api.name}: the broker serves versions {broker_low} to {broker_high}, needed is one of {low} to {high}; "
             "use a newer broker" + (", or leave out the setting that needs the newer version" if floor else "")
         )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from spark_groupsource.broker.config import TopicConfig
-from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
@@ -85,7 +85,7 @@ class RawConnection:
         """Waits for the peer to close; False when it sends something instead."""
         try:
             receive_into(self.socket, memoryview(bytearray(1)), TIMEOUT_MS)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             return "closed" in str(error) or "lost" in str(error)
         return False
 

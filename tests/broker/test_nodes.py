@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import EmbeddedBroker
-from spark_groupsource.errors import ConfigurationError, ConnectionFailed, ErrorCode
+from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.group import group_partition
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import iter_batches
@@ -455,7 +455,7 @@ def test_a_node_that_vanishes_is_replaced_and_may_come_back(tmp_path, topic, gro
             member_id, generation = member_of(nodes[first], group)
             before = [broker.leader(topic, number) for number in range(3)]
             broker.stop_node(first)
-            with pytest.raises(ConnectionFailed):
+            with pytest.raises(NetworkError):
                 metadata(nodes[first], topic)
             alive = nodes[other_than(first)]
             told = metadata(alive, topic)

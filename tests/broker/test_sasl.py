@@ -27,7 +27,7 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin as our_admin
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import AuthenticationFailed, ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
     ApiVersionsRequest,
     SaslAuthenticateRequest,
@@ -157,7 +157,7 @@ def test_a_wrong_password_is_told(broker: EmbeddedBroker, mechanism: str) -> Non
             break
     assert errors[0].code() == KafkaError._AUTHENTICATION and "Authentication failed" in errors[0].str()
     settings = our_settings(broker, mechanism, "wrong")
-    with pytest.raises(AuthenticationFailed, match="Authentication failed"):
+    with pytest.raises(AuthenticationError, match="Authentication failed"):
         with Cluster(settings.bootstrap, settings) as cluster:
             cluster.metadata([], refresh=True)
     assert any(f"is refused: {mechanism}: Authentication failed" in line for line in broker.reports)

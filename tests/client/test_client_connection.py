@@ -14,11 +14,11 @@ from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
-    AuthenticationFailed,
-    ConnectionFailed,
+    AuthenticationError,
+    NetworkError,
     RemoteProtocolError,
-    RequestTimedOut,
-    UnsupportedVersion,
+    RequestTimeoutError,
+    UnsupportedVersionError,
 )
 from spark_groupsource.net import Address
 from spark_groupsource.wire.messages import (
@@ -69,7 +69,7 @@ def test_broker_that_does_not_know_our_apiversions() -> None:
 def test_version_the_broker_does_not_have() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
         connection = connect(broker.address)
-        with pytest.raises(UnsupportedVersion, match=f"{broker.address}: Heartbeat.*0 to 2"):
+        with pytest.raises(UnsupportedVersionError, match=f"{broker.address}: Heartbeat.*0 to 2"):
             connection.call(BEAT, floor=3)
         assert connection.call(BEAT).error_code == 0, "the connection is still good"
         connection.close()
@@ -108,7 +108,7 @@ def test_answer_to_another_request() -> None:
 def test_peer_that_is_no_broker(greeting: bytes, problem: str) -> None:
     with fake_broker(greeting) as broker:
         connection = connect(broker.address)
-        with pytest.raises((RemoteProtocolError, ConnectionFailed), match=problem) as raised:
+        with pytest.raises((RemoteProtocolError, NetworkError), match=problem) as raised:
             connection.open()
         assert str(broker.address) in str(raised.value)
         assert connection.closed
@@ -117,20 +117,20 @@ def test_peer_that_is_no_broker(greeting: bytes, problem: str) -> None:
 def test_silent_broker() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=lambda r, v: None) as broker:
         connection = connect(broker.address)
-        with pytest.raises(RequestTimedOut, match="Heartbeat.*no answer within"):
+        with pytest.raises(RequestTimeoutError, match="Heartbeat.*no answer within"):
             connection.call(BEAT, timeout_ms=50)
-        with pytest.raises(ConnectionFailed, match="is closed"):
+        with pytest.raises(NetworkError, match="is closed"):
             connection.call(BEAT)
 
 
 def test_refused_connection_names_the_address() -> None:
-    with pytest.raises(ConnectionFailed, match="127.0.0.1:1 .*is a broker listening there"):
+    with pytest.raises(NetworkError, match="127.0.0.1:1 .*is a broker listening there"):
         connect(Address("127.0.0.1", 1)).open()
 
 
 def test_listener_that_wants_credentials() -> None:
     with fake_broker() as broker:
-        with pytest.raises(ConnectionFailed, match=r"security.protocol \(PLAINTEXT\)"):
+        with pytest.raises(NetworkError, match=r"security.protocol \(PLAINTEXT\)"):
             connect(broker.address).open()
 
 
@@ -167,7 +167,7 @@ def test_right_password() -> None:
 def test_wrong_password_is_told_at_once() -> None:
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain) as broker:
         connection = connect(broker.address, security=credentials("PLAIN", password="wrong"))
-        with pytest.raises(AuthenticationFailed, match="refused user ann .PLAIN.: .*Invalid username or password"):
+        with pytest.raises(AuthenticationError, match="refused user ann .PLAIN.: .*Invalid username or password"):
             connection.open()
         assert connection.closed
 
@@ -177,7 +177,7 @@ def test_mechanism_the_broker_does_not_offer() -> None:
         return SaslHandshakeResponse(error_code=33, mechanisms=["SCRAM-SHA-256"])
 
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=refuse) as broker:
-        with pytest.raises(AuthenticationFailed, match="does not offer PLAIN; it offers SCRAM-SHA-256"):
+        with pytest.raises(AuthenticationError, match="does not offer PLAIN; it offers SCRAM-SHA-256"):
             connect(broker.address, security=credentials("PLAIN")).open()
 
 
@@ -229,5 +229,5 @@ def test_scram(username: str, escaped: str) -> None:
 @pytest.mark.parametrize("server", [ScramServer("ann", "other"), ScramServer("ann", "secret", forge=True)])
 def test_scram_where_one_side_does_not_know_the_password(server: ScramServer) -> None:
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer) as broker:
-        with pytest.raises(AuthenticationFailed):
+        with pytest.raises(AuthenticationError):
             connect(broker.address, security=credentials("SCRAM-SHA-256")).open()

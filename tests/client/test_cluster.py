@@ -12,10 +12,10 @@ from client_support import FakeBroker, advertise, client_settings, fake_broker, 
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
-from spark_groupsource.client.cluster.routing import ClientClosed
+from spark_groupsource.client.cluster.routing import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import (
     FindCoordinatorResponse,
@@ -109,7 +109,7 @@ def test_commit_to_a_topic_that_is_gone(cluster: Any, topic: str, group: str) ->
 def test_wrong_bootstrap_names_every_address_and_ends_soon() -> None:
     started = time.monotonic()
     with open_cluster("127.0.0.1:1,no-such-host.invalid:9092") as client:
-        with pytest.raises(ConnectionFailed) as raised:
+        with pytest.raises(NetworkError) as raised:
             client.metadata()
     told = str(raised.value)
     assert "kafka.bootstrap.servers" in told
@@ -119,7 +119,7 @@ def test_wrong_bootstrap_names_every_address_and_ends_soon() -> None:
 
 def test_bootstrap_that_is_no_broker_is_named() -> None:
     with fake_broker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as broker, open_cluster(str(broker.address)) as client:
-        with pytest.raises(ConnectionFailed, match=f"{broker.address}.*does not speak Kafka"):
+        with pytest.raises(NetworkError, match=f"{broker.address}.*does not speak Kafka"):
             client.metadata()
 
 
@@ -138,7 +138,7 @@ def test_advertised_address_that_cannot_be_reached_is_explained() -> None:
 
     beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
     with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(broker.address)) as client:
-        with pytest.raises(ConnectionFailed, match="broker 7 advertises 127.0.0.1:1.*advertised.listeners"):
+        with pytest.raises(NetworkError, match="broker 7 advertises 127.0.0.1:1.*advertised.listeners"):
             client.call_node(7, beat)
 
 
@@ -146,7 +146,7 @@ def test_closed_client_says_so(cluster: Any) -> None:
     client = open_cluster(cluster.bootstrap_servers)
     client.metadata()
     client.close()
-    with pytest.raises(ClientClosed, match="closed"):
+    with pytest.raises(ClientClosedError, match="closed"):
         client.metadata(refresh=True)
 
 
@@ -193,7 +193,7 @@ def test_coordinator_found_when_the_time_is_over_is_not_asked(coordinator: FakeB
     coordinator._answers["FindCoordinator"] = find_late
     settings = client_settings(str(coordinator.address))
     with Cluster(settings.bootstrap, settings, clock) as client:
-        with pytest.raises(ConnectionFailed, match="group g was found only after 3000 ms, and not asked"):
+        with pytest.raises(NetworkError, match="group g was found only after 3000 ms, and not asked"):
             client.call_coordinator("g", BEAT, 3_000)
     assert "Heartbeat" not in [name for name, _, _ in coordinator.requests]
 

@@ -143,7 +143,7 @@ def test_assignment_that_does_not_fit_the_subscription_is_refused() -> None:
 
 def test_lost_connection_resets_nothing() -> None:
     membership, sent = joining()
-    membership.round_lost("rebalance failed due to ConnectionFailed")
+    membership.round_lost("rebalance failed due to NetworkError")
     membership.retry_after(100, 50)
 
     assert membership.generation == sent

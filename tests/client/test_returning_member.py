@@ -8,7 +8,7 @@ import pytest
 from conformance.scripted_group import T0, T1, Bench, described
 
 from spark_groupsource.client.membership.assignment import unassigned
-from spark_groupsource.errors import ConnectionFailed, ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import ErrorCode, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Assignment
 from spark_groupsource.wire.consumer_protocol import encode_assignment
 
@@ -43,7 +43,7 @@ def test_what_is_nobodys_is_asked_for_in_a_round() -> None:
         lambda request: described(ONE, state="PreparingRebalance"),
         lambda request: described(code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
         lambda request: described(ONE, b"\x7f"),
-        ConnectionFailed("peer closed"),
+        NetworkError("peer closed"),
     ],
     ids=["all is somebody's", "in a round", "error", "unreadable", "lost"],
 )

@@ -16,7 +16,7 @@ from spark_groupsource.client.membership.group_client import GroupClient, GroupV
 from spark_groupsource.client.membership.state_machine import Idle, Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import ConnectionFailed, ErrorCode, RequestTimedOut
+from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
@@ -101,7 +101,7 @@ class Script:
             return usual(request, 0)
         step = self._steps[name].popleft()
         if isinstance(step, Exception):
-            if isinstance(step, RequestTimedOut):
+            if isinstance(step, RequestTimeoutError):
                 self.clock.advance_ms(timeout_ms or 0)
             raise step
         if isinstance(step, ErrorCode):
@@ -257,7 +257,7 @@ class ScriptedConnection:
     def call(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
         try:
             return self._script.answer(request, timeout_ms)
-        except ConnectionFailed:
+        except NetworkError:
             self.closed = True
             raise
 

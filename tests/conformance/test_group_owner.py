@@ -10,7 +10,7 @@ from conformance.scripted_group import T0, T1, T2, U0, Bench, follower, joined
 
 from spark_groupsource.assign import RangeAssignor
 from spark_groupsource.client.membership.state_machine import Generation
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 
@@ -109,7 +109,7 @@ def test_heartbeat_that_succeeds_changes_nothing() -> None:
 
 @pytest.mark.conformance("CC-013", "CC-017", "CC-028")
 @pytest.mark.parametrize(
-    "failure", [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ConnectionFailed("peer closed")]
+    "failure", [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, NetworkError("peer closed")]
 )
 def test_coordinator_that_moved_is_looked_up_again_and_nothing_is_lost(failure: Any) -> None:
     bench = joined()

@@ -10,10 +10,10 @@ from conformance.scripted_group import GROUP, T0, T1, U0, Bench, follower, joine
 from spark_groupsource.client.membership.state_machine import Generation
 from spark_groupsource.errors import (
     BrokerError,
-    ConnectionFailed,
     ErrorCode,
     GenerationMismatchError,
-    RequestTimedOut,
+    NetworkError,
+    RequestTimeoutError,
 )
 from spark_groupsource.model import OffsetAndMetadata
 
@@ -66,7 +66,7 @@ def test_commit_carries_metadata_and_epoch() -> None:
         (ErrorCode.NOT_COORDINATOR, 1),
         (ErrorCode.COORDINATOR_NOT_AVAILABLE, 1),
         (ErrorCode.REQUEST_TIMED_OUT, 1),
-        (ConnectionFailed("peer closed"), 1),
+        (NetworkError("peer closed"), 1),
         (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 0),
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0),
     ],
@@ -101,9 +101,9 @@ def test_refused_commit_is_raised_at_once(code: ErrorCode) -> None:
 @pytest.mark.conformance("CC-114")
 def test_commit_without_an_answer_ends_at_its_timeout() -> None:
     bench = joined(client={"default_api_timeout_ms": 10_000, "request_timeout_ms": 4_000})
-    bench.script.once("OffsetCommit", *[RequestTimedOut("no answer")] * 100)
+    bench.script.once("OffsetCommit", *[RequestTimeoutError("no answer")] * 100)
     started_ms = bench.clock.now_ms()
-    with pytest.raises(ConnectionFailed):
+    with pytest.raises(NetworkError):
         bench.client.commit(AT_5)
     assert 8_000 <= bench.clock.now_ms() - started_ms <= 12_000
 

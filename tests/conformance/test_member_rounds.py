@@ -21,12 +21,12 @@ from spark_groupsource.client.membership.state_machine import (
     Membership,
 )
 from spark_groupsource.errors import (
-    AuthenticationFailed,
+    AuthenticationError,
     BrokerError,
-    ConnectionFailed,
     ErrorCode,
     GenerationMismatchError,
-    RequestTimedOut,
+    NetworkError,
+    RequestTimeoutError,
 )
 from spark_groupsource.model import Assignment
 from spark_groupsource.wire.consumer_protocol import encode_assignment
@@ -44,7 +44,7 @@ def joins(bench: Bench) -> list[tuple[int, str]]:
 
 
 @pytest.mark.conformance("AC-002")
-@pytest.mark.parametrize("failure", [ConnectionFailed("refused"), ErrorCode.COORDINATOR_NOT_AVAILABLE])
+@pytest.mark.parametrize("failure", [NetworkError("refused"), ErrorCode.COORDINATOR_NOT_AVAILABLE])
 def test_lookup_is_repeated_with_growing_delays(failure: Any) -> None:
     for attempts in range(1, 6):
         bench = Bench(client={"retry_backoff_max_ms": 60_000})
@@ -67,8 +67,8 @@ def _lookup() -> Any:
 @pytest.mark.parametrize("api", ["FindCoordinator", "Connect", "JoinGroup", "SyncGroup"])
 def test_refused_credentials_are_raised_and_polling_again_joins_afresh(api: str) -> None:
     bench = Bench()
-    bench.script.once(api, AuthenticationFailed("wrong password"))
-    with pytest.raises(AuthenticationFailed, match="wrong password"):
+    bench.script.once(api, AuthenticationError("wrong password"))
+    with pytest.raises(AuthenticationError, match="wrong password"):
         bench.settle()
     assert bench.settle().stable
 
@@ -181,7 +181,7 @@ def test_answers_of_another_protocol_are_refused(api: str, fields: dict[str, Any
 def test_lost_connection_in_a_round_keeps_the_member_id(api: str) -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
-    bench.script.once(api, ConnectionFailed("peer closed"))
+    bench.script.once(api, NetworkError("peer closed"))
     assert bench.settle().stable
     assert joins(bench) == [(2, "m1"), (2, "m1")]
     first_join, lookup = bench.script.asked().index("JoinGroup"), bench.script.asked().index("FindCoordinator")
@@ -193,7 +193,7 @@ def test_reason_of_a_join() -> None:
     bench = Bench()
     bench.settle()
     bench.member.request_rejoin("a test")
-    bench.script.once("JoinGroup", ConnectionFailed("peer closed"))
+    bench.script.once("JoinGroup", NetworkError("peer closed"))
     bench.settle()
     bench.member.request_rejoin("x" * 300)
     bench.settle()
@@ -202,7 +202,7 @@ def test_reason_of_a_join() -> None:
         "",
         "need to re-join with the given member-id",
         "a test",
-        "rebalance failed due to ConnectionFailed",
+        "rebalance failed due to NetworkError",
         "x" * 255,
     ]
     assert bench.member.rejoin_reason == "", "a round that succeeded leaves none"
@@ -454,7 +454,7 @@ def test_closing_before_joining_asks_nobody() -> None:
 def test_closing_is_bounded_when_nobody_answers(api: str) -> None:
     bench = joined()
     bench.cluster._coordinators.clear()
-    bench.script.once(api, *[RequestTimedOut("no answer")] * 10)
+    bench.script.once(api, *[RequestTimeoutError("no answer")] * 10)
     started_ms = bench.clock.now_ms()
     bench.client.close()
     assert bench.clock.now_ms() - started_ms <= 10_000
@@ -502,8 +502,8 @@ def test_leader_that_is_thrown_out_while_it_decides_sends_no_assignment() -> Non
 @pytest.mark.conformance("AC-036")
 def test_one_lookup_serves_all_who_wait_for_it() -> None:
     bench = Bench()
-    with pytest.raises(ConnectionFailed, match="bootstrap.servers"):
-        bench.script.once("FindCoordinator", *[ConnectionFailed("refused")] * 1_000)
+    with pytest.raises(NetworkError, match="bootstrap.servers"):
+        bench.script.once("FindCoordinator", *[NetworkError("refused")] * 1_000)
         bench.cluster.find_coordinator("g")
     bench.script._steps.clear()
     bench.script.sent.clear()

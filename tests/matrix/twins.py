@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spark_groupsource.errors import ConnectionFailed, RequestTimedOut
+from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.batch import last_batch
 from spark_groupsource.wire import messages
@@ -89,7 +89,7 @@ class Twin:
         self._ids.clear()
 
     def exchange(self, request: Message, version: int) -> Message:
-        """The answer as it is. Raises: ConnectionFailed, once, where the broker closes instead."""
+        """The answer as it is. Raises: NetworkError, once, where the broker closes instead."""
         self._correlation_id += 1
         self.send(request, version)
         prefix = bytearray(4)
@@ -120,9 +120,9 @@ def ask(twin: Twin, request: Message, version: int) -> Answer:
     """What a broker answers to one request, comparable; `CLOSED` where it closes the connection."""
     try:
         answer = twin.exchange(request, version)
-    except RequestTimedOut:
+    except RequestTimeoutError:
         raise  # nothing that is asked here may stay without an answer
-    except ConnectionFailed:
+    except NetworkError:
         twin.reconnect()
         return CLOSED
     twin.session_id = getattr(answer, "session_id", 0) or twin.session_id

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support.waiting import wait_until
 
-from spark_groupsource.errors import ConnectionFailed
+from spark_groupsource.errors import NetworkError
 from spark_groupsource.net import dial_local
 from spark_groupsource.source import drain
 from spark_groupsource.source.control import ControlServer, control_directory, sockets_of
@@ -101,7 +101,7 @@ def test_reader_that_was_killed_holds_nobody_up(driver):
     server.close()
     path = control_directory(driver) / path.name
     path.touch()  # what a killed reader leaves behind
-    with pytest.raises(ConnectionFailed):
+    with pytest.raises(NetworkError):
         dial_local(str(path), 100)
     running = query(END)
     stop_gracefully(running, 20)

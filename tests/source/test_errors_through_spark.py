@@ -276,12 +276,12 @@ FAILURES = {
         CONFIGURATION, lambda s: s.read(**{"kafka.bootstrap.servers": f"embedded:{__file__}"}),
         ["the embedded broker did not start", Path(__file__).name]),
     "nobody there": (
-        "ConnectionFailed", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
+        "NetworkError", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
     "nobody there for a stream": (
-        "ConnectionFailed", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
-    "no answer": ("ConnectionFailed", through(silent), ["no answer within", NO_ADMIN]),
-    "not Kafka": ("ConnectionFailed", through(http), ["127.0.0.1", NO_ADMIN]),
-    "old broker": ("UnsupportedVersion", through(ancient), ["Metadata"]),
+        "NetworkError", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
+    "no answer": ("NetworkError", through(silent), ["no answer within", NO_ADMIN]),
+    "not Kafka": ("NetworkError", through(http), ["127.0.0.1", NO_ADMIN]),
+    "old broker": ("UnsupportedVersionError", through(ancient), ["Metadata"]),
     "session time-out": (
         "BrokerError", lambda s: s.run(**{"kafka.session.timeout.ms": "2000"}),
         ["group G", "kafka.session.timeout.ms is outside the broker's", "INVALID_SESSION_TIMEOUT"]),
@@ -347,12 +347,12 @@ def test_every_loss_spark_knows_and_every_error_class_is_provoked():
     told = " ".join(pattern for _, _, patterns in FAILURES.values() for pattern in patterns)
     assert {name for name in conditions["KAFKA_DATA_LOSS"]["subClass"] if name not in told} == set()
     inside_others = {
-        "RequestTimedOut": "no answer",
+        "RequestTimeoutError": "no answer",
         "RemoteProtocolError": "not Kafka",
         "StorageError": "embedded broker",
     }
     # in tests of their own: refused credentials below, the end of an application in test_orphan.py
-    apart = {"AuthenticationFailed", "ApplicationEnded"}
+    apart = {"AuthenticationError", "ApplicationEndedError"}
     classes = {
         name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)
     }
@@ -370,7 +370,7 @@ def test_refused_credentials_are_told_as_such(spark, topic):
         jaas = {"kafka.sasl.jaas.config": f'{login} username="ann" password="wrong";'}
         with pytest.raises(Exception) as raised:
             reader.options(subscribe=topic, **security, **jaas).load().collect()
-    assert re.search("errors.AuthenticationFailed: .*ann", str(raised.value)), str(raised.value)
+    assert re.search("errors.AuthenticationError: .*ann", str(raised.value)), str(raised.value)
     assert "Traceback" not in str(raised.value) and "wrong" not in str(raised.value)
 
 

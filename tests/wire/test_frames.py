@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_strategies import API_SIDES, messages, side_id, versions
 
-from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersion
+from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.frames import (
     MAX_REQUEST_BYTES,
     RequestHeader,
@@ -101,7 +101,7 @@ def test_the_header_of_an_unknown_request_can_be_answered(api_key, version):
     data = api_key.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + bytes.fromhex("00000007 0001 63 ffff")
     header, position = read_request_header(memoryview(data))
     assert header == RequestHeader(api_key, version, 7, "c") and not is_known(api_key, version)
-    with pytest.raises(UnsupportedVersion):
+    with pytest.raises(UnsupportedVersionError):
         decode_request(memoryview(data), header, position)
 
 
@@ -154,7 +154,7 @@ def test_random_frames_raise_nothing_but_protocol_errors(api_key, version, rest)
     try:
         header, position = read_request_header(frame)
         decode_request(frame, header, position)
-    except (RemoteProtocolError, UnsupportedVersion):
+    except (RemoteProtocolError, UnsupportedVersionError):
         pass
     try:
         api = APIS[api_key]

@@ -6,7 +6,7 @@ from base64 import b64decode
 
 import pytest
 
-from spark_groupsource.errors import AuthenticationFailed
+from spark_groupsource.errors import AuthenticationError
 from spark_groupsource.wire.sasl import SaslExchange
 from spark_groupsource.wire.sasl_server import (
     SCRAM_HASHES,
@@ -38,7 +38,7 @@ def test_the_example_of_rfc_7677() -> None:
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     ) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     assert exchange.done and exchange.user == "user"
-    with pytest.raises(AuthenticationFailed):
+    with pytest.raises(AuthenticationError):
         exchange.receive(b"n,,n=user,r=again")
 
 
@@ -56,7 +56,7 @@ def test_our_client_and_the_server_agree(mechanism: str, user: str) -> None:
 @pytest.mark.parametrize(("user", "password"), [("user", "pen"), ("nobody", "pencil")])
 def test_a_wrong_password_and_an_unknown_user_are_told_the_same(mechanism: str, user: str, password: str) -> None:
     exchange, client = server(mechanism), SaslExchange(mechanism, user, password)
-    with pytest.raises(AuthenticationFailed, match=f"invalid credentials with SASL mechanism {mechanism}"):
+    with pytest.raises(AuthenticationError, match=f"invalid credentials with SASL mechanism {mechanism}"):
         client.receive(exchange.receive(client.next_bytes()))
         exchange.receive(client.next_bytes())
     assert not exchange.done
@@ -70,7 +70,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_the_same(mechanism: str, 
     ],
 )  # fmt: skip
 def test_a_senseless_first_message_is_refused(said: bytes) -> None:
-    with pytest.raises(AuthenticationFailed):
+    with pytest.raises(AuthenticationError):
         server().receive(said)
 
 
@@ -84,7 +84,7 @@ def test_a_senseless_first_message_is_refused(said: bytes) -> None:
 def test_a_senseless_final_message_is_refused(said: bytes) -> None:
     exchange = server(nonce="nonce")
     assert exchange.receive(b"n,,n=user,r=c").startswith(b"r=cnonce,")
-    with pytest.raises(AuthenticationFailed):
+    with pytest.raises(AuthenticationError):
         exchange.receive(said)
     assert not exchange.done
 
@@ -105,6 +105,6 @@ def test_plain() -> None:
 )  # fmt: skip
 def test_plain_refuses(token: bytes) -> None:
     exchange = PlainServer({"ann": "secret"}.get)
-    with pytest.raises(AuthenticationFailed, match="Authentication failed"):
+    with pytest.raises(AuthenticationError, match="Authentication failed"):
         exchange.receive(token)
     assert not exchange.done

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.errors import BrokerError, UnsupportedVersion
+from spark_groupsource.errors import BrokerError, UnsupportedVersionError
 from spark_groupsource.wire.messages import APIS, ApiVersionsResponse
 from spark_groupsource.wire.versions import broker_ranges_of, fallback_version, negotiate
 
@@ -45,7 +45,7 @@ def test_the_highest_shared_version(broker, cap, floor, version):
     ],
 )
 def test_no_shared_version(ranges, cap, floor, reason):
-    with pytest.raises(UnsupportedVersion, match=reason):
+    with pytest.raises(UnsupportedVersionError, match=reason):
         negotiate(JOIN_GROUP, ranges, cap=cap, floor=floor)
 
 

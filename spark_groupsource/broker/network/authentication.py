@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Iterable, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.errors import AuthenticationFailed, ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.wire.messages import (
     Message,
@@ -155,7 +155,7 @@ class Login:
             return _answer(ErrorCode.ILLEGAL_SASL_STATE, self.failed)
         try:
             return _answer(ErrorCode.NONE, None, self._exchange.receive(bytes(request.auth_bytes)))
-        except AuthenticationFailed as error:
+        except AuthenticationError as error:
             self.failed = f"{self._mechanism}: {error}"
             return _answer(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error))
 

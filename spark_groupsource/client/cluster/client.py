@@ -19,10 +19,10 @@ from spark_groupsource.client.response_errors import FENCING
 from spark_groupsource.errors import (
     RETRIABLE,
     BrokerError,
-    ConnectionFailed,
     ErrorCode,
     GenerationMismatchError,
     GroupSourceError,
+    NetworkError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import ListOffsetsRequest, Message, OffsetCommitRequest, OffsetFetchRequest
@@ -77,7 +77,7 @@ class Cluster(Router):
             partitions: what to look for: `EARLIEST`, `LATEST`, `MAX_TIMESTAMP` or epoch milliseconds, which finds the
                 first record at or after them.
             read_committed: whether `LATEST` is the last stable offset; None goes by isolation.level.
-        Raises: BrokerError naming the partition; ConnectionFailed. Retriable errors raise at the deadline, unknown
+        Raises: BrokerError naming the partition; NetworkError. Retriable errors raise at the deadline, unknown
             topics and partitions after `UNKNOWN_TOPIC_PATIENCE_MS`.
         """
         committed = self.settings.read_committed if read_committed is None else read_committed
@@ -99,7 +99,7 @@ class Cluster(Router):
                         floor = 7 if MAX_TIMESTAMP in {pending[tp] for tp in chosen} else 0
                         answer = self.call_node(node_id, request, floor=floor)
                         failure = _take_offsets(answer, pending, found) or failure
-                except ConnectionFailed as error:
+                except NetworkError as error:
                     failure = error
                 except BrokerError as error:
                     if not error.retriable:
@@ -115,7 +115,7 @@ class Cluster(Router):
         Args:
             partitions: None asks for all that the group has committed; otherwise every asked partition is in the
                 answer, with None where nothing is committed.
-        Raises: BrokerError naming group and partition; ConnectionFailed.
+        Raises: BrokerError naming group and partition; NetworkError.
         """
         if partitions is not None and not partitions:
             return {}
@@ -153,7 +153,7 @@ class Cluster(Router):
 
         Raises: GenerationMismatchError when the group moved on without the member (its `current_generation` is -1: the
             coordinator does not tell); BrokerError, among them REBALANCE_IN_PROGRESS while the group waits for its
-            leader's assignment; ConnectionFailed. Retriable errors raise at the deadline.
+            leader's assignment; NetworkError. Retriable errors raise at the deadline.
         """
         code = self.try_commit(
             group_id,

@@ -15,7 +15,7 @@ from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GroupSourceError, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.wire.messages import FindCoordinatorRequest, Message, MetadataRequest
@@ -28,7 +28,7 @@ _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROG
 _MAX_IDLE_PER_ADDRESS = 4
 
 
-class ClientClosed(GroupSourceError):
+class ClientClosedError(GroupSourceError):
     """Somebody closed the `Cluster` that is being used; no repetition mends that."""
 
 
@@ -116,7 +116,7 @@ class Router:
         connection = self.borrow(address)
         try:
             return connection.call(request, timeout_ms, cap=cap, floor=floor)
-        except ConnectionFailed:
+        except NetworkError:
             # a broker that went away took the idle connections with it
             self._drop_idle(address)
             raise
@@ -132,7 +132,7 @@ class Router:
         socket.connection.setup.timeout.ms where an address does not even refuse), later after `timeout_ms`
         (default.api.timeout.ms).
 
-        Raises: ConnectionFailed naming every address and what is wrong with it; AuthenticationFailed at once.
+        Raises: NetworkError naming every address and what is wrong with it; AuthenticationError at once.
         """
         retry = self.retry(timeout_ms)
         while True:
@@ -145,7 +145,7 @@ class Router:
                     answer = self.exchange(address, request, bound_ms, cap=cap, floor=floor)
                     self._reached_once = True
                     return answer
-                except (ConnectionFailed, RemoteProtocolError) as error:
+                except (NetworkError, RemoteProtocolError) as error:
                     reasons[address] = str(error)
             failure = _unreachable(reasons)
             if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_PATIENCE_MS:
@@ -163,14 +163,14 @@ class Router:
     ) -> Message:
         """One request to one broker; no repetition.
 
-        Raises: ConnectionFailed, with a hint where the broker's advertised address is what fails.
+        Raises: NetworkError, with a hint where the broker's advertised address is what fails.
         """
         node = self.metadata(()).nodes.get(node_id) or self.metadata((), refresh=True).nodes.get(node_id)
         if node is None:
-            raise ConnectionFailed(f"broker {node_id} is not in the cluster now")
+            raise NetworkError(f"broker {node_id} is not in the cluster now")
         try:
             return self.exchange(self.node_address(node), request, timeout_ms, cap=cap, floor=floor)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             if self.node_address(node) in self._bootstrap:
                 raise
             raise type(error)(
@@ -187,7 +187,7 @@ class Router:
                 if view.controller_id not in view.nodes:
                     return self.call_any(request, timeout_ms, cap=cap)
                 return self.call_node(view.controller_id, request, cap=cap)
-            except ConnectionFailed as error:
+            except NetworkError as error:
                 retry.again(error)
 
     def call_coordinator(
@@ -204,19 +204,19 @@ class Router:
 
         Args:
             errors: the error codes of an answer; every other code than the coordinator's own is the caller's to judge.
-        Raises: BrokerError or ConnectionFailed when `timeout_ms` (default.api.timeout.ms) is over.
+        Raises: BrokerError or NetworkError when `timeout_ms` (default.api.timeout.ms) is over.
         """
         retry = self.retry(timeout_ms)
         while True:
             node = self.find_coordinator(group_id, retry.remaining_ms)
             if retry.is_over:
-                raise ConnectionFailed(
+                raise NetworkError(
                     f"the coordinator of group {group_id} was found only after {retry.elapsed_ms} ms, and not asked"
                 )
             try:
                 bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
                 answer = self.exchange(self.node_address(node), request, bound_ms, cap=cap, floor=floor)
-            except ConnectionFailed as error:
+            except NetworkError as error:
                 self.forget_coordinator(group_id, node)
                 retry.again(error)
                 continue
@@ -238,7 +238,7 @@ class Router:
         if known is not None:
             return known
         if not lookup.acquire(timeout=retry.remaining_ms / 1000):
-            raise ConnectionFailed(f"the coordinator of group {group_id} is still being looked up")
+            raise NetworkError(f"the coordinator of group {group_id} is still being looked up")
         try:
             with self._lock:
                 known = self._coordinators.get(group_id)
@@ -340,7 +340,7 @@ class Router:
         chosen: BrokerConnection | None = None
         with self._lock:
             if self._closed:
-                raise ClientClosed("this client of the cluster is closed")
+                raise ClientClosedError("this client of the cluster is closed")
             pool = self._idle[address]
             while pool and chosen is None:
                 candidate = pool.pop()
@@ -372,4 +372,4 @@ class Router:
 
 def _unreachable(reasons: dict[Address, str]) -> GroupSourceError:
     listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-    return ConnectionFailed(f"no Kafka broker can be reached, check kafka.bootstrap.servers. Tried {listed}")
+    return NetworkError(f"no Kafka broker can be reached, check kafka.bootstrap.servers. Tried {listed}")

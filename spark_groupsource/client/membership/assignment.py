@@ -31,7 +31,7 @@ def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: boo
     """Runs `assignor` over all members, on metadata fetched now.
 
     Raises: whatever the assignor raises; RuntimeError where a cooperative assignor of the user's moves a partition that
-        its owner has not given up; RemoteProtocolError on a subscription that cannot be read; ConnectionFailed.
+        its owner has not given up; RemoteProtocolError on a subscription that cannot be read; NetworkError.
     """
     members = [
         GroupMember(member_id, decode_subscription(data), instance_id)

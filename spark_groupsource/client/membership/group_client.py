@@ -27,7 +27,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
     GroupSourceError,
-    UnsupportedVersion,
+    UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import LeaveGroupRequest
@@ -104,7 +104,7 @@ class GroupClient:
         settled, at most `timeout_ms`; what is not done then goes on by itself and is finished by a later poll.
 
         Raises: whatever stopped a member for good: BrokerError with its mend, GenerationMismatchError for a static
-            member that was replaced, AuthenticationFailed, an assignor's own exception. Polling again joins afresh.
+            member that was replaced, AuthenticationError, an assignor's own exception. Polling again joins afresh.
         """
         if self._closed:
             raise RuntimeError("this group client is closed")
@@ -163,7 +163,7 @@ class GroupClient:
 
         Raises: GenerationMismatchError, naming both generations where that can be found out, when a member is fenced:
             nothing of its partitions was committed; ValueError for a partition that none of ours owns; BrokerError and
-            ConnectionFailed.
+            NetworkError.
         """
         unowned = set(offsets) - set(self.view.partitions)
         if unowned:
@@ -182,7 +182,7 @@ class GroupClient:
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets; None where nothing is committed.
 
-        Raises: BrokerError, ConnectionFailed.
+        Raises: BrokerError, NetworkError.
         """
         return self._cluster.fetch_committed(self._settings.group_id, list(partitions))
 
@@ -289,7 +289,7 @@ class GroupClient:
         try:
             try:
                 answers = [self._cluster.call_coordinator(group_id, together, _LEAVE_TIMEOUT_MS, floor=3)]
-            except UnsupportedVersion:
+            except UnsupportedVersionError:
                 answers = [
                     self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS, cap=2) for request in requests
                 ]

@@ -34,10 +34,10 @@ from spark_groupsource.client.response_errors import Rule, Then, failure_of
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
     BrokerError,
-    ConnectionFailed,
     ErrorCode,
     GenerationMismatchError,
     GroupSourceError,
+    NetworkError,
     RemoteProtocolError,
 )
 from spark_groupsource.model import Assignment, Node, Subscription, TopicPartition
@@ -262,7 +262,7 @@ class MemberThread:
             view = self._cluster.metadata(state.topics)
             counts = {topic: len(view.topics[topic].partitions) for topic in state.topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
-        except (ConnectionFailed, BrokerError, RemoteProtocolError) as error:
+        except (NetworkError, BrokerError, RemoteProtocolError) as error:
             _log.info("member %s cannot see what group %s has assigned: %s", self.client_id, group_id, error)
             return
         if missing:
@@ -327,7 +327,7 @@ class MemberThread:
         timeout_ms = max(self._cluster.settings.request_timeout_ms, config.rebalance_timeout_ms + _JOIN_GRACE_MS)
         try:
             return self._call(request, timeout_ms, floor)
-        except (ConnectionFailed, BrokerError) as error:
+        except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._state.changed:
                     self.membership.round_lost(f"rebalance failed due to {error}")
@@ -373,7 +373,7 @@ class MemberThread:
         floor = 3 if membership.config.group_instance_id is not None else 0
         try:
             code = int(self._call(request, self._cluster.settings.request_timeout_ms, floor).error_code)
-        except (ConnectionFailed, BrokerError) as error:
+        except (NetworkError, BrokerError) as error:
             _log.debug("heartbeat of %s: %s", self.client_id, error)
             with state.changed:
                 membership.beat_failed(self._clock.now_ms(), self._backoff_ms())
@@ -428,7 +428,7 @@ class MemberThread:
         connection = self._connected()
         try:
             return connection.call(request, timeout_ms, floor=floor)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             self._lose_coordinator(str(error))
             raise
 
@@ -441,10 +441,10 @@ class MemberThread:
         self._connection, self._coordinator = connection, node
         with self._state.changed:
             if self._state.closing:
-                raise ConnectionFailed("the group client is closing")
+                raise NetworkError("the group client is closing")
         try:
             connection.open()
-        except ConnectionFailed as error:
+        except NetworkError as error:
             self._lose_coordinator(str(error))
             raise
         with self._state.changed:

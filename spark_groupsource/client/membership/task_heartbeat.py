@@ -8,7 +8,7 @@ import threading
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, mismatch
 from spark_groupsource.client.response_errors import FENCING
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GenerationMismatchError, GroupSourceError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, GroupSourceError, NetworkError
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 _TOLD_WITHIN_MS = 2 * FIND_TIMEOUT_MS
@@ -90,7 +90,7 @@ class TaskHeartbeat:
         """Asks the coordinator.
 
         Raises: GenerationMismatchError naming both generations where that can be found out; BrokerError or
-            ConnectionFailed when no answer is to be had within default.api.timeout.ms.
+            NetworkError when no answer is to be had within default.api.timeout.ms.
         """
         self.check()
         retry = self._cluster.retry()
@@ -112,7 +112,7 @@ class TaskHeartbeat:
                     if self._fenced:
                         return
                     _log.warning("heartbeat of member %s failed and is repeated: %s", self._member_id, error)
-            except (ConnectionFailed, BrokerError) as error:
+            except (NetworkError, BrokerError) as error:
                 _log.warning("heartbeat of member %s failed and is repeated: %s", self._member_id, error)
             except GroupSourceError as error:
                 # wrong credentials, a peer that is no broker: no use in going on, and the task must hear of it

@@ -13,12 +13,12 @@ from spark_groupsource import net
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
-    AuthenticationFailed,
+    AuthenticationError,
     BrokerError,
-    ConnectionFailed,
     ErrorCode,
+    NetworkError,
     RemoteProtocolError,
-    UnsupportedVersion,
+    UnsupportedVersionError,
     error_name,
 )
 from spark_groupsource.net import Address
@@ -99,12 +99,12 @@ class BrokerConnection:
     def open(self) -> None:
         """Connects, negotiates versions and authenticates; does nothing on an open connection.
 
-        Raises: ConnectionFailed, AuthenticationFailed, RemoteProtocolError or UnsupportedVersion, naming the address.
+        Raises: NetworkError, AuthenticationError, RemoteProtocolError or UnsupportedVersionError, naming the address.
         """
         if self._socket is not None:
             return
         if self._closed:
-            raise ConnectionFailed(f"the connection to {self.address} is closed")
+            raise NetworkError(f"the connection to {self.address} is closed")
         self._socket = net.dial(self.address, self._connect_timeout_ms, self._security.tls)
         try:
             self._negotiate()
@@ -122,7 +122,7 @@ class BrokerConnection:
         Args:
             timeout_ms: how long to wait for the answer; None means request.timeout.ms.
             cap, floor: highest and lowest version that will do; see `negotiate`.
-        Raises: as `open`; RequestTimedOut when the answer does not come. The connection is then closed.
+        Raises: as `open`; RequestTimeoutError when the answer does not come. The connection is then closed.
         """
         return self.receive(self.send(request, timeout_ms, cap=cap, floor=floor))
 
@@ -136,15 +136,15 @@ class BrokerConnection:
     def version_for(self, request: Message, *, cap: int | None = None, floor: int = 0) -> int:
         """The version at which `request` goes out here.
 
-        Raises: UnsupportedVersion; the connection stays open.
+        Raises: UnsupportedVersionError; the connection stays open.
         """
         self.open()
         api = api_of(request)
         caps = [limit for limit in (cap, VERSION_CAPS.get(api.key)) if limit is not None]
         try:
             return negotiate(api, self._versions, cap=min(caps, default=None), floor=floor)
-        except UnsupportedVersion as error:
-            raise UnsupportedVersion(f"{self.address}: {error}") from None
+        except UnsupportedVersionError as error:
+            raise UnsupportedVersionError(f"{self.address}: {error}") from None
 
     def receive(self, sent: InFlight) -> Message:
         """The answer to the request that was sent first of those unanswered.
@@ -180,7 +180,7 @@ class BrokerConnection:
         frame = encode_request(request, version, sent.correlation_id, self._client_id)
         try:
             net.send_all(connection, frame, timeout_ms)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             self.close()
             raise type(error)(f"{self.address}, {api_of(request).name}: {error}") from error
         except BaseException:
@@ -203,7 +203,7 @@ class BrokerConnection:
                 self._buffer = bytearray(max(length, min(2 * len(self._buffer), self._max_response_bytes)))
             frame = memoryview(self._buffer)[:length]
             net.receive_into(connection, frame, deadline_ms - self._clock.now_ms())
-        except (ConnectionFailed, RemoteProtocolError) as error:
+        except (NetworkError, RemoteProtocolError) as error:
             self.close()
             # brokers say nothing before credentials: a listener that wants some hangs up at the first real request
             hint = "" if self._served else f"; is security.protocol ({self._security.protocol}) the listener's?"
@@ -219,7 +219,7 @@ class BrokerConnection:
 
     def _connected(self) -> net.Socket:
         if self._socket is None or self._closed:
-            raise ConnectionFailed(f"the connection to {self.address} is closed")
+            raise NetworkError(f"the connection to {self.address} is closed")
         return self._socket
 
     def _negotiate(self) -> None:
@@ -242,12 +242,12 @@ class BrokerConnection:
         mechanism = security.sasl_mechanism or ""
         handshake = self._call_open(SaslHandshakeRequest(mechanism=mechanism), floor=1)
         if handshake.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-            raise AuthenticationFailed(
+            raise AuthenticationError(
                 f"{self.address} does not offer {mechanism}; it offers {', '.join(handshake.mechanisms) or 'none'}: "
                 "set sasl.mechanism to one of them"
             )
         if handshake.error_code == ErrorCode.ILLEGAL_SASL_STATE:
-            raise AuthenticationFailed(f"{self.address} does not authenticate on this listener; set security.protocol")
+            raise AuthenticationError(f"{self.address} does not authenticate on this listener; set security.protocol")
         if handshake.error_code:
             raise BrokerError(handshake.error_code, f"{self.address}, SaslHandshake")
         exchange = SaslExchange(mechanism, security.username or "", security.password or "")
@@ -255,7 +255,7 @@ class BrokerConnection:
             answer = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_bytes()))
             if answer.error_code:
                 told = answer.error_message or error_name(answer.error_code)
-                raise AuthenticationFailed(
+                raise AuthenticationError(
                     f"{self.address} refused user {security.username} ({mechanism}): {told}; "
                     "check user name and password"
                 )

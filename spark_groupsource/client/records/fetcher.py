@@ -15,7 +15,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_PATIENCE_MS, Cluster
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GroupSourceError
+from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import Node, OffsetRange, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.records.batch import last_batch
@@ -92,7 +92,7 @@ class PartitionFetcher:
 
         Leaders that move and connections that break are followed and replaced without the caller noticing.
 
-        Raises: BrokerError and ConnectionFailed when no record has come for default.api.timeout.ms, or at once when
+        Raises: BrokerError and NetworkError when no record has come for default.api.timeout.ms, or at once when
             the broker's error is none that passes; CorruptRecordError on bytes that are no record batches.
         """
         self._homeless = [_Reading(r.topic_partition, r.start, r.end) for r in ranges if r.start < r.end]
@@ -133,7 +133,7 @@ class PartitionFetcher:
                 topics = {reading.topic_partition.topic for reading in homeless}
                 view = self._cluster.metadata(topics, refresh=self._refresh)
                 self._refresh = False
-            except ConnectionFailed as error:
+            except NetworkError as error:
                 self._homeless = homeless
                 return [], error
             for reading in homeless:
@@ -177,7 +177,7 @@ class PartitionFetcher:
                 leader.connection = self._cluster.borrow(leader.address)
             timeout_ms = self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms
             leader.sent = leader.connection.send(self._request(leader.readings), timeout_ms)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             self._abandon(leader)
             return error
         return None
@@ -189,7 +189,7 @@ class PartitionFetcher:
             return [], None
         try:
             answer = leader.connection.receive(sent)
-        except ConnectionFailed as error:
+        except NetworkError as error:
             self._abandon(leader)
             return [], error
         if answer.error_code:

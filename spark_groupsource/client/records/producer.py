@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.errors import BrokerError, ConnectionFailed, ErrorCode, GroupSourceError
+from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import Record, encode_batch
 from spark_groupsource.wire.messages import InitProducerIdRequest, Message, ProduceRequest
@@ -49,7 +49,7 @@ class BatchProducer:
     ) -> dict[TopicPartition, int]:
         """Appends records and returns the offset of the first of each partition, once all replicas have all of them.
 
-        Raises: BrokerError naming the partition; ConnectionFailed. Retriable errors raise after `timeout_ms`
+        Raises: BrokerError naming the partition; NetworkError. Retriable errors raise after `timeout_ms`
             (default.api.timeout.ms); whatever was acknowledged before stays written.
         """
         first: dict[TopicPartition, int] = {}
@@ -98,7 +98,7 @@ class BatchProducer:
                 try:
                     answer = self._cluster.call_node(node_id, self._request(chosen))
                     failure = self._take(answer, pending, written) or failure
-                except ConnectionFailed as error:
+                except NetworkError as error:
                     failure = error
             if failure is not None:
                 if isinstance(failure, BrokerError) and not failure.retriable:
