@@ -64,12 +64,13 @@ class Application:
     """One query in a thread, driven as Spark drives it; `ended` holds when batches with records ended, in seconds."""
 
     def __init__(self, name: str, options: dict[str, str], slow_s: float = 0) -> None:
-        from spark_groupsource.source.columns import Columns
-        from spark_groupsource.source.stream import GroupStreamReader
+        from spark_groupsource.source.schema import SelectedColumns
+        from spark_groupsource.source.stream_reader import GroupStreamReader
 
         self.ended: list[float] = []
         self._slow_s = slow_s
-        self._reader = GroupStreamReader({**options, "kafka.client.id": name}, Columns(("value",)), driver=os.getpid())
+        options = {**options, "kafka.client.id": name}
+        self._reader = GroupStreamReader(options, SelectedColumns(("value",)), driver=os.getpid())
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -161,10 +162,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from spark_groupsource.broker.server import EmbeddedBroker
-    from spark_groupsource.source import stream
+    from spark_groupsource.source import stream_reader
 
     # readers of this process are not ended by signals
-    stream._Live._handle_signals = lambda self: None  # type: ignore[method-assign]
+    stream_reader._Live._handle_signals = lambda self: None  # type: ignore[method-assign]
     logging.getLogger("spark_groupsource").addHandler(logging.NullHandler())
     broker = RealKafka(QUICK) if arguments.kafka else EmbeddedBroker(config=QUICK)
     table = Table("assignor", "steady, s", "while c joins, s", "ratio", "until c reads, s")

@@ -94,12 +94,12 @@ def group() -> str:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
-    from spark_groupsource.source import stream, task
+    from spark_groupsource.source import stream_reader, task_reader
 
-    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
+    monkeypatch.setattr(stream_reader._Live, "_handle_signals", lambda self: None)
     yield
-    for cluster in list(task._clusters.values()):
-        task._discard(cluster)
+    for cluster in list(task_reader._clusters.values()):
+        task_reader._discard(cluster)
 
 
 @pytest.fixture(scope="session")

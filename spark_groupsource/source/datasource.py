@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
-from spark_groupsource.source.plain import told_plainly
+from spark_groupsource.source.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +43,9 @@ class GroupDataSource(DataSource):
     parallelism: ClassVar[int | None] = None
     """Tasks Spark runs at a time, known where `register` was called."""
 
-    @told_plainly
+    @without_traceback
     def __init__(self, options: dict[str, str]) -> None:
-        from spark_groupsource.source.local import driver_pid
+        from spark_groupsource.source.driver_process import driver_pid
         from spark_groupsource.source.options import parse_options
 
         super().__init__(options)
@@ -61,28 +61,28 @@ class GroupDataSource(DataSource):
     def schema(self) -> str:
         return f"{_SCHEMA}, {_HEADERS}" if self._include_headers else _SCHEMA
 
-    @told_plainly
+    @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_groupsource.source.batch import GroupBatchReader
-        from spark_groupsource.source.columns import check_schema
+        from spark_groupsource.source.batch_reader import GroupBatchReader
         from spark_groupsource.source.options import parse_options
+        from spark_groupsource.source.schema import select_columns
 
         parse_options(self._options, "batch")
-        columns = check_schema(schema, self._include_headers)
+        columns = select_columns(schema, self._include_headers)
         return GroupBatchReader(self._options, columns, self._driver, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_groupsource.errors import ConfigurationError
-        from spark_groupsource.source.columns import check_schema
         from spark_groupsource.source.options import parse_options
-        from spark_groupsource.source.stream import GroupStreamReader, RefusedStreamReader
+        from spark_groupsource.source.schema import select_columns
+        from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
 
         try:
             parse_options(self._options, "stream")
-            columns = check_schema(schema, self._include_headers)
+            columns = select_columns(schema, self._include_headers)
         except ConfigurationError as error:
             # Spark hides an error of this method behind one of its own; an error of the first callback it shows
-            return RefusedStreamReader(error)
+            return InvalidStreamReader(error)
         return GroupStreamReader(self._options, columns, self._driver, self.parallelism)
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Mapping
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, dial_local
-from spark_groupsource.source.control import sockets_of
-from spark_groupsource.source.offsets import GROUP_KEY
+from spark_groupsource.source.control_socket import control_sockets
+from spark_groupsource.source.offset_json import GROUP_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -98,7 +98,7 @@ class _Drain:
         return None
 
     def _ask(self, reader: str) -> None:
-        for path in sockets_of(self._driver, reader):
+        for path in control_sockets(self._driver, reader):
             try:
                 self._channels[reader] = dial_local(str(path), 1000)
             except NetworkError:

@@ -22,7 +22,7 @@ from typing import Iterator
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.local import is_alive, private_directory
+from spark_groupsource.source.driver_process import is_process_alive, private_directory
 from spark_groupsource.source.options import is_embedded
 
 _START_TIMEOUT_MS = 30_000
@@ -72,7 +72,7 @@ def _running(run_dir: Path) -> str | None:
         pid, _, address = (run_dir / "address").read_text().partition(" ")
     except FileNotFoundError:
         return None
-    return address if address and is_alive(int(pid)) else None
+    return address if address and is_process_alive(int(pid)) else None
 
 
 def _start(run_dir: Path, data_dir: str) -> str:
@@ -123,7 +123,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
         ready.rename(run_dir / "address")
         while not ended.wait(_WATCH_S):
             with _locked(run_dir):
-                if not any(is_alive(int(user.name)) for user in (run_dir / "users").iterdir()):
+                if not any(is_process_alive(int(user.name)) for user in (run_dir / "users").iterdir()):
                     (run_dir / "address").unlink()
                     break
     if not data_dir:
@@ -132,7 +132,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
         return
     with _locked(run_dir):
         for user in (run_dir / "users").iterdir():
-            if not is_alive(int(user.name)):
+            if not is_process_alive(int(user.name)):
                 user.unlink()
 
 

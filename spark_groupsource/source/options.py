@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 from spark_groupsource.client.settings import CLIENT_SETTINGS, GROUP_SETTINGS, ClientSettings, GroupSettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.positions import (
+from spark_groupsource.source.position_spec import (
     EARLIEST,
     LATEST,
     LONGEST,

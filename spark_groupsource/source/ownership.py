@@ -15,10 +15,10 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import Clock, format_timestamp_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.listener import load_listener
-from spark_groupsource.source.lookup import Lookup
+from spark_groupsource.source.offset_lookup import OffsetLookup
 from spark_groupsource.source.options import SourceOptions
-from spark_groupsource.source.task import TaskMembership
+from spark_groupsource.source.rebalance_listener import load_rebalance_listener
+from spark_groupsource.source.task_reader import TaskMembership
 
 if TYPE_CHECKING:
     from spark_groupsource.client.membership.group_client import MemberView, RebalanceEvent
@@ -75,7 +75,7 @@ class AssignedPartitions:
     def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
         self._cluster = cluster
         self._group_id = options.group_id
-        self._partitions = Lookup(cluster, options).partitions()
+        self._partitions = OffsetLookup(cluster, options).partitions()
 
     def refresh(self, timeout_ms: int) -> bool:
         return True
@@ -113,7 +113,7 @@ class GroupPartitions:
 
         self._settings = options.group_settings(members)
         named = options["rebalanceListener"]
-        self._group = GroupClient(cluster, self._settings, clock, load_listener(named) if named else None)
+        self._group = GroupClient(cluster, self._settings, clock, load_rebalance_listener(named) if named else None)
         self._last_event: RebalanceEvent | None = None
         self._rebalance_log: str | None = options["rebalanceLog"]
         self._left = False

@@ -16,7 +16,7 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 _UNMEASURED_BYTES = 1024.0
 
 
-class Winner(Enum):
+class PositionSource(Enum):
     """Where a partition's position came from, in the words of messages."""
 
     OWN = "own position"
@@ -30,7 +30,7 @@ class Winner(Enum):
 class Acquisition(NamedTuple):
     """The position of one newly owned partition, or None where only `startingOffsets` can tell it."""
 
-    winner: Winner
+    winner: PositionSource
     offset: int | None
 
 
@@ -53,14 +53,16 @@ def decide_position(
     reset if nobody of this source wrote it; a run in progress never goes back.
     """
     if checkpoint is None:
-        return Acquisition(Winner.STARTING, None) if committed is None else Acquisition(Winner.GROUP, committed.offset)
+        if committed is None:
+            return Acquisition(PositionSource.STARTING, None)
+        return Acquisition(PositionSource.GROUP, committed.offset)
     if committed is not None and committed.offset > checkpoint:
-        return Acquisition(Winner.GROUP_AHEAD, committed.offset)
+        return Acquisition(PositionSource.GROUP_AHEAD, committed.offset)
     if is_kept:
-        return Acquisition(Winner.OWN, checkpoint)
+        return Acquisition(PositionSource.OWN, checkpoint)
     if committed is not None and committed.offset < checkpoint and not written_by_us:
-        return Acquisition(Winner.GROUP_RESET, committed.offset)
-    return Acquisition(Winner.CHECKPOINT, checkpoint)
+        return Acquisition(PositionSource.GROUP_RESET, committed.offset)
+    return Acquisition(PositionSource.CHECKPOINT, checkpoint)
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition
     return ends
 
 
-class Sample(NamedTuple):
+class SizeSample(NamedTuple):
     """Mean bytes of the offsets at `offset`."""
 
     offset: int
     density: float
 
 
-class Sizes(NamedTuple):
+class SizeEstimate(NamedTuple):
     """How many bytes the first records of a partition's backlog take in the log: `offsets` and `bytes` rise together.
 
     The first pair is the begin and 0, each further one the end of a stored batch, or of a stretch that was looked at in
@@ -132,7 +134,7 @@ class Sizes(NamedTuple):
         step = (self.bytes[at + 1] - self.bytes[at]) / (self.offsets[at + 1] - self.offsets[at])
         return self.bytes[at] + (end - self.offsets[at]) * step
 
-    def beyond(self, seen: Sequence[Sample]) -> Sizes:
+    def beyond(self, seen: Sequence[SizeSample]) -> SizeEstimate:
         """These, and what lies further on by some looks at it, in order of offsets.
 
         Between two looks records are taken to be as large as the larger ones of both, so what changes once is seen;
@@ -144,7 +146,7 @@ class Sizes(NamedTuple):
                 sizes.append(sizes[-1] + max(int((offset - offsets[-1]) * max(density, last)), 1))
                 offsets.append(offset)
             last = density
-        return Sizes(tuple(offsets), tuple(sizes))
+        return SizeEstimate(tuple(offsets), tuple(sizes))
 
     def end(self, size: float) -> int:
         """The last offset up to which no more than `size` bytes lie."""
@@ -156,7 +158,7 @@ class Sizes(NamedTuple):
 
 
 def limit_bytes(
-    backlog: Backlog, sizes: Mapping[TopicPartition, Sizes], max_bytes: int
+    backlog: Backlog, sizes: Mapping[TopicPartition, SizeEstimate], max_bytes: int
 ) -> dict[TopicPartition, int]:
     """Where each partition's range ends when about `max_bytes` are read over all, in proportion to what waits.
 
@@ -168,7 +170,8 @@ def limit_bytes(
     """
     waiting = [p for p in sorted(backlog.begins) if backlog.size(p)]
     typical = sum(s.density for s in sizes.values()) / len(sizes) if sizes else _UNMEASURED_BYTES
-    known = {p: sizes.get(p) or Sizes((backlog.begins[p], backlog.begins[p] + 1), (0, int(typical))) for p in waiting}
+    begins = backlog.begins
+    known = {p: sizes.get(p) or SizeEstimate((begins[p], begins[p] + 1), (0, int(typical))) for p in waiting}
     weights = {p: known[p].size(backlog.ends[p]) for p in waiting}
     total = sum(weights.values())
     if total <= max_bytes:
@@ -180,7 +183,7 @@ def limit_bytes(
     return ends
 
 
-def places_to_look(sizes: Sizes, end: int, count: int) -> list[int]:
+def sample_offsets(sizes: SizeEstimate, end: int, count: int) -> list[int]:
     """Where to look at records before they are read up to `end`: nowhere if all of them have been measured."""
     measured = sizes.offsets[-1]
     if end <= measured:

@@ -29,32 +29,32 @@ from spark_groupsource.errors import (
     NetworkError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
-from spark_groupsource.source.log_ends import LogEnds
-from spark_groupsource.source.lookup import Lookup, Offsets
-from spark_groupsource.source.losses import Losses
-from spark_groupsource.source.offsets import (
+from spark_groupsource.source.co_readers import CoReaders, PeerReply, ReaderState
+from spark_groupsource.source.data_loss import DataLossPolicy
+from spark_groupsource.source.log_end_offsets import LogEnds
+from spark_groupsource.source.offset_json import (
     SourceOffset,
     decode_offset,
     encode_offset,
     logged_ranges,
     nest_positions,
 )
+from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import EARLIEST, LATEST, SourceOptions
 from spark_groupsource.source.ownership import Commits, Ownership
 from spark_groupsource.source.planning import (
     Acquisition,
     Backlog,
-    Winner,
+    PositionSource,
     decide_position,
     is_worth_a_batch,
     limit_bytes,
     limit_ends,
     plan_tasks,
 )
-from spark_groupsource.source.positions import PositionSpec
-from spark_groupsource.source.siblings import Siblings, Stance, Standing
-from spark_groupsource.source.sizes import look_further, measure
-from spark_groupsource.source.task import GroupInputPartition, TaskMembership
+from spark_groupsource.source.position_spec import PositionSpec
+from spark_groupsource.source.record_sizes import estimate_sizes, extend_estimates
+from spark_groupsource.source.task_reader import GroupInputPartition, TaskMembership
 
 _log = logging.getLogger(__name__)
 
@@ -100,14 +100,14 @@ class StreamSession:
         options: SourceOptions,
         ownership: Ownership,
         clock: Clock | None = None,
-        siblings: Siblings | None = None,
+        siblings: CoReaders | None = None,
     ) -> None:
         self._cluster = cluster
         self._options = options
         self._ownership = ownership
         self._clock: Clock = clock or SystemClock()
-        self._lookup = Lookup(cluster, options, self._clock)
-        self._losses = Losses(fail=options["failOnDataLoss"], group_id=options.group_id)
+        self._lookup = OffsetLookup(cluster, options, self._clock)
+        self._losses = DataLossPolicy(fail=options["failOnDataLoss"], group_id=options.group_id)
         self._log_ends = LogEnds(
             self._lookup,
             self._losses,
@@ -135,7 +135,7 @@ class StreamSession:
         self._last_end: dict[str, Any] | None = None
         # of the same query there may be more sources in this group, see the module `siblings`
         self._siblings = siblings
-        self._stance = Stance(self._clock)
+        self._stance = ReaderState(self._clock)
         self._gives_way = False
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
@@ -345,16 +345,16 @@ class StreamSession:
             self._committed.get(p) == offset for p, offset in start.positions.items() if p in owned
         )
 
-    def tell_standing(self, group_id: str, least_ms: int) -> Standing:
+    def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
         """How this reader stands to one of the same application that waits for the group; called by the control thread.
 
         With nothing in flight it rejoins here, for Spark may be unable to ask it. What it owns then, the next call of
         Spark finds out.
         """
         if group_id != self._options.group_id or self._options["assign"] is not None:
-            return Standing.ELSEWHERE
+            return PeerReply.ELSEWHERE
         if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
-            return Standing.BUSY
+            return PeerReply.BUSY
         try:
             return self._stance.tell(least_ms, self._ownership.refresh)
         finally:
@@ -418,10 +418,10 @@ class StreamSession:
             is_kept=p in self._owned,
             written_by_us=commit is not None and commit.metadata.startswith(_METADATA_PREFIX),
         )
-        if acquisition.winner is Winner.GROUP_AHEAD:
+        if acquisition.winner is PositionSource.GROUP_AHEAD:
             ahead, behind = acquisition.offset, start.positions[p]
             _log.info("%s: the group is at %s, ahead of the checkpoint at %s; going on from there", p, ahead, behind)
-        if acquisition.winner is not Winner.GROUP_RESET:
+        if acquisition.winner is not PositionSource.GROUP_RESET:
             return acquisition
         reaction = self._options["onGroupReset"]
         told = (
@@ -434,7 +434,7 @@ class StreamSession:
                 "on from the checkpoint"
             )
         _log.warning("%s (onGroupReset=%s)", told, reaction)
-        return Acquisition(Winner.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
+        return Acquisition(PositionSource.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
 
     def _resolve_fresh(self, fresh: list[TopicPartition], start: SourceOffset, committed: Commits) -> Offsets:
         """Positions of partitions that neither the checkpoint nor the group knows. Raises: DataLossError."""
@@ -503,9 +503,9 @@ class StreamSession:
         if limits.max_bytes is None:
             return ends
         allowed = Backlog(backlog.begins, ends)
-        sizes = measure(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
+        sizes = estimate_sizes(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
         planned = limit_bytes(allowed, sizes, limits.max_bytes)
-        further = look_further(self._cluster, sizes, planned)
+        further = extend_estimates(self._cluster, sizes, planned)
         return planned if further == sizes else limit_bytes(Backlog(backlog.begins, planned), further, limits.max_bytes)
 
     def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:

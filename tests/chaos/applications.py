@@ -13,8 +13,8 @@ from chaos.application import PATIENCE_S, last_batch
 from processes import popen_leashed, stop_process
 from support.waiting import wait_until
 
-from spark_groupsource.source.control import control_directory
-from spark_groupsource.source.local import is_alive
+from spark_groupsource.source.control_socket import control_directory
+from spark_groupsource.source.driver_process import is_process_alive
 
 APPLICATION = Path(__file__).with_name("application.py")
 
@@ -63,7 +63,7 @@ class Application:
     def readers(self) -> list[int]:
         """Process ids of the query's readers: one, but for a moment around a restart."""
         pids = [int(path.name.rpartition("-")[2]) for path in control_directory(self.process.pid).iterdir()]
-        return [pid for pid in pids if is_alive(pid)]
+        return [pid for pid in pids if is_process_alive(pid)]
 
     def workers(self) -> list[int]:
         """Process ids of the Python workers that read."""

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from pyspark.sql.types import StructField, StructType
 
-from spark_groupsource.source.columns import TYPES
 from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.schema import TYPES
 
 
 def schema(options):

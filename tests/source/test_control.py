@@ -9,7 +9,7 @@ from support.waiting import wait_until
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.net import dial_local
 from spark_groupsource.source import drain
-from spark_groupsource.source.control import ControlServer, control_directory, sockets_of
+from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.drain import stop_gracefully
 
 READER = "0123456789abcdef0123456789abcdef"
@@ -54,10 +54,10 @@ END = '{"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": "%s
 
 def test_socket_is_found_by_reader_and_goes_when_closed(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
-    assert len(sockets_of(driver, READER)) == 1
-    assert sockets_of(driver, "f" * 32) == []
+    assert len(control_sockets(driver, READER)) == 1
+    assert control_sockets(driver, "f" * 32) == []
     server.close()
-    assert sockets_of(driver, READER) == []
+    assert control_sockets(driver, READER) == []
 
 
 def test_drain_waits_for_the_trigger_and_stops_the_query(driver):
@@ -97,7 +97,7 @@ def test_query_without_our_source_is_only_stopped(driver):
 
 def test_reader_that_was_killed_holds_nobody_up(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
-    path = sockets_of(driver, READER)[0]
+    path = control_sockets(driver, READER)[0]
     server.close()
     path = control_directory(driver) / path.name
     path.touch()  # what a killed reader leaves behind

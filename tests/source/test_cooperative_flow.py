@@ -16,12 +16,12 @@ from support.waiting import wait_until
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.stream import GroupStreamReader
+from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.stream_reader import GroupStreamReader
 
 PARTITIONS = 6
 JAVA_COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
-COLUMNS = Columns(("partition", "offset"))
+COLUMNS = SelectedColumns(("partition", "offset"))
 
 
 class Application:

@@ -9,10 +9,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source import stream
-from spark_groupsource.source.columns import check_schema
+from spark_groupsource.source import stream_reader
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.stream import GroupStreamReader
+from spark_groupsource.source.schema import select_columns
+from spark_groupsource.source.stream_reader import GroupStreamReader
 
 OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}
 
@@ -20,7 +20,7 @@ OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id":
 @pytest.fixture(autouse=True)
 def no_signals(monkeypatch):
     # the handlers of a reader process are not for the process that runs the tests
-    monkeypatch.setattr(stream._Live, "_handle_signals", lambda self: None)
+    monkeypatch.setattr(stream_reader._Live, "_handle_signals", lambda self: None)
 
 
 def schema(*fields):
@@ -83,11 +83,11 @@ def test_read_limit_is_that_of_the_options(options, limit):
 )
 def test_schema_that_is_not_the_sources_is_refused(fields, message):
     with pytest.raises(ConfigurationError, match=message):
-        check_schema(schema(*fields), include_headers=False)
+        select_columns(schema(*fields), include_headers=False)
 
 
 def test_schema_chooses_columns_in_its_own_order():
-    columns = check_schema(schema(("offset", "long", False), ("key", "binary", True)), include_headers=False)
+    columns = select_columns(schema(("offset", "long", False), ("key", "binary", True)), include_headers=False)
     assert columns == (("offset", "key"), frozenset({"offset"}))
 
 

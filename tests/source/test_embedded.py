@@ -11,8 +11,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source import embedded
+from spark_groupsource.source.driver_process import driver_pid, is_process_alive, private_directory
 from spark_groupsource.source.embedded import resolve_bootstrap
-from spark_groupsource.source.local import driver_pid, is_alive, private_directory
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def end(process, *run_dirs):
 def is_running(pid):
     started = {broker.pid: broker for broker in embedded._started}
     # a child of this process stays a zombie until it is waited for
-    return started[pid].poll() is None if pid in started else is_alive(pid)
+    return started[pid].poll() is None if pid in started else is_process_alive(pid)
 
 
 def test_other_addresses_stay_as_they_are():
@@ -89,7 +89,7 @@ def test_private_directory_is_refused_when_open_to_others():
 
 
 def test_driver_is_the_parent_where_no_jvm_is_above():
-    assert is_alive(driver_pid())
+    assert is_process_alive(driver_pid())
 
 
 @pytest.mark.spark

@@ -12,13 +12,13 @@ from support.waiting import wait_until
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.net import Address, listen
-from spark_groupsource.source.application import Application, context_directories
+from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 
 # waits to join a group at a broker that takes connections and says nothing
 READER = """
 import sys
 from pyspark import SparkFiles
-from spark_groupsource.source.stream import _Live
+from spark_groupsource.source.stream_reader import _Live
 from spark_groupsource.source.options import parse_options
 
 SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
@@ -86,20 +86,20 @@ def test_context_has_stopped_when_all_its_directories_are_gone(tmp_path):
     files, blocks, clock = tmp_path / "userFiles-1", tmp_path / "blockmgr-1", ManualClock()
     files.mkdir()
     blocks.mkdir()
-    application = Application(os.getpid(), [files, blocks, tmp_path / "never-made"], clock)
+    monitor = DriverMonitor(os.getpid(), [files, blocks, tmp_path / "never-made"], clock)
     os.utime(files, (0, 0))
-    assert application.is_alive and not application.is_stopped
+    assert monitor.is_driver_alive and not monitor.is_context_stopped
     assert files.stat().st_mtime > 0  # or a cleaner of /tmp would take it as nobody's
     os.utime(files, (0, 0))
-    assert not application.is_stopped and files.stat().st_mtime == 0
+    assert not monitor.is_context_stopped and files.stat().st_mtime == 0
     clock.advance_ms(3_600_000)
-    assert not application.is_stopped and files.stat().st_mtime > 0
+    assert not monitor.is_context_stopped and files.stat().st_mtime > 0
     files.rmdir()
-    assert not application.is_stopped  # somebody has tidied up
+    assert not monitor.is_context_stopped  # somebody has tidied up
     blocks.rmdir()
-    assert application.is_stopped
+    assert monitor.is_context_stopped
     # nothing is known of a context that left nothing to be looked at
-    assert not Application(os.getpid(), [files, blocks]).is_stopped
+    assert not DriverMonitor(os.getpid(), [files, blocks]).is_context_stopped
 
 
 def test_directories_of_others_are_not_looked_at(tmp_path, monkeypatch):

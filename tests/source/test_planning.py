@@ -8,17 +8,17 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 from spark_groupsource.source.planning import (
     Acquisition,
     Backlog,
-    Sample,
-    Sizes,
+    PositionSource,
+    SizeEstimate,
+    SizeSample,
     TaskPlan,
-    Winner,
     decide_position,
     is_worth_a_batch,
     limit_bytes,
     limit_ends,
     pack_tasks,
-    places_to_look,
     plan_tasks,
+    sample_offsets,
     split_tasks,
 )
 
@@ -29,22 +29,22 @@ P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
     "checkpoint, committed, is_kept, written_by_us, expected",
     [
         # neither: only startingOffsets can tell
-        (None, None, False, False, Acquisition(Winner.STARTING, None)),
+        (None, None, False, False, Acquisition(PositionSource.STARTING, None)),
         # the last batch did not hold the partition: the group knows
-        (None, 7, False, False, Acquisition(Winner.GROUP, 7)),
-        (None, 7, False, True, Acquisition(Winner.GROUP, 7)),
+        (None, 7, False, False, Acquisition(PositionSource.GROUP, 7)),
+        (None, 7, False, True, Acquisition(PositionSource.GROUP, 7)),
         # restart: own checkpoint equal to, behind and ahead of the group
-        (7, 7, False, True, Acquisition(Winner.CHECKPOINT, 7)),
-        (7, 9, False, False, Acquisition(Winner.GROUP_AHEAD, 9)),
-        (7, 9, False, True, Acquisition(Winner.GROUP_AHEAD, 9)),
-        (7, 5, False, True, Acquisition(Winner.CHECKPOINT, 7)),
-        (7, 5, False, False, Acquisition(Winner.GROUP_RESET, 5)),
-        (7, None, False, False, Acquisition(Winner.CHECKPOINT, 7)),
+        (7, 7, False, True, Acquisition(PositionSource.CHECKPOINT, 7)),
+        (7, 9, False, False, Acquisition(PositionSource.GROUP_AHEAD, 9)),
+        (7, 9, False, True, Acquisition(PositionSource.GROUP_AHEAD, 9)),
+        (7, 5, False, True, Acquisition(PositionSource.CHECKPOINT, 7)),
+        (7, 5, False, False, Acquisition(PositionSource.GROUP_RESET, 5)),
+        (7, None, False, False, Acquisition(PositionSource.CHECKPOINT, 7)),
         # a run in progress never goes back
-        (7, 5, True, False, Acquisition(Winner.OWN, 7)),
-        (7, 7, True, True, Acquisition(Winner.OWN, 7)),
-        (7, None, True, False, Acquisition(Winner.OWN, 7)),
-        (7, 9, True, False, Acquisition(Winner.GROUP_AHEAD, 9)),
+        (7, 5, True, False, Acquisition(PositionSource.OWN, 7)),
+        (7, 7, True, True, Acquisition(PositionSource.OWN, 7)),
+        (7, None, True, False, Acquisition(PositionSource.OWN, 7)),
+        (7, 9, True, False, Acquisition(PositionSource.GROUP_AHEAD, 9)),
     ],
 )
 def test_which_offset_wins(checkpoint, committed, is_kept, written_by_us, expected):
@@ -179,7 +179,7 @@ def test_packing_reads_everything_once(sizes, most):
 
 def test_limit_by_bytes_shares_in_proportion_to_what_waits():
     backlog = Backlog({P0: 0, P1: 0, P2: 5}, {P0: 1000, P1: 1000, P2: 5})
-    sizes = {P0: Sizes((0, 100), (0, 10_000)), P1: Sizes((0, 100), (0, 30_000))}
+    sizes = {P0: SizeEstimate((0, 100), (0, 10_000)), P1: SizeEstimate((0, 100), (0, 30_000))}
     assert limit_bytes(backlog, sizes, 500_000) == {P0: 1000, P1: 1000, P2: 5}
     assert limit_bytes(backlog, sizes, 40_000) == {P0: 100, P1: 100, P2: 5}
     assert limit_bytes(backlog, sizes, 1) == {P0: 1, P1: 1, P2: 5}
@@ -196,7 +196,7 @@ def test_limit_by_bytes_holds_where_everything_is_measured(records, data):
         {TopicPartition("t", n): len(sizes) for n, sizes in enumerate(records)},
     )
     measured = {
-        TopicPartition("t", n): Sizes(tuple(range(len(sizes) + 1)), (0, *accumulate(sizes)))
+        TopicPartition("t", n): SizeEstimate(tuple(range(len(sizes) + 1)), (0, *accumulate(sizes)))
         for n, sizes in enumerate(records)
     }
     ends = limit_bytes(backlog, measured, limit)
@@ -209,10 +209,10 @@ def test_limit_by_bytes_holds_where_everything_is_measured(records, data):
 
 
 def test_records_are_looked_at_in_places_beyond_what_was_measured():
-    measured = Sizes((100, 150, 200), (0, 400, 1000))
-    assert places_to_look(measured, 200, 4) == []
-    assert places_to_look(measured, 1000, 4) == [400, 600, 800, 999]
-    seen = [Sample(400, 5.0), Sample(600, 100.0), Sample(800, 100.0), Sample(999, 20.0)]
+    measured = SizeEstimate((100, 150, 200), (0, 400, 1000))
+    assert sample_offsets(measured, 200, 4) == []
+    assert sample_offsets(measured, 1000, 4) == [400, 600, 800, 999]
+    seen = [SizeSample(400, 5.0), SizeSample(600, 100.0), SizeSample(800, 100.0), SizeSample(999, 20.0)]
     further = measured.beyond(seen)
     assert further.offsets == (100, 150, 200, 400, 600, 800, 999)
     # each stretch as at its larger end: the change between 400 and 600 may have come at once
@@ -221,6 +221,6 @@ def test_records_are_looked_at_in_places_beyond_what_was_measured():
 
 
 def test_sizes_are_read_between_measured_batches_and_beyond_them():
-    sizes = Sizes((10, 20, 30), (0, 100, 1100))
+    sizes = SizeEstimate((10, 20, 30), (0, 100, 1100))
     assert [sizes.size(n) for n in (10, 15, 20, 25, 30, 40)] == [0, 50, 100, 600, 1100, 1650]
     assert [sizes.end(n) for n in (0, 50, 100, 600, 1100, 1650)] == [10, 15, 20, 25, 30, 40]

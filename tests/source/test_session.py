@@ -27,7 +27,7 @@ from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, TopicP
 from spark_groupsource.net import Address
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.session import Limits, StreamSession
-from spark_groupsource.source.task import TaskMembership
+from spark_groupsource.source.task_reader import TaskMembership
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 NO_LIMITS = Limits()

@@ -16,8 +16,8 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.net import LocalListener
-from spark_groupsource.source.control import ControlServer, control_directory, sockets_of
-from spark_groupsource.source.siblings import Siblings, Standing
+from spark_groupsource.source.co_readers import CoReaders, PeerReply
+from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def listening(path, answer, asked):
 def test_one_that_cannot_go_on_before_us_is_given_way(tmp_path, answer, waiting):
     clock, asked = ManualClock(), []
     path = tmp_path / "reader-1"
-    siblings = Siblings("g", lambda: [path, tmp_path / "gone-2", tmp_path / f"own-{os.getpid()}"], clock)
+    siblings = CoReaders("g", lambda: [path, tmp_path / "gone-2", tmp_path / f"own-{os.getpid()}"], clock)
     with listening(path, answer, asked):
         assert not siblings.are_waiting(False, False) and not asked  # a group settles by itself, mostly
         clock.advance_ms(1_000)
@@ -64,7 +64,7 @@ def test_one_that_cannot_go_on_before_us_is_given_way(tmp_path, answer, waiting)
 def test_newborn_ones_join_first_and_are_asked_again_soon(tmp_path):
     clock, asked = ManualClock(), []
     paths = [tmp_path / "newborn-1", tmp_path / "reader-2"]
-    siblings = Siblings("g", lambda: paths, clock)
+    siblings = CoReaders("g", lambda: paths, clock)
     with listening(paths[0], '{"standing": "rejoined"}', asked):
         siblings.gather()
     assert len(asked) == 1
@@ -77,7 +77,7 @@ def test_newborn_ones_join_first_and_are_asked_again_soon(tmp_path):
 
 def test_nobody_is_asked_where_the_group_settles(tmp_path):
     clock = ManualClock()
-    siblings = Siblings("g", lambda: pytest.fail("asked"), clock)
+    siblings = CoReaders("g", lambda: pytest.fail("asked"), clock)
     for _ in range(5):
         assert not siblings.are_waiting(False, True)
         clock.advance_ms(900)
@@ -86,13 +86,13 @@ def test_nobody_is_asked_where_the_group_settles(tmp_path):
 
 def test_reader_tells_over_its_socket_how_it_stands():
     driver = os.getpid()
-    server = ControlServer(driver, "a" * 32, lambda proof: False, lambda group, least_ms: Standing.PLANNED)
+    server = ControlServer(driver, "a" * 32, lambda proof: False, lambda group, least_ms: PeerReply.PLANNED)
     try:
         # a copy under another process's name, because nobody asks itself
         path = control_directory(driver) / f"other-{os.getppid()}"
-        os.link(sockets_of(driver)[0], path)
+        os.link(control_sockets(driver)[0], path)
         clock = ManualClock()
-        siblings = Siblings("g", lambda: [path], clock)
+        siblings = CoReaders("g", lambda: [path], clock)
         siblings.are_waiting(False, False)
         clock.advance_ms(1_000)
         assert siblings.are_waiting(False, False)
@@ -104,21 +104,21 @@ def test_reader_tells_over_its_socket_how_it_stands():
 def test_reader_with_a_planned_batch_is_waiting_until_spark_takes_it_up():
     query = Query(startingOffsets="earliest")
     end = query.session.latest_offset({}, NO_LIMITS)
-    assert query.session.tell_standing("g", 500) is Standing.BUSY
+    assert query.session.peer_reply("g", 500) is PeerReply.BUSY
     query.clock.advance_ms(500)
-    assert query.session.tell_standing("g", 500) is Standing.PLANNED
-    assert query.session.tell_standing("another", 500) is Standing.ELSEWHERE
+    assert query.session.peer_reply("g", 500) is PeerReply.PLANNED
+    assert query.session.peer_reply("another", 500) is PeerReply.ELSEWHERE
     query.session.input_partitions({}, end)
-    assert query.session.tell_standing("g", 500) is Standing.BUSY
+    assert query.session.peer_reply("g", 500) is PeerReply.BUSY
 
 
 def test_idle_reader_rejoins_at_once_and_goes_on_from_the_group():
     query = Query(startingOffsets="earliest")
     query.trigger()
-    assert query.session.tell_standing("g", 0) is Standing.BUSY  # nothing proves yet that the batch is checkpointed
+    assert query.session.peer_reply("g", 0) is PeerReply.BUSY  # nothing proves yet that the batch is checkpointed
     assert query.trigger() is None
     query.group.rebalance({P0: 0})
-    assert query.session.tell_standing("g", 0) is Standing.REJOINED
+    assert query.session.peer_reply("g", 0) is PeerReply.REJOINED
     assert query.group.owners() == {P0: 0}
     query.group.calls.clear()
     assert query.trigger() == {}
@@ -133,7 +133,7 @@ def test_newborn_that_has_joined_already_commits_nothing_before_it_knows_which_o
     assert before.start["t"] == {"0": 10}
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)})
     query = Query(start=before.start, group=group, startingOffsets="earliest")
-    assert query.session.tell_standing("g", 0) is Standing.REJOINED
+    assert query.session.peer_reply("g", 0) is PeerReply.REJOINED
     assert query.trigger() == {P0: (4, 10)}  # an operator has moved the group back
     assert query.committed() == {P0: 4}
 
@@ -145,7 +145,7 @@ def test_reader_with_uncommitted_offsets_does_not_rejoin():
     assert query.trigger() is None
     query.group.rebalance({P1: 0})
     query.group.calls.clear()
-    assert query.session.tell_standing("g", 0) is Standing.BUSY
+    assert query.session.peer_reply("g", 0) is PeerReply.BUSY
     assert query.group.calls == []
 
 
@@ -159,13 +159,13 @@ def test_what_rejoining_meets_fails_the_readers_own_query(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(query.group, "refresh", fail)
-        assert query.session.tell_standing("g", 0) is Standing.REJOINED
+        assert query.session.peer_reply("g", 0) is PeerReply.REJOINED
     with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
         query.trigger()
 
 
 class Waiting:
-    """Siblings one of which cannot go on."""
+    """CoReaders one of which cannot go on."""
 
     def gather(self):
         pass
@@ -188,7 +188,7 @@ def test_reader_that_gives_way_returns_its_start_and_reads_at_the_next_call(monk
 SOURCE = """
 import json, sys
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from spark_groupsource.source.stream import GroupStreamReader
+from spark_groupsource.source.stream_reader import GroupStreamReader
 
 reader = GroupStreamReader(json.loads(sys.argv[1]), None, int(sys.argv[2]), 1)
 reader.getDefaultReadLimit()
@@ -224,7 +224,7 @@ def test_the_one_trigger_there_is_reads_every_source(cluster, topic, group):
         create_topic(cluster.bootstrap_servers, name)
         produce(cluster.bootstrap_servers, name, [(0, None, b"v")])
     sources = [Source(cluster.bootstrap_servers, name, group) for name in topics]
-    wait_until(lambda: len(sockets_of(os.getpid(), "newborn")) == 2, "Spark has started both")
+    wait_until(lambda: len(control_sockets(os.getpid(), "newborn")) == 2, "Spark has started both")
     # trigger once: nobody is asked twice
     for source, name in zip(sources, topics):
         assert source.latest_offset()[name] == {"0": 1}

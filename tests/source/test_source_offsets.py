@@ -4,7 +4,7 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.offsets import SourceOffset, decode_offset, encode_offset, logged_ranges
+from spark_groupsource.source.offset_json import SourceOffset, decode_offset, encode_offset, logged_ranges
 
 A0, A2, A10, B0 = (TopicPartition(*pair) for pair in (("a", 0), ("a", 2), ("a", 10), ("b", 0)))
 

@@ -10,8 +10,8 @@ from support.waiting import wait_until
 from spark_groupsource import stop_gracefully
 from spark_groupsource.client.admin import remove_members
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.control import control_directory
-from spark_groupsource.source.local import is_alive
+from spark_groupsource.source.control_socket import control_directory
+from spark_groupsource.source.driver_process import is_process_alive
 
 pytestmark = pytest.mark.spark
 
@@ -132,7 +132,7 @@ def test_restart_after_the_reader_was_killed(bench):
 def reader_pids(spark):
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
     pids = [int(path.name.rpartition("-")[2]) for path in control_directory(jvm).iterdir()]
-    return [pid for pid in pids if is_alive(pid)]
+    return [pid for pid in pids if is_process_alive(pid)]
 
 
 def test_assign_needs_no_group(bench):

@@ -11,9 +11,9 @@ from spark_groupsource.errors import DataLossError, ErrorCode, GenerationMismatc
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.records.batch import Record, encode_batch
-from spark_groupsource.source import task
-from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.task import GroupInputPartition, TaskMembership, read_task
+from spark_groupsource.source import task_reader
+from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.task_reader import GroupInputPartition, TaskMembership, read_task
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SETTINGS = ClientSettings((Address("h", 1),))
@@ -44,12 +44,12 @@ def fetch(monkeypatch):
     def script(*rounds):
         Fetcher.script, Fetcher.rounds = list(rounds), []
 
-    monkeypatch.setattr(task, "PartitionFetcher", Fetcher)
-    monkeypatch.setattr(task, "_freeze_once", lambda: None)
+    monkeypatch.setattr(task_reader, "PartitionFetcher", Fetcher)
+    monkeypatch.setattr(task_reader, "_freeze_once", lambda: None)
     return script
 
 
-def read(*ranges, fail=True, columns=Columns(("offset", "value")), membership=None):
+def read(*ranges, fail=True, columns=SelectedColumns(("offset", "value")), membership=None):
     partition = GroupInputPartition(ranges=ranges, settings=SETTINGS, fail_on_data_loss=fail, membership=membership)
     partition = pickle.loads(pickle.dumps(partition))  # as Spark sends it
     return [(row["offset"], row["value"]) for batch in read_task(partition, columns) for row in batch.to_pylist()]
@@ -68,7 +68,7 @@ def test_blocks_are_cut_to_the_ranges(fetch):
 def test_not_null_columns_are_declared(fetch):
     fetch([block(P0, 0, 1)])
     partition = GroupInputPartition(ranges=[OffsetRange(P0, 0, 1)], settings=SETTINGS, fail_on_data_loss=True)
-    (batch,) = read_task(partition, Columns(("offset", "value"), frozenset({"offset"})))
+    (batch,) = read_task(partition, SelectedColumns(("offset", "value"), frozenset({"offset"})))
     assert [field.nullable for field in batch.schema] == [False, True]
 
 
@@ -127,7 +127,7 @@ MEMBERSHIP = TaskMembership("g", "m", 4, None, 3000)
 
 def test_task_asks_between_blocks_and_after_the_last_record(fetch, monkeypatch):
     heart = Heart(None)
-    monkeypatch.setattr(task, "_heartbeat", lambda cluster, membership: nullcontext(heart))
+    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(heart))
     fetch([block(P0, 0, 5), block(P0, 5, 5)])
     assert len(read(OffsetRange(P0, 0, 10), membership=MEMBERSHIP)) == 10
     assert heart.calls == ["check", "check", "check_now"]
@@ -135,8 +135,8 @@ def test_task_asks_between_blocks_and_after_the_last_record(fetch, monkeypatch):
 
 @pytest.mark.parametrize("when", ["check", "check_now"])
 def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
-    monkeypatch.setattr(task, "_heartbeat", lambda cluster, membership: nullcontext(Heart(when)))
+    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(Heart(when)))
     fetch([block(P0, 0, 5)])
     with pytest.raises(GenerationMismatchError, match="in generation 4, the group's generation is now 5: removed"):
         read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)
-    assert SETTINGS not in task._clusters  # the next attempt starts with fresh connections
+    assert SETTINGS not in task_reader._clusters  # the next attempt starts with fresh connections

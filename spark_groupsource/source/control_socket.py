@@ -2,7 +2,7 @@
 
 One line of JSON each way. The driver asks for a drain, ``{"drain": true, "proof": <offset or null>}``, repeated as
 often as there is a new proof; answer, once: ``{"drained": true}``. A reader of the same group that waits asks
-``{"group": <group id>, "least_ms": <n>}``; answer: ``{"standing": <value of Standing>}``. The socket lies in a
+``{"group": <group id>, "least_ms": <n>}``; answer: ``{"standing": <value of PeerReply>}``. The socket lies in a
 directory of this user alone, named by the driver JVM.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Callable
 
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, LocalListener
-from spark_groupsource.source.local import is_alive, private_directory, sweep
-from spark_groupsource.source.siblings import Standing
+from spark_groupsource.source.co_readers import PeerReply
+from spark_groupsource.source.driver_process import is_process_alive, private_directory, sweep
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def control_directory(driver: int) -> Path:
     return private_directory(f"control-{driver}")
 
 
-def sockets_of(driver: int, reader: str = "") -> list[Path]:
+def control_sockets(driver: int, reader: str = "") -> list[Path]:
     """The control sockets of one reader: one, or two for a moment after a restart; without a name, of all."""
     pattern = f"{reader[:_NAME_LENGTH]}-*" if reader else "*-*"
     return sorted(control_directory(driver).glob(pattern))
@@ -41,7 +41,7 @@ def _sweep_sockets(directory: Path) -> None:
     """Removes what killed readers have left, one of this process's id among them."""
     for path in directory.iterdir():
         pid = int(path.name.rpartition("-")[2])
-        if pid == os.getpid() or not is_alive(pid):
+        if pid == os.getpid() or not is_process_alive(pid):
             path.unlink(missing_ok=True)
 
 
@@ -50,7 +50,7 @@ class ControlServer:
 
     Args:
         request_drain: called with each proof; tells whether the reader has drained.
-        tell_standing: called with a group and how long a planned batch must have waited; tells how the reader stands.
+        peer_reply: called with a group and how long a planned batch must have waited; tells how the reader stands.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class ControlServer:
         driver: int,
         reader: str,
         request_drain: Callable[[dict[str, Any] | None], bool],
-        tell_standing: Callable[[str, int], Standing] = lambda group_id, least_ms: Standing.ELSEWHERE,
+        peer_reply: Callable[[str, int], PeerReply] = lambda group_id, least_ms: PeerReply.ELSEWHERE,
     ) -> None:
         sweep("control")
         self._directory = control_directory(driver)
         _sweep_sockets(self._directory)
         self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
         self._request_drain = request_drain
-        self._tell_standing = tell_standing
+        self._tell_standing = peer_reply
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()

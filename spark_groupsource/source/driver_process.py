@@ -39,7 +39,7 @@ def _describe(pid: int) -> tuple[str, int]:
     return os.path.basename(name.strip()), int(parent or 0)
 
 
-def is_alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """True while a process of this user, or of another, has the id."""
     try:
         os.kill(pid, 0)
@@ -67,7 +67,7 @@ def sweep(kind: str) -> None:
     """Removes the directories ``<kind>-<process id>`` of applications that are gone without having cleaned up."""
     for path in Path(tempfile.gettempdir()).glob(f"{_place(kind).name}-*"):
         pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and not is_alive(int(pid)):
+        if pid.isdigit() and not is_process_alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Iterable
 
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.source.local import is_alive
+from spark_groupsource.source.driver_process import is_process_alive
 
 # cleaners of /tmp take what nobody has touched for some days
 _TOUCH_MS = 3_600_000
 
 
-class Application:
+class DriverMonitor:
     """The application as one of its readers sees it.
 
     Args:
@@ -33,12 +33,12 @@ class Application:
         self._touched_ms: int | None = None
 
     @property
-    def is_alive(self) -> bool:
+    def is_driver_alive(self) -> bool:
         """False once the driver's process is gone."""
-        return is_alive(self._driver)
+        return is_process_alive(self._driver)
 
     @property
-    def is_stopped(self) -> bool:
+    def is_context_stopped(self) -> bool:
         """True once the SparkContext has stopped, though the driver's process may live on."""
         left = [directory for directory in self._directories if directory.is_dir()]
         if left:

@@ -33,14 +33,14 @@ TYPES: dict[str, DataType] = {
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
 
 
-class Columns(NamedTuple):
+class SelectedColumns(NamedTuple):
     """Names of the wanted columns in the wanted order, and those the user declared NOT NULL."""
 
     names: tuple[str, ...]
     not_null: frozenset[str] = frozenset()
 
 
-def check_schema(schema: StructType, include_headers: bool) -> Columns:
+def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns:
     """The columns a schema chooses.
 
     Raises: ConfigurationError naming a column that is not the source's, has another type, or may be null.
@@ -61,4 +61,4 @@ def check_schema(schema: StructType, include_headers: bool) -> Columns:
     names = tuple(field.name for field in schema.fields)
     if len(set(names)) != len(names) or not names:
         raise ConfigurationError("schema: each column may be named once, and one at least must be")
-    return Columns(names, frozenset(field.name for field in schema.fields if not field.nullable))
+    return SelectedColumns(names, frozenset(field.name for field in schema.fields if not field.nullable))

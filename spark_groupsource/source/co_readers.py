@@ -28,7 +28,7 @@ from spark_groupsource.net import dial_local
 
 _log = logging.getLogger(__name__)
 
-NEWBORN = "newborn"
+NOT_STARTED = "newborn"
 """Stands for a reader's name until Spark has asked it for the first time."""
 
 # a group of other applications alone settles without our asking around
@@ -44,7 +44,7 @@ _ANSWER_MS = 3_000
 _REJOIN_SLICE_MS = 1_000
 
 
-class Standing(Enum):
+class PeerReply(Enum):
     """How a reader stands when another asks; the value travels."""
 
     ELSEWHERE = "elsewhere"
@@ -53,7 +53,7 @@ class Standing(Enum):
     PLANNED = "planned"
 
 
-class Stance:
+class ReaderState:
     """What a reader is doing between two calls of Spark; whoever uses it holds the reader's lock."""
 
     def __init__(self, clock: Clock) -> None:
@@ -79,22 +79,22 @@ class Stance:
         """Spark runs what was planned."""
         self._planned_ms = None
 
-    def tell(self, least_ms: int, rejoin: Callable[[int], bool]) -> Standing:
+    def tell(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
         """How it stands; with nothing in flight it calls `rejoin` with the time that may take."""
         if self._planned_ms is not None:
             has_waited = self._clock.now_ms() - self._planned_ms >= least_ms
-            return Standing.PLANNED if has_waited else Standing.BUSY
+            return PeerReply.PLANNED if has_waited else PeerReply.BUSY
         if not self._is_idle:
-            return Standing.BUSY
+            return PeerReply.BUSY
         try:
             rejoin(_REJOIN_SLICE_MS)
         except GroupSourceError as error:
             # it is this reader's query that has failed, not the one that asks
             self._failure = error
-        return Standing.REJOINED
+        return PeerReply.REJOINED
 
 
-class Siblings:
+class CoReaders:
     """The other readers of this application, seen from one that waits for the group.
 
     Args:
@@ -110,8 +110,8 @@ class Siblings:
 
     def gather(self) -> None:
         """Has the newborn ones join the group; told before the caller joins."""
-        newborn = [path for path in self._others() if path.name.startswith(NEWBORN)]
-        if Standing.REJOINED in self._ask_all(newborn, 0):
+        newborn = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
+        if PeerReply.REJOINED in self._ask_all(newborn, 0):
             self._patience_ms = _FIRST_PATIENCE_MS
 
     def are_waiting(self, settled: bool, is_available_now: bool) -> bool:
@@ -127,29 +127,29 @@ class Siblings:
         least_ms = _LONG_WRITING_MS if is_available_now else _WRITING_MS
         waiting = self._ask_all(self._others(), least_ms)
         self._since_ms = now_ms
-        return Standing.PLANNED in waiting
+        return PeerReply.PLANNED in waiting
 
     def _others(self) -> list[Path]:
         return [path for path in self._paths() if path.name.rpartition("-")[2] != str(os.getpid())]
 
-    def _ask_all(self, paths: list[Path], least_ms: int) -> list[Standing]:
+    def _ask_all(self, paths: list[Path], least_ms: int) -> list[PeerReply]:
         # the group may wait for more than one of them, and then each waits for the others
         if not paths:
             return []
         with ThreadPoolExecutor(len(paths), "groupsource siblings") as pool:
             return list(pool.map(lambda path: self._ask(path, least_ms), paths))
 
-    def _ask(self, path: Path, least_ms: int) -> Standing:
+    def _ask(self, path: Path, least_ms: int) -> PeerReply:
         try:
             channel = dial_local(str(path), 1000)
         except NetworkError:
             # left behind by a reader that was killed
-            return Standing.ELSEWHERE
+            return PeerReply.ELSEWHERE
         try:
             channel.send(json.dumps({"group": self._group_id, "least_ms": least_ms}))
-            return Standing(json.loads(channel.receive(_ANSWER_MS) or "{}").get("standing"))
+            return PeerReply(json.loads(channel.receive(_ANSWER_MS) or "{}").get("standing"))
         except (NetworkError, ValueError) as error:
             _log.debug("%s does not tell how it stands: %s", path, error)
-            return Standing.BUSY
+            return PeerReply.BUSY
         finally:
             channel.close()

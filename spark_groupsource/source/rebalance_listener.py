@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from spark_groupsource.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.model import TopicPartition, bounded_names
 
 _OPTION = "rebalanceListener"
 _METHODS = ("revoked", "assigned", "lost")
 
 
-def load_listener(name: str) -> UserListener:
+def load_rebalance_listener(name: str) -> UserRebalanceListener:
     """A new listener of the class named as ``module:Class``, made without arguments.
 
     Raises: ConfigurationError when it cannot be made or lacks a method.
@@ -34,10 +32,10 @@ def load_listener(name: str) -> UserListener:
             f"option {_OPTION}: {name!r} lacks {missing}; it needs revoked, assigned and lost, each taking the "
             "partitions"
         )
-    return UserListener(name, listener)
+    return UserRebalanceListener(name, listener)
 
 
-class UserListener:
+class UserRebalanceListener:
     """Calls the user's object; partitions are pairs of topic and partition, sorted.
 
     Raises: ConfigurationError for whatever the user's code raises: it fails the query, and no partition moves unheard.

@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def told_plainly(callback: Callable[_P, _T]) -> Callable[_P, _T]:
+def without_traceback(callback: Callable[_P, _T]) -> Callable[_P, _T]:
     """A callback of Spark that raises errors of ours without traceback and context; level DEBUG logs them whole."""
 
     @functools.wraps(callback)
@@ -26,12 +26,12 @@ def told_plainly(callback: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return callback(*args, **kwargs)
         except GroupSourceError as error:
-            raise plain(error) from None
+            raise strip_traceback(error) from None
 
     return call
 
 
-def plain(error: GroupSourceError) -> GroupSourceError:
+def strip_traceback(error: GroupSourceError) -> GroupSourceError:
     """The same error without traceback; raise it ``from None``. A worker of Spark it ends tells its message alone."""
     _log.debug("%s", error, exc_info=error)
     if _is_worker():

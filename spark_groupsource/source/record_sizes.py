@@ -9,7 +9,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import iter_batches
-from spark_groupsource.source.planning import Sample, Sizes, places_to_look
+from spark_groupsource.source.planning import SizeEstimate, SizeSample, sample_offsets
 
 # of each partition; the broker always sends one whole batch, however large
 _SAMPLE_BYTES = 64 << 10
@@ -19,8 +19,8 @@ _LOOKS = 4
 _LOOK_BYTES = 4 << 10
 
 
-def measure(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, Sizes]:
-    """Sizes of the records at `begins`, all of which must be in the log; a partition that fails to tell is left out.
+def estimate_sizes(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, SizeEstimate]:
+    """Estimates the sizes of the records at `begins`, offsets that exist; omits a partition without a whole batch.
 
     Raises: BrokerError, NetworkError, CorruptRecordError.
     """
@@ -28,31 +28,31 @@ def measure(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[Topi
     return {p: sizes for p, sizes in found.items() if len(sizes.offsets) > 1}
 
 
-def look_further(
-    cluster: Cluster, measured: Mapping[TopicPartition, Sizes], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, Sizes]:
+def extend_estimates(
+    cluster: Cluster, measured: Mapping[TopicPartition, SizeEstimate], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, SizeEstimate]:
     """`measured`, and what lies beyond it up to `ends`, looked at in some places.
 
-    Raises: as `measure`.
+    Raises: as `estimate_sizes`.
     """
-    places = {p: places_to_look(sizes, ends[p], _LOOKS) for p, sizes in measured.items()}
-    seen: dict[TopicPartition, list[Sample]] = {p: [] for p in measured}
+    places = {p: sample_offsets(sizes, ends[p], _LOOKS) for p, sizes in measured.items()}
+    seen: dict[TopicPartition, list[SizeSample]] = {p: [] for p in measured}
     for n in range(_LOOKS):
         asked = {p: offsets[n] for p, offsets in places.items() if offsets}
         for p, sizes in _fetch(cluster, asked, _LOOK_BYTES).items():
             if len(sizes.offsets) > 1:
-                seen[p].append(Sample(asked[p], sizes.density))
+                seen[p].append(SizeSample(asked[p], sizes.density))
     return {p: sizes.beyond(seen[p]) for p, sizes in measured.items()}
 
 
-def _fetch(cluster: Cluster, begins: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, Sizes]:
+def _fetch(cluster: Cluster, begins: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, SizeEstimate]:
     settings = replace(cluster.settings, max_partition_fetch_bytes=size, fetch_max_bytes=_ANSWER_BYTES)
     ranges = [OffsetRange(p, begin, begin + 1) for p, begin in begins.items()]
     blocks = PartitionFetcher(cluster, settings).fetch_blocks(ranges) if ranges else ()
     return {block.topic_partition: _sizes(block.data, begins[block.topic_partition]) for block in blocks}
 
 
-def _sizes(data: memoryview, begin: int) -> Sizes:
+def _sizes(data: memoryview, begin: int) -> SizeEstimate:
     offsets, sizes = [begin], [0]
     for batch in iter_batches(data):
         if batch.next_offset > offsets[-1]:
@@ -60,4 +60,4 @@ def _sizes(data: memoryview, begin: int) -> Sizes:
             share = (batch.next_offset - max(batch.base_offset, begin)) / (batch.next_offset - batch.base_offset)
             offsets.append(batch.next_offset)
             sizes.append(sizes[-1] + max(int(batch.size * share), 1))
-    return Sizes(tuple(offsets), tuple(sizes))
+    return SizeEstimate(tuple(offsets), tuple(sizes))

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, int]
 
 
-class Losses:
+class DataLossPolicy:
     """Tells losses of one reader or task.
 
     Args:

@@ -12,14 +12,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
-from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.lookup import Lookup, Offsets, check_listed
-from spark_groupsource.source.losses import Losses
+from spark_groupsource.source.data_loss import DataLossPolicy
+from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets, check_listed
 from spark_groupsource.source.options import EARLIEST, SourceOptions, parse_options
-from spark_groupsource.source.plain import told_plainly
 from spark_groupsource.source.planning import pack_tasks, split_tasks
-from spark_groupsource.source.positions import PositionSpec
-from spark_groupsource.source.task import GroupInputPartition, read_task
+from spark_groupsource.source.position_spec import PositionSpec
+from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.tracebacks import without_traceback
 
 _log = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ class GroupBatchReader(DataSourceReader):
     """Plans and reads one batch query; pickled to the executors, so it holds plain values only."""
 
     def __init__(
-        self, options: Mapping[str, str], columns: Columns, driver: int, parallelism: int | None = None
+        self, options: Mapping[str, str], columns: SelectedColumns, driver: int, parallelism: int | None = None
     ) -> None:
         self._options = dict(options)
         self._columns = columns
         self._driver = driver
         self._parallelism = parallelism
 
-    @told_plainly
+    @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
         from spark_groupsource.source.embedded import resolve_bootstrap
 
@@ -73,7 +73,7 @@ def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
 
     Raises: ConfigurationError for positions that make no sense; DataLossError for a listed end that is not there.
     """
-    lookup = Lookup(cluster, options)
+    lookup = OffsetLookup(cluster, options)
     partitions = lookup.partitions()
     starting = options.starting or PositionSpec("startingOffsets", default=EARLIEST)
     committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
@@ -93,11 +93,11 @@ def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
     return [OffsetRange(p, begins[p], ends[p]) for p in partitions]
 
 
-def _check_ends(lookup: Lookup, options: SourceOptions, ends: Offsets) -> Offsets:
+def _check_ends(lookup: OffsetLookup, options: SourceOptions, ends: Offsets) -> Offsets:
     """Ends that lie beyond their logs fail or are cut, as failOnDataLoss says."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
-    losses = Losses(fail=options["failOnDataLoss"])
+    losses = DataLossPolicy(fail=options["failOnDataLoss"])
     for p in listed:
         if ends[p] > latest[p]:
             losses.beyond_the_log(options.ending.option, p, ends[p], latest[p])

@@ -7,8 +7,8 @@ from typing import Iterable, Mapping, NamedTuple
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.lookup import Lookup, Offsets
-from spark_groupsource.source.losses import Losses
+from spark_groupsource.source.data_loss import DataLossPolicy
+from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.planning import Backlog
 
 
@@ -23,7 +23,7 @@ class LogEnds:
     """Log ends of one query. The brokers are asked at most once in `refresh_ms`, unless there is nothing to read."""
 
     def __init__(
-        self, lookup: Lookup, losses: Losses, clock: Clock, *, read_committed: bool, refresh_ms: int
+        self, lookup: OffsetLookup, losses: DataLossPolicy, clock: Clock, *, read_committed: bool, refresh_ms: int
     ) -> None:
         self._lookup = lookup
         self._losses = losses

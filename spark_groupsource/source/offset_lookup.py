@@ -12,7 +12,7 @@ from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.options import SourceOptions
-from spark_groupsource.source.positions import PositionSpec
+from spark_groupsource.source.position_spec import PositionSpec
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ _NEW_TOPIC_PAUSE_MS = 200
 Offsets = dict[TopicPartition, int]
 
 
-class Lookup:
+class OffsetLookup:
     """Look-ups of one query, tried again as ``fetchOffset.numRetries`` and ``fetchOffset.retryIntervalMs`` say."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock | None = None) -> None:

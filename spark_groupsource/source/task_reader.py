@@ -21,9 +21,9 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns import columns_schema, decode_fetched
-from spark_groupsource.source.columns import Columns
-from spark_groupsource.source.losses import Losses
-from spark_groupsource.source.plain import plain
+from spark_groupsource.source.data_loss import DataLossPolicy
+from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.tracebacks import strip_traceback
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class _NoHeartbeat:
         """A task without membership cannot be fenced."""
 
 
-def read_task(partition: GroupInputPartition, columns: Columns) -> Iterator[pa.RecordBatch]:
+def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Iterator[pa.RecordBatch]:
     """Yields the records of a task's ranges as Arrow batches of the wanted columns.
 
     Raises: GenerationMismatchError when the member is fenced, also after the last record; DataLossError when records
@@ -100,7 +100,7 @@ def read_task(partition: GroupInputPartition, columns: Columns) -> Iterator[pa.R
     except GroupSourceError as error:
         # what went wrong may be the connection's fault; the next attempt starts with fresh ones
         _discard(cluster)
-        raise plain(error) from None
+        raise strip_traceback(error) from None
 
 
 def _freeze_once() -> None:
@@ -143,7 +143,7 @@ def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextMa
 
 
 def _read(
-    cluster: Cluster, partition: GroupInputPartition, columns: Columns, heartbeat: Heartbeat
+    cluster: Cluster, partition: GroupInputPartition, columns: SelectedColumns, heartbeat: Heartbeat
 ) -> Iterator[pa.RecordBatch]:
     schema = _required_schema(columns)
     fetcher = PartitionFetcher(cluster, partition.settings)
@@ -172,13 +172,15 @@ def _read(
         _check_moved(before, pending)
 
 
-def _losses(partition: GroupInputPartition) -> Losses:
+def _losses(partition: GroupInputPartition) -> DataLossPolicy:
     who = partition.membership
     fail = partition.fail_on_data_loss
-    return Losses(fail=fail) if who is None else Losses(fail=fail, group_id=who.group_id, member_id=who.member_id)
+    if who is None:
+        return DataLossPolicy(fail=fail)
+    return DataLossPolicy(fail=fail, group_id=who.group_id, member_id=who.member_id)
 
 
-def _required_schema(columns: Columns) -> pa.Schema | None:
+def _required_schema(columns: SelectedColumns) -> pa.Schema | None:
     """The Arrow schema with NOT NULL columns where the user declared some."""
     if not columns.not_null:
         return None
@@ -197,7 +199,7 @@ def _shrink(
     pending: dict[TopicPartition, OffsetRange],
     wanted: OffsetRange,
     block: FetchedBlock,
-    losses: Losses,
+    losses: DataLossPolicy,
 ) -> None:
     """Fails, or leaves out what is gone of one range; the rest is fetched again.
 

@@ -27,15 +27,15 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApplicationEndedError, GroupSourceError
-from spark_groupsource.source.application import Application, context_directories
-from spark_groupsource.source.columns import Columns
+from spark_groupsource.source.co_readers import NOT_STARTED, PeerReply
+from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 from spark_groupsource.source.options import SourceOptions, parse_options
-from spark_groupsource.source.plain import plain, told_plainly
-from spark_groupsource.source.siblings import NEWBORN, Standing
-from spark_groupsource.source.task import GroupInputPartition, read_task
+from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
 
 if TYPE_CHECKING:
-    from spark_groupsource.source.control import ControlServer
+    from spark_groupsource.source.control_socket import ControlServer
     from spark_groupsource.source.session import Limits, StreamSession
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _APPLICATION_CHECK_MS = 1_000
 _ENDING_MS = 3_000
 
 
-class RefusedStreamReader(DataSourceStreamReader):
+class InvalidStreamReader(DataSourceStreamReader):
     """Stands in for a reader whose options are wrong, and says so at the first callback."""
 
     def __init__(self, error: GroupSourceError) -> None:
@@ -69,14 +69,14 @@ class RefusedStreamReader(DataSourceStreamReader):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise plain(self._error) from None
+        raise strip_traceback(self._error) from None
 
 
 class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query as `members` members of its group."""
 
     def __init__(
-        self, options: Mapping[str, str], columns: Columns, driver: int, parallelism: int | None = None
+        self, options: Mapping[str, str], columns: SelectedColumns, driver: int, parallelism: int | None = None
     ) -> None:
         self._options = dict(options)
         self._columns = columns
@@ -87,7 +87,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
-    @told_plainly
+    @without_traceback
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._opened().options
         if options["maxOffsetsPerTrigger"]:
@@ -98,7 +98,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(options["maxBytesPerTrigger"])
         return ReadAllAvailable()
 
-    @told_plainly
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
         self._opened().prepare_available_now()
 
@@ -106,7 +106,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # owning nothing: each first position is an acquisition, which the end offset holds, so batch 0 can be replayed
         return {}
 
-    @told_plainly
+    @without_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_groupsource.source.session import Limits
 
@@ -123,15 +123,15 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             limits = Limits()
         return live.latest_offset(start, limits)
 
-    @told_plainly
+    @without_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._opened().session().report_latest()
 
-    @told_plainly
+    @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._opened().session().input_partitions(start, end)
 
-    @told_plainly
+    @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
         self._opened().session().commit()
 
@@ -163,13 +163,13 @@ class _Live:
         self._control: ControlServer | None = None
         self._is_newborn = True
         self._terminated = False
-        self._application = Application(driver, context_directories())
+        self._driver_monitor = DriverMonitor(driver, context_directories())
         self._has_ended = False
         _log_to_stderr()
         self._handle_signals()
-        threading.Thread(target=self._end_with_application, name="groupsource driver", daemon=True).start()
+        threading.Thread(target=self._end_with_driver_monitor, name="groupsource driver", daemon=True).start()
         if options["assign"] is None:
-            self._listen(NEWBORN, lambda proof: False, self._tell_newborn)
+            self._listen(NOT_STARTED, lambda proof: False, self._tell_newborn)
 
     def session(self) -> StreamSession:
         """The session, opened at first use: it reaches for the cluster."""
@@ -195,7 +195,7 @@ class _Live:
             )
         if self._is_newborn:
             self._is_newborn = False
-            self._listen(session.reader, session.request_drain, session.tell_standing)
+            self._listen(session.reader, session.request_drain, session.peer_reply)
         return end
 
     def stop(self) -> None:
@@ -214,24 +214,24 @@ class _Live:
         self,
         name: str,
         request_drain: Callable[[dict[str, Any] | None], bool],
-        tell_standing: Callable[[str, int], Standing],
+        peer_reply: Callable[[str, int], PeerReply],
     ) -> None:
-        from spark_groupsource.source.control import ControlServer
+        from spark_groupsource.source.control_socket import ControlServer
 
-        former, self._control = self._control, ControlServer(self._driver, name, request_drain, tell_standing)
+        former, self._control = self._control, ControlServer(self._driver, name, request_drain, peer_reply)
         if former is not None:
             former.close()
 
-    def _tell_newborn(self, group_id: str, least_ms: int) -> Standing:
+    def _tell_newborn(self, group_id: str, least_ms: int) -> PeerReply:
         """A sibling that joins the group has this one join as well, although Spark has not asked it yet."""
         if group_id != self.options.group_id:
-            return Standing.ELSEWHERE
+            return PeerReply.ELSEWHERE
         try:
-            return self.session().tell_standing(group_id, least_ms)
+            return self.session().peer_reply(group_id, least_ms)
         except GroupSourceError as error:
             # Spark's first call meets it again, and fails the query with it
             _log.debug("joining early failed: %s", error)
-            return Standing.BUSY
+            return PeerReply.BUSY
 
     def _close(self) -> None:
         if self._control is not None:
@@ -241,12 +241,12 @@ class _Live:
 
     def _open(self) -> StreamSession:
         from spark_groupsource.client.cluster.client import Cluster
-        from spark_groupsource.source.control import sockets_of
+        from spark_groupsource.source.co_readers import CoReaders
+        from spark_groupsource.source.control_socket import control_sockets
         from spark_groupsource.source.embedded import resolve_bootstrap
-        from spark_groupsource.source.lookup import Lookup
+        from spark_groupsource.source.offset_lookup import OffsetLookup
         from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
         from spark_groupsource.source.session import StreamSession
-        from spark_groupsource.source.siblings import Siblings
 
         options = self.options
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
@@ -255,10 +255,10 @@ class _Live:
         if options["assign"] is not None:
             ownership = AssignedPartitions(cluster, options)
         else:
-            readable = len(Lookup(cluster, options).partitions())
+            readable = len(OffsetLookup(cluster, options).partitions())
             wanted = options["members"] or self._parallelism or os.cpu_count() or 1
             ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(wanted, readable)))
-        siblings = Siblings(options.group_id or "", lambda: sockets_of(self._driver), SystemClock())
+        siblings = CoReaders(options.group_id or "", lambda: control_sockets(self._driver), SystemClock())
         session = StreamSession(cluster, options, ownership, siblings=siblings)
         if self._is_available_now:
             session.prepare_available_now()
@@ -277,16 +277,16 @@ class _Live:
         self._terminated = True
         raise SystemExit(0)
 
-    def _end_with_application(self) -> None:
+    def _end_with_driver_monitor(self) -> None:
         """Has this process leave and end when the driver was killed, or its SparkContext stopped without the query.
 
         Spark's runner sees the first only when a callback has returned. One that waits for a broker that is down never
         does, and its members would join for nobody once the broker is back. The second it does not see at all.
         """
         clock = SystemClock()
-        while self._application.is_alive and not self._application.is_stopped:
+        while self._driver_monitor.is_driver_alive and not self._driver_monitor.is_context_stopped:
             clock.sleep_ms(_APPLICATION_CHECK_MS)
-        if self._application.is_alive:
+        if self._driver_monitor.is_driver_alive:
             _log.warning("the SparkContext was stopped and its query was not; its reader leaves the group and ends")
             self._has_ended = True
             if self._session is not None:
