@@ -7,10 +7,17 @@ is handed in; what is due is done in `expire`.
 from __future__ import annotations
 
 import uuid
-from typing import Callable, Collection, Mapping, NamedTuple
+from typing import Callable, Collection, Hashable, Mapping, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.group_runtime import CoordinatorRuntime
+from spark_groupsource.broker.coordinators.timers import (
+    GroupShardTimer,
+    MarkerRetryTimer,
+    OffsetExpirationTimer,
+    TransactionalIdExpirationTimer,
+    TransactionTimer,
+)
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
 from spark_groupsource.broker.dynamic_config import DynamicSettings
 from spark_groupsource.broker.fetch.delayed_fetch import Fetches
@@ -92,7 +99,7 @@ class Broker:
         self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self._add_scram = add_scram
         self.partitions = Partitions(data, config, report)
-        self.timers: DeadlineHeap[tuple[object, ...]] = DeadlineHeap()
+        self.timers: DeadlineHeap[Hashable] = DeadlineHeap()
         self.fetches = Fetches(
             self.partitions, self.leaders, self.epochs, self.timers, clock, config, lambda: self.nodes, send
         )
@@ -196,10 +203,10 @@ class Broker:
                     self.cleaner.slice()
                 case ("load", str(topic)):
                     self._coordinators[topic].seats.load_next()
-                case ("transactions", *_):
-                    self.transactions.expire(key)
-                case _:
+                case GroupShardTimer() | OffsetExpirationTimer():
                     self.coordinator.expire(key)
+                case TransactionTimer() | MarkerRetryTimer() | TransactionalIdExpirationTimer():
+                    self.transactions.expire(key)
 
     # --- topics, where more than the partitions is concerned ---
 

@@ -11,11 +11,11 @@ from spark_groupsource.group.outcome import (
     Reply,
     RequestContext,
     SetTimer,
-    TimerKey,
     TransactionProducer,
 )
 from spark_groupsource.group.shard import GroupShard, Ownership
 from spark_groupsource.group.states import GroupState
+from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 
 __all__ = [
     "CancelTimer",
@@ -23,13 +23,16 @@ __all__ = [
     "GroupEvent",
     "GroupShard",
     "GroupState",
+    "GroupTimer",
+    "JoinTimer",
     "LogRecord",
     "Outcome",
     "Ownership",
     "Reply",
     "RequestContext",
+    "SessionTimer",
     "SetTimer",
-    "TimerKey",
+    "SyncTimer",
     "TransactionProducer",
     "error_response",
     "group_partition",

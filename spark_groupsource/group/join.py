@@ -16,13 +16,7 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.answers import join_answer, join_error, join_success, sync_error
 from spark_groupsource.group.classic import NO_LEADER, UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.members import Member, Parked, Protocols, new_member_id
-from spark_groupsource.group.outcome import (
-    RequestContext,
-    StoreReplacement,
-    Turn,
-    join_timer,
-    session_timer,
-)
+from spark_groupsource.group.outcome import RequestContext, StoreReplacement, Turn
 from spark_groupsource.group.rebalance import (
     maybe_complete_join,
     prepare_rebalance,
@@ -30,6 +24,7 @@ from spark_groupsource.group.rebalance import (
     remove_member,
 )
 from spark_groupsource.group.states import DEAD, EMPTY, PREPARING, STABLE, Action, Ask
+from spark_groupsource.group.timers import JoinTimer, SessionTimer
 from spark_groupsource.wire.messages import Message
 
 # from this version on a dynamic member without id is sent away once, to come back with the id it was given
@@ -103,7 +98,7 @@ def _require_member_id(
     turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
 ) -> None:
     group.add_pending_join(member_id)
-    turn.set_timer(session_timer(group.group_id, member_id), request.session_timeout_ms)
+    turn.set_timer(SessionTimer(group.group_id, member_id), request.session_timeout_ms)
     turn.event(
         "member_pending",
         group.group_id,
@@ -186,7 +181,7 @@ def _add_member(
         group.protocol_type = request.protocol_type
     group.add(member)
     # the client cannot heartbeat before its first answer, so its session has not begun
-    turn.set_timer(session_timer(group.group_id, member_id), turn.config.group_new_member_join_timeout_ms)
+    turn.set_timer(SessionTimer(group.group_id, member_id), turn.config.group_new_member_join_timeout_ms)
     instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
     rebalance_or_complete(turn, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
 
@@ -205,9 +200,9 @@ def _replace_static(
     old_state = group.state.value
     old, new = group.replace_static(instance_id, member_id)
     _fence(turn, old)
-    turn.cancel_timer(session_timer(group.group_id, old.member_id))
+    turn.cancel_timer(SessionTimer(group.group_id, old.member_id))
     _update_and_park(turn, group, new, request, context)
-    turn.set_timer(session_timer(group.group_id, member_id), new.session_timeout_ms)
+    turn.set_timer(SessionTimer(group.group_id, member_id), new.session_timeout_ms)
     turn.event(
         "static_member_replaced",
         group.group_id,
@@ -269,8 +264,8 @@ def replacement_failed(turn: Turn, group: ClassicGroup, stored: StoreReplacement
         return
     old = stored.old_member
     group.restore_static(old, stored.new_member_id, stored.old_leader_id)
-    turn.cancel_timer(session_timer(group.group_id, stored.new_member_id))
-    turn.set_timer(session_timer(group.group_id, old.member_id), old.session_timeout_ms)
+    turn.cancel_timer(SessionTimer(group.group_id, stored.new_member_id))
+    turn.set_timer(SessionTimer(group.group_id, old.member_id), old.session_timeout_ms)
     turn.reply(
         stored.token,
         join_error(
@@ -298,7 +293,7 @@ def new_group_failed(turn: Turn, group: ClassicGroup, member_id: str) -> None:
     group.pending_joins.discard(member_id)
     if member_id in group.members:
         group.remove(member_id)
-    turn.cancel_timer(session_timer(group.group_id, member_id))
+    turn.cancel_timer(SessionTimer(group.group_id, member_id))
     if not group.members and not group.pending_joins:
-        turn.cancel_timer(join_timer(group.group_id))
+        turn.cancel_timer(JoinTimer(group.group_id))
         group.transition(DEAD, turn.timestamp_ms)

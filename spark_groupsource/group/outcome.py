@@ -11,8 +11,7 @@ A call of the shard returns an `Outcome`. Its caller, in this order:
 Steps up to the replay are one step for the shard: no other call may come between. Other calls may come between the
 replay and `append_done`.
 
-A reply names an opaque token, never a future or a connection. Timer keys are tuples: strings joined by a separator
-would make ("a", "b-c") and ("a-b", "c") the same key. A key has at most one timer: setting it again moves it.
+A reply names an opaque token, never a future or a connection.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 from spark_groupsource.group.config import GroupConfig
 from spark_groupsource.group.members import Member
+from spark_groupsource.group.timers import GroupTimer
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -32,23 +32,6 @@ from spark_groupsource.wire.group_records import (
     encode_offset_value,
 )
 from spark_groupsource.wire.messages import Message
-
-TimerKey = tuple[str, ...]
-
-
-def session_timer(group_id: str, member_id: str) -> TimerKey:
-    """Ends the session of a member, the wait of a new one, or the grace of a pending member id."""
-    return ("session", group_id, member_id)
-
-
-def join_timer(group_id: str) -> TimerKey:
-    """Ends a join phase, or one window of the initial delay."""
-    return ("join", group_id)
-
-
-def sync_timer(group_id: str) -> TimerKey:
-    """Ends the wait for the members that got a JoinGroup answer and have not sent SyncGroup."""
-    return ("sync", group_id)
 
 
 class RequestContext(NamedTuple):
@@ -90,14 +73,14 @@ class Reply(NamedTuple):
 class SetTimer(NamedTuple):
     """Starts the timer `key`, or moves it: call `expire(key, ...)` when the monotonic clock reaches `deadline_ms`."""
 
-    key: TimerKey
+    key: GroupTimer
     deadline_ms: int
 
 
 class CancelTimer(NamedTuple):
     """Stops the timer `key`, if it runs."""
 
-    key: TimerKey
+    key: GroupTimer
 
 
 class GroupEvent(NamedTuple):
@@ -194,11 +177,11 @@ class Turn:
         """Answers `token`, once the records of this turn are durable."""
         self.replies.append(Reply(token, response))
 
-    def set_timer(self, key: TimerKey, delay_ms: int) -> None:
+    def set_timer(self, key: GroupTimer, delay_ms: int) -> None:
         """Starts or moves a timer to `delay_ms` from now."""
         self.timers.append(SetTimer(key, self.now_ms + delay_ms))
 
-    def cancel_timer(self, key: TimerKey) -> None:
+    def cancel_timer(self, key: GroupTimer) -> None:
         self.timers.append(CancelTimer(key))
 
     def event(self, kind: str, group_id: str, text: str) -> None:

@@ -12,8 +12,9 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.answers import join_error, join_success, sync_error
 from spark_groupsource.group.classic import UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.members import Member
-from spark_groupsource.group.outcome import Turn, join_timer, session_timer, sync_timer
+from spark_groupsource.group.outcome import Turn
 from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE, can_rebalance
+from spark_groupsource.group.timers import JoinTimer, SessionTimer, SyncTimer
 
 
 def rebalance_or_complete(turn: Turn, group: ClassicGroup, reason: str) -> None:
@@ -28,7 +29,7 @@ def prepare_rebalance(turn: Turn, group: ClassicGroup, reason: str) -> None:
     """Begins a join phase; from Empty it waits the initial delay, else for the members that are known."""
     if group.state is COMPLETING:
         reset_assignments(turn, group, ErrorCode.REBALANCE_IN_PROGRESS)
-    turn.cancel_timer(sync_timer(group.group_id))
+    turn.cancel_timer(SyncTimer(group.group_id))
     turn.event(
         "rebalance_started",
         group.group_id,
@@ -42,11 +43,11 @@ def prepare_rebalance(turn: Turn, group: ClassicGroup, reason: str) -> None:
         group.new_member_added = False
         group.initial_delay_ms = delay_ms
         group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
-        turn.set_timer(join_timer(group.group_id), delay_ms)
+        turn.set_timer(JoinTimer(group.group_id), delay_ms)
     elif group.all_have_joined:
         complete_join(turn, group)
     else:
-        turn.set_timer(join_timer(group.group_id), group.rebalance_timeout_ms)
+        turn.set_timer(JoinTimer(group.group_id), group.rebalance_timeout_ms)
 
 
 def maybe_complete_join(turn: Turn, group: ClassicGroup) -> None:
@@ -64,7 +65,7 @@ def expire_join(turn: Turn, group: ClassicGroup) -> None:
         group.new_member_added = False
         group.initial_delay_ms = min(turn.config.group_initial_rebalance_delay_ms, group.initial_remaining_ms)
         group.initial_remaining_ms = max(group.initial_remaining_ms - elapsed_ms, 0)
-        turn.set_timer(join_timer(group.group_id), group.initial_delay_ms)
+        turn.set_timer(JoinTimer(group.group_id), group.initial_delay_ms)
         return
     complete_join(turn, group)
 
@@ -79,9 +80,9 @@ def complete_join(turn: Turn, group: ClassicGroup) -> None:
             group.group_id,
             f"Group {group.group_id} could not complete rebalance because no members rejoined",
         )
-        turn.set_timer(join_timer(group.group_id), group.rebalance_timeout_ms)
+        turn.set_timer(JoinTimer(group.group_id), group.rebalance_timeout_ms)
         return
-    turn.cancel_timer(join_timer(group.group_id))
+    turn.cancel_timer(JoinTimer(group.group_id))
     group.next_generation(turn.timestamp_ms)
     where = f"generation {group.generation_id} (__consumer_offsets-{turn.partition})"
     if not group.members:
@@ -98,9 +99,9 @@ def complete_join(turn: Turn, group: ClassicGroup) -> None:
         if parked is not None:
             turn.reply(parked.token, join_success(group, member.member_id))
         member.is_new = False
-        turn.set_timer(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+        turn.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
         group.add_pending_sync(member.member_id)
-    turn.set_timer(sync_timer(group.group_id), group.rebalance_timeout_ms)
+    turn.set_timer(SyncTimer(group.group_id), group.rebalance_timeout_ms)
 
 
 def _remove_unjoined(turn: Turn, group: ClassicGroup) -> None:
@@ -120,7 +121,7 @@ def _remove_unjoined(turn: Turn, group: ClassicGroup) -> None:
 def remove_member(turn: Turn, group: ClassicGroup, member_id: str) -> Member:
     """Takes a member out and answers what it had parked with UNKNOWN_MEMBER_ID; the caller sees to the phase."""
     member = group.remove(member_id)
-    turn.cancel_timer(session_timer(group.group_id, member_id))
+    turn.cancel_timer(SessionTimer(group.group_id, member_id))
     if member.parked_join is not None:
         version = member.parked_join.api_version
         turn.reply(member.parked_join.token, join_error(ErrorCode.UNKNOWN_MEMBER_ID, UNKNOWN_MEMBER, version))
@@ -136,7 +137,7 @@ def reset_assignments(turn: Turn, group: ClassicGroup, error: ErrorCode) -> None
         if member.parked_sync is not None:
             turn.reply(member.parked_sync.token, sync_error(error))
             member.parked_sync = None
-            turn.set_timer(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+            turn.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
 
 
 def settle_sync(turn: Turn, group: ClassicGroup, member_id: str) -> None:
@@ -144,7 +145,7 @@ def settle_sync(turn: Turn, group: ClassicGroup, member_id: str) -> None:
     if member_id in group.pending_syncs:
         group.pending_syncs.discard(member_id)
         if not group.pending_syncs:
-            turn.cancel_timer(sync_timer(group.group_id))
+            turn.cancel_timer(SyncTimer(group.group_id))
 
 
 def expire_sync(turn: Turn, group: ClassicGroup) -> None:

@@ -12,9 +12,10 @@ from typing import Sequence
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.answers import heartbeat_answer, leave_answer, leave_error
 from spark_groupsource.group.classic import UNKNOWN_MEMBER, ClassicGroup
-from spark_groupsource.group.outcome import RequestContext, Turn, session_timer
+from spark_groupsource.group.outcome import RequestContext, Turn
 from spark_groupsource.group.rebalance import maybe_complete_join, rebalance_or_complete, remove_member
 from spark_groupsource.group.states import DEAD, Action, Ask
+from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.wire.messages import LeaveGroupRequest, Message
 
 
@@ -39,7 +40,7 @@ def _heartbeat(turn: Turn, group: ClassicGroup, request: Message) -> ErrorCode:
 
 def renew_session(turn: Turn, group: ClassicGroup, member_id: str) -> None:
     """Gives a member a full session timeout from now."""
-    turn.set_timer(session_timer(group.group_id, member_id), group.members[member_id].session_timeout_ms)
+    turn.set_timer(SessionTimer(group.group_id, member_id), group.members[member_id].session_timeout_ms)
 
 
 def identities(request: Message, api_version: int) -> Sequence[Message]:
@@ -73,7 +74,7 @@ def _leave_one(turn: Turn, group: ClassicGroup, identity: Message, left: list[st
         member_id = group.static_members.get(instance_id, UNKNOWN_MEMBER)
     if member_id in group.pending_joins:
         group.pending_joins.discard(member_id)
-        turn.cancel_timer(session_timer(group.group_id, member_id))
+        turn.cancel_timer(SessionTimer(group.group_id, member_id))
         _note_left(turn, group, member_id, identity, "Pending member")
         return ErrorCode.NONE
     error = group.check_member(member_id, instance_id)

@@ -30,11 +30,10 @@ from spark_groupsource.group.outcome import (
     StoreOffsets,
     StoreRemoval,
     StoreReplacement,
-    TimerKey,
     Turn,
-    session_timer,
 )
 from spark_groupsource.group.states import DEAD, EMPTY
+from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import GroupValue, OffsetKey
 from spark_groupsource.wire.messages import (
@@ -128,19 +127,18 @@ class GroupShard:
             self._handlers[request.API_KEY](turn, request, context)
         return turn.outcome()
 
-    def expire(self, timer_key: TimerKey, now_ms: int, timestamp_ms: int) -> Outcome:
-        """Decides what the end of a timer means; a timer of something that is gone means nothing."""
+    def expire(self, timer: GroupTimer, now_ms: int, timestamp_ms: int) -> Outcome:
+        """Handles an expired timer; a timer of a removed group or member has no effect."""
         turn = self._turn(now_ms, timestamp_ms)
-        kind, group_id = timer_key[0], timer_key[1]
-        group = self._groups.get(group_id)
+        group = self._groups.get(timer.group_id)
         if group is None or self.ownership is not Ownership.OWNED:
             return turn.outcome()
-        if kind == "session":
-            sessions.expire_session(turn, group, timer_key[2])
-        elif kind == "join":
+        if isinstance(timer, JoinTimer):
             rebalance.expire_join(turn, group)
-        else:
+        elif isinstance(timer, SyncTimer):
             rebalance.expire_sync(turn, group)
+        else:
+            sessions.expire_session(turn, group, timer.member_id)
         return turn.outcome()
 
     def append_done(self, outcome: Outcome, now_ms: int, timestamp_ms: int) -> Outcome:
@@ -217,7 +215,7 @@ class GroupShard:
             group = self._find(group_id)
             assert group is not None
             for member in group.members.values():
-                turn.set_timer(session_timer(group_id, member.member_id), member.session_timeout_ms)
+                turn.set_timer(SessionTimer(group_id, member.member_id), member.session_timeout_ms)
             if len(group.members) > self.config.group_max_size:
                 rebalance.prepare_rebalance(turn, group, "freshly-loaded group is over capacity")
         skipped = self.ledger.unknown_records
@@ -318,7 +316,7 @@ class GroupShard:
             return
         # where somebody has committed meanwhile, it comes back as what its offsets make it: a group without a past
         for member_id in sorted(group.pending_joins):  # they will be told to begin again
-            turn.cancel_timer(session_timer(group_id, member_id))
+            turn.cancel_timer(SessionTimer(group_id, member_id))
         group.transition(DEAD, turn.timestamp_ms)
         del self._groups[group_id]
 

@@ -15,9 +15,10 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.answers import sync_error, sync_success
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.members import Member, Parked
-from spark_groupsource.group.outcome import RequestContext, StoreAssignment, Turn, session_timer
+from spark_groupsource.group.outcome import RequestContext, StoreAssignment, Turn
 from spark_groupsource.group.rebalance import prepare_rebalance, reset_assignments, settle_sync
 from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, STABLE, Action, Ask
+from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.wire.group_records import GroupValue
 from spark_groupsource.wire.messages import Message
 
@@ -35,7 +36,7 @@ def sync(turn: Turn, group: ClassicGroup, request: Message, context: RequestCont
         return
     settle_sync(turn, group, member.member_id)
     if answer.renews_session:
-        turn.set_timer(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+        turn.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
     if answer.action is Action.HAND_OUT:
         # an assignment a leader sends now is of no round: it gets its own back like everybody else
         turn.reply(context.token, sync_success(group, member.assignment))
@@ -96,7 +97,7 @@ def assignment_stored(turn: Turn, group: ClassicGroup, stored: StoreAssignment, 
         if member.parked_sync is not None:
             turn.reply(member.parked_sync.token, sync_success(group, member.assignment))
             member.parked_sync = None
-            turn.set_timer(session_timer(group.group_id, member.member_id), member.session_timeout_ms)
+            turn.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
 
 
 def assignment_failed(turn: Turn, group: ClassicGroup, stored: StoreAssignment, error: ErrorCode) -> None:

@@ -16,7 +16,7 @@ Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (lag)
 from __future__ import annotations
 
 import hashlib
-from typing import Generator, Mapping, NamedTuple, Sequence
+from typing import Generator, Hashable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
@@ -303,7 +303,7 @@ class LogCleaner:
         self,
         partitions: Partitions,
         data: DataDirectory,
-        timers: DeadlineHeap[tuple[object, ...]],
+        timers: DeadlineHeap[Hashable],
         clock: Clock,
         backoff_ms: int,
         report: Report,

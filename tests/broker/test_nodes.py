@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
-from spark_groupsource.group import group_partition
+from spark_groupsource.group import SessionTimer, group_partition
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.frames import decode_response
@@ -364,8 +364,9 @@ def test_sessions_of_the_former_coordinator_harm_nobody(broker, nodes, group):
     second = other_than(first)
     broker.move_coordinator(group, second)
     assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
-    sessions = ("session", group, member_id)
-    due = sorted(broker.call(lambda b: [key for key in b.timers._deadlines if key[-1] == sessions]))
+    session = SessionTimer(group, member_id)
+    due = broker.call(lambda b: [key for key in b.timers._deadlines if getattr(key, "timer", None) == session])
+    due.sort(key=lambda key: key.shard_number)
     assert len(due) == 2
     broker.call(lambda b: b.coordinator.expire(due[0]))
     assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0

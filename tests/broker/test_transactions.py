@@ -12,6 +12,7 @@ from support.java_tools import JavaTools
 from support.waiting import wait_until
 from transaction_context import RawTransactions, committed_offset, latest, read_committed
 
+from spark_groupsource.broker.coordinators.timers import TransactionalIdExpirationTimer
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.transactions.states import COMPLETE_ABORT, COMPLETE_COMMIT, PREPARE_COMMIT
@@ -169,7 +170,7 @@ def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
 
             def forgotten() -> bool:
                 def look(b) -> bool:
-                    b.transactions.expire(("transactions", "forget"))
+                    b.transactions.expire(TransactionalIdExpirationTimer())
                     return b.transactions.transaction(1, "id") is None
 
                 return broker.call(look)

@@ -11,7 +11,16 @@ from typing import Any, Iterable, Sequence
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, GroupShard, Outcome, RequestContext, SetTimer
+from spark_groupsource.group import (
+    GroupConfig,
+    GroupShard,
+    GroupTimer,
+    JoinTimer,
+    Outcome,
+    RequestContext,
+    SessionTimer,
+    SetTimer,
+)
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.model import Subscription
@@ -113,7 +122,7 @@ class GroupContext:
         self.log: list[tuple[bytes, bytes | None]] = []
         # the same, with the producer of each record (-1 none), and markers: (producer, committed)
         self.history: list[tuple[Any, ...]] = []
-        self.timers: dict[tuple[str, ...], int] = {}
+        self.timers: dict[GroupTimer, int] = {}
         self.events: list[Any] = []
         self.append_error: ErrorCode | None = None
         self.hold_appends = False
@@ -218,7 +227,7 @@ class GroupContext:
         return GroupState.DEAD if group is None else group.state
 
     def session_deadline(self, member_id: str, group_id: str = GROUP) -> int | None:
-        return self.timers.get(("session", group_id, member_id))
+        return self.timers.get(SessionTimer(group_id, member_id))
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]
@@ -448,7 +457,7 @@ class GroupContext:
         who: list[str | None] = list(instances) or [None] * count
         answers = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
         while any(answer.parked for answer in answers):  # each window with company is followed by one more
-            assert ("join", how.get("group", GROUP)) in self.timers
+            assert JoinTimer(how.get("group", GROUP)) in self.timers
             self.advance(DELAY_MS)
         return [
             Joined(a.member_id, a.response.generation_id, a.response.leader, i)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Mapping
 
-from spark_groupsource.group import TimerKey
+from spark_groupsource.group import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
 
@@ -26,16 +26,16 @@ def check_books(group: ClassicGroup) -> None:
     assert (group.leader_id in members) if members else group.leader_id is None, "the leader is no member"
 
 
-def check_timers(group: ClassicGroup, timers: Mapping[TimerKey, int]) -> None:
+def check_timers(group: ClassicGroup, timers: Mapping[GroupTimer, int]) -> None:
     """Nobody waits without an end."""
     group_id = group.group_id
     for member_id, member in group.members.items():
-        assert ("session", group_id, member_id) in timers or member.counts_as_alive, f"{member_id} has no session"
+        assert SessionTimer(group_id, member_id) in timers or member.counts_as_alive, f"{member_id} has no session"
     for member_id in group.pending_joins:
-        assert ("session", group_id, member_id) in timers, f"pending {member_id} may stay for ever"
-    assert (("join", group_id) in timers) is (group.state is PREPARING), "the join timer is not of the join phase"
+        assert SessionTimer(group_id, member_id) in timers, f"pending {member_id} may stay for ever"
+    assert (JoinTimer(group_id) in timers) is (group.state is PREPARING), "the join timer is not of the join phase"
     if group.pending_syncs and group.state in (COMPLETING, STABLE):
-        assert ("sync", group_id) in timers, "nobody waits for the SyncGroups that are owed"
+        assert SyncTimer(group_id) in timers, "nobody waits for the SyncGroups that are owed"
 
 
 def check_state(group: ClassicGroup, *, appends_pending: bool) -> None:

@@ -14,7 +14,7 @@ from sim_checks import Cause, Checks
 from sim_time import Time
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, GroupShard, Outcome, Ownership, RequestContext, SetTimer, TimerKey
+from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, Ownership, RequestContext, SetTimer
 from spark_groupsource.model import TopicPartition
 
 
@@ -59,7 +59,7 @@ class Broker:
         self.crashes = 0
         self.shard = GroupShard(0, config)
         self.log: list[Entry] = []
-        self.timers: dict[TimerKey, int] = {}
+        self.timers: dict[GroupTimer, int] = {}
         self.waiting: dict[int, Waiting] = {}
         self.checks = Checks(self)
         self.fails_until_ms = self.late_until_ms = 0
@@ -87,11 +87,11 @@ class Broker:
         cause = Cause("request", getattr(request, "group_id", None), request, token)
         self._run(self.shard.handle(request, context, self.time.now_ms), cause)
 
-    def _expire(self, incarnation: int, key: TimerKey, deadline_ms: int) -> None:
+    def _expire(self, incarnation: int, key: GroupTimer, deadline_ms: int) -> None:
         if incarnation == self.incarnation and self.timers.get(key) == deadline_ms:
             del self.timers[key]
             outcome = self.shard.expire(key, self.time.now_ms, self.time.timestamp_ms)
-            self._run(outcome, Cause(f"timer {key[0]}", key[1]))
+            self._run(outcome, Cause(f"timer {type(key).__name__}", key.group_id))
 
     def expire_offsets(self) -> None:
         if self.is_loaded:

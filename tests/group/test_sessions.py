@@ -6,6 +6,7 @@ import pytest
 from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
 
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
@@ -152,8 +153,8 @@ def test_a_session_timer_of_a_dead_group_touches_nothing(context: GroupContext) 
 def test_timers_of_what_is_gone_mean_nothing(context: GroupContext) -> None:
     context.stable()
     now, timestamp = context.clock.now_ms(), context.clock.timestamp_ms()
-    gone = [("session", GROUP, "gone"), ("session", "gone", "gone"), ("join", "gone")]
-    for key in (*gone, ("join", GROUP), ("sync", GROUP)):
+    gone = [SessionTimer(GROUP, "gone"), SessionTimer("gone", "gone"), JoinTimer("gone")]
+    for key in (*gone, JoinTimer(GROUP), SyncTimer(GROUP)):
         outcome = context.shard.expire(key, now, timestamp)
         assert not (outcome.records or outcome.replies or outcome.timers)
     assert context.state() is STABLE

@@ -16,7 +16,7 @@ from sim_world import run
 from simulation import main, simulate
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import offsets, rebalance, sessions, shard, sync
+from spark_groupsource.group import SessionTimer, offsets, rebalance, sessions, shard, sync
 from spark_groupsource.group.answers import join_answer, sync_success
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.ledger import Ledger
@@ -121,7 +121,7 @@ def nobody_is_told_of_a_round(patch: Patch) -> None:
 
 
 def restarts_begin_no_sessions(patch: Patch) -> None:
-    patch.setattr(shard, "session_timer", lambda group_id, member_id: ("session", group_id, "nobody"))
+    patch.setattr(shard, "SessionTimer", lambda group_id, member_id: SessionTimer(group_id, "nobody"))
 
 
 BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [

@@ -8,6 +8,7 @@ import pytest
 from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import JoinTimer, SessionTimer
 from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
 
 LEADER, FOLLOWER = "leader-instance", "follower-instance"
@@ -297,7 +298,7 @@ def test_a_return_that_cannot_be_stored_is_undone(context: GroupContext, version
     assert group.members[leader.member_id].protocols == tuple(TWO)
     assert group.candidates() == {"range", "roundrobin"}
     assert group.joined_count == 0
-    assert set(context.timers) == {("session", GROUP, m.member_id) for m in (leader, follower)}
+    assert set(context.timers) == {SessionTimer(GROUP, m.member_id) for m in (leader, follower)}
     assert context.sync(leader.member_id, 1, instance=LEADER).response.assignment == leader.member_id.encode()
     assert context.join(follower.member_id, instance=FOLLOWER, protocols=TWO).error is ErrorCode.NONE
 
@@ -378,7 +379,7 @@ def test_a_prolonged_phase_completes_when_all_static_members_are_back(context: G
     for times in range(1, 4):
         context.advance(REBALANCE_MS)
         assert (context.state(), context.group().generation_id) == (PREPARING, 1)
-        assert context.timers["join", GROUP] == context.clock.now_ms() + REBALANCE_MS
+        assert context.timers[JoinTimer(GROUP)] == context.clock.now_ms() + REBALANCE_MS
         assert context.kinds().count("rebalance_prolonged") == times
     answers = [context.join(leader.member_id, instance=LEADER), context.join(follower.member_id, instance=FOLLOWER)]
     assert [answer.response.generation_id for answer in answers] == [2, 2]

@@ -8,6 +8,7 @@ import pytest
 from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import SyncTimer
 from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
 from spark_groupsource.wire.messages import DeleteGroupsRequest
 
@@ -258,7 +259,7 @@ def test_only_followers_sync(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-092", "JM-107")
 def test_all_sync(context: GroupContext) -> None:
     members = context.stable(3, session_ms=2 * REBALANCE_MS)
-    assert ("sync", GROUP) not in context.timers
+    assert SyncTimer(GROUP) not in context.timers
     context.advance(REBALANCE_MS)
     assert {context.heartbeat(m.member_id, 1) for m in members} == {ErrorCode.NONE}
     assert context.state() is STABLE

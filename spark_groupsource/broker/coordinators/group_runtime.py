@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorTopic, Seat, Seats
+from spark_groupsource.broker.coordinators.timers import GroupRuntimeTimer, GroupShardTimer, OffsetExpirationTimer
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
     GroupShard,
@@ -135,19 +136,17 @@ class CoordinatorRuntime:
         for partition, part in parts.items():
             self._handle_part(call, partition, part, _Part(whole, partition))
 
-    def expire(self, key: tuple[object, ...]) -> None:
-        """Does what one of this room's timers stands for."""
-        match key:
-            case ("group", int(partition), int(number), tuple(timer)):
+    def expire(self, timer: GroupRuntimeTimer) -> None:
+        """Handles an expired timer of this runtime."""
+        match timer:
+            case GroupShardTimer(partition, number, shard_timer):
                 seat = self.seats.seated(partition, number)
                 if seat is not None:
-                    self._apply(seat, seat.shard.expire(timer, self._now_ms, self._timestamp_ms))
-            case ("expire-offsets",):
+                    self._apply(seat, seat.shard.expire(shard_timer, self._now_ms, self._timestamp_ms))
+            case OffsetExpirationTimer():
                 for seat in self.seats.loaded():
                     self._apply(seat, seat.shard.expire_offsets(self._timestamp_ms, self._now_ms))
                 self._set_expiry_timer()
-            case _:
-                raise ValueError(f"no timer is known by {key}")
 
     def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
         """Removes the committed offsets of deleted partitions from every group."""
@@ -207,7 +206,7 @@ class CoordinatorRuntime:
 
     def _apply_timers(self, seat: Seat[GroupShard], outcome: Outcome) -> None:
         for timer in outcome.timers:
-            key = ("group", seat.partition, seat.number, timer.key)
+            key = GroupShardTimer(seat.partition, seat.number, timer.key)
             if isinstance(timer, SetTimer):
                 self._broker.timers.set(key, timer.deadline_ms)
             else:
@@ -244,7 +243,7 @@ class CoordinatorRuntime:
 
     def _set_expiry_timer(self) -> None:
         interval_ms = self._broker.config.group.offsets_retention_check_interval_ms
-        self._broker.timers.set(("expire-offsets",), self._now_ms + interval_ms)
+        self._broker.timers.set(OffsetExpirationTimer(), self._now_ms + interval_ms)
 
     @property
     def _now_ms(self) -> int:

@@ -14,6 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Collection
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorTopic, Seat, Seats
+from spark_groupsource.broker.coordinators.timers import (
+    MarkerRetryTimer,
+    TransactionalIdExpirationTimer,
+    TransactionRuntimeTimer,
+    TransactionTimer,
+)
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.failures import append_error
 from spark_groupsource.model import TopicPartition
@@ -40,10 +46,7 @@ _OVERTAKEN = frozenset(
 
 
 class TransactionRuntime:
-    """Every transaction of this broker. The one caller is the broker's loop.
-
-    Its timers begin with ``"transactions"``.
-    """
+    """Every transaction of this broker. The one caller is the broker's loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -92,21 +95,18 @@ class TransactionRuntime:
         """Another node leads the partition now, where the shard is loaded."""
         self.seats.resign(partition)
 
-    def expire(self, key: tuple[object, ...]) -> None:
-        """Does what one of this room's timers stands for."""
-        match key:
-            case ("transactions", "forget"):
-                self._forget_unused()
-            case ("transactions", str(kind), int(partition), int(number), str(transactional_id)):
-                seat = self.seats.seated(partition, number)
-                if seat is None:
-                    return
-                if kind == "timeout":
-                    self._time_out(seat, transactional_id)
-                else:
-                    self._finish(seat, transactional_id)
-            case _:
-                raise ValueError(f"no timer is known by {key}")
+    def expire(self, timer: TransactionRuntimeTimer) -> None:
+        """Handles an expired timer of this runtime."""
+        if isinstance(timer, TransactionalIdExpirationTimer):
+            self._forget_unused()
+            return
+        seat = self.seats.seated(timer.partition, timer.shard_number)
+        if seat is None:
+            return
+        if isinstance(timer, TransactionTimer):
+            self._time_out(seat, timer.transactional_id)
+        else:
+            self._finish(seat, timer.transactional_id)
 
     # --- requests: each returns what is to be answered, and raises ApiError when this node cannot say ---
 
@@ -220,7 +220,7 @@ class TransactionRuntime:
         if transactional_id not in self._stuck:
             self._stuck.add(transactional_id)
             self._broker.report(f"the transaction of {transactional_id} cannot be ended yet, it is tried on: {trouble}")
-        key = ("transactions", "finish", seat.partition, seat.number, transactional_id)
+        key = MarkerRetryTimer(seat.partition, seat.number, transactional_id)
         self._broker.timers.set(key, self._broker.clock.now_ms() + _RETRY_MS)
 
     def _mark(self, seat: Seat[TransactionShard], value: TransactionValue) -> str:
@@ -244,7 +244,7 @@ class TransactionRuntime:
         return trouble
 
     def _set_timeout(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
-        key = ("transactions", "timeout", seat.partition, seat.number, transactional_id)
+        key = TransactionTimer(seat.partition, seat.number, transactional_id)
         if seat.shard.transactions[transactional_id].status is not ONGOING:
             self._broker.timers.cancel(key)
             return
@@ -258,11 +258,11 @@ class TransactionRuntime:
             self._apply(seat, transactional_id, decision)
         value = seat.shard.transactions.get(transactional_id)
         if value is not None and value.status is ONGOING:  # it could not be stored, or the clock was set back
-            key = ("transactions", "timeout", seat.partition, seat.number, transactional_id)
+            key = TransactionTimer(seat.partition, seat.number, transactional_id)
             self._broker.timers.set(key, self._broker.clock.now_ms() + _RETRY_MS)
 
     def _set_forget_timer(self) -> None:
-        self._broker.timers.set(("transactions", "forget"), self._broker.clock.now_ms() + _FORGET_INTERVAL_MS)
+        self._broker.timers.set(TransactionalIdExpirationTimer(), self._broker.clock.now_ms() + _FORGET_INTERVAL_MS)
 
     def _forget_unused(self) -> None:
         for seat in self.seats.loaded():

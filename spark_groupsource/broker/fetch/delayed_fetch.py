@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple
+from typing import TYPE_CHECKING, Callable, Hashable, Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.fetch.purgatory import ParkedFetches
@@ -64,7 +64,7 @@ class Fetches:
         partitions: Partitions,
         leaders: Leaders,
         epochs: Epochs,
-        timers: DeadlineHeap[tuple[object, ...]],
+        timers: DeadlineHeap[Hashable],
         clock: Clock,
         config: BrokerConfig,
         nodes: Callable[[], Iterable[Node]],
