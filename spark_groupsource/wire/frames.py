@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any, Callable, NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
+from spark_groupsource.wire.apis import APIS, Api, api_of
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
-from spark_groupsource.wire.messages import APIS, Api, EncodeBufferPool, Message, api_of
+from spark_groupsource.wire.messages import EncodeBufferPool, Message
 
 MAX_REQUEST_BYTES = 104_857_600  # Kafka's socket.request.max.bytes
 _API_VERSIONS_KEY = 18

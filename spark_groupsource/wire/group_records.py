@@ -13,11 +13,13 @@ import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.decoder import decode_exactly
 from spark_groupsource.wire.messages import (
+    UUID,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -164,7 +166,7 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
         metadata=value.metadata,
         commit_timestamp=value.commit_timestamp_ms,
         expire_timestamp=value.expire_timestamp_ms,
-        topic_id=None if value.topic_id is None else urlsafe_b64decode(value.topic_id + "==").hex(),
+        topic_id=None if value.topic_id is None else UUID.decode(BytesIO(urlsafe_b64decode(value.topic_id + "=="))),
     )
     return bytes(message.encode(version=version))
 

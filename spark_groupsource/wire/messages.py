@@ -1,16 +1,23 @@
-"""Every request and response this package speaks, one class for all versions of each.
+"""Kafka's request, response and record classes, one for all versions.
 
-The classes are kafka-python's, generated from Kafka's message schemas, and for group records from our own in
-`resources/`; this module is the only place that imports that library, so that another codec could take its
-place. A message is built with keyword arguments and encoded at the version the connection negotiated; fields
-outside that version keep their schema defaults. Nested structures are class attributes:
+kafka-python builds the classes from Kafka's message schemas, and those of log records from the schemas in `resources/`.
+Messages and schemas are imported from that library here only; `sasl.py` imports its SASL mechanisms.
+
+A message is built with keyword arguments and encoded at the version that the connection negotiated. A field outside
+that version has its schema default. Nested structs are class attributes:
 ``JoinGroupRequest.JoinGroupRequestProtocol(name=..., metadata=...)``.
+
+Type checkers read `messages.pyi`, which ``tests/wire/generate_message_stubs.py`` writes from the same schemas. There, a
+request is a `Request` of its response class, so a function from ``Request[R]`` to ``R`` keeps the response's type, and
+the fields of requests and records are read-only.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
+
+from spark_groupsource.wire.api_keys import ApiKey
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas through an importlib call that Python 3.11 and 3.12 call deprecated
@@ -70,6 +77,7 @@ with warnings.catch_warnings():
         ListTransactionsResponse,
     )
     from kafka.protocol.api_data import ApiData
+    from kafka.protocol.api_message import ApiMessage
     from kafka.protocol.consumer import (
         ConsumerProtocolAssignment,
         ConsumerProtocolSubscription,
@@ -129,114 +137,36 @@ with warnings.catch_warnings():
 
     _RESOURCES = "spark_groupsource.wire.resources"
 
-    class OffsetCommitKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class OffsetCommitKey(ApiData, load_json=_RESOURCES):
         """Key of a committed offset in `__consumer_offsets`."""
 
-    class OffsetCommitValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class OffsetCommitValue(ApiData, load_json=_RESOURCES):
         """Value of a committed offset."""
 
-    class GroupMetadataKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class GroupMetadataKey(ApiData, load_json=_RESOURCES):
         """Key of a group in `__consumer_offsets`."""
 
-    class GroupMetadataValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class GroupMetadataValue(ApiData, load_json=_RESOURCES):
         """Value of a group with its members."""
 
-    class TransactionLogKey(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class TransactionLogKey(ApiData, load_json=_RESOURCES):
         """Key of a transactional id in `__transaction_state`."""
 
-    class TransactionLogValue(ApiData, load_json=_RESOURCES):  # type: ignore[misc, call-arg]
+    class TransactionLogValue(ApiData, load_json=_RESOURCES):
         """Value of a transactional id."""
 
-
 Message = Any
-"""A request or response of the classes below; kafka-python ships no type information."""
+"""A request or response."""
+Request = Response = ApiMessage
+"""Base class of the requests and of the responses; generic in the stub."""
 
-
-class Api(NamedTuple):
-    """One API: its number, both message classes and the versions whose encoding is proved here."""
-
-    key: int
-    name: str
-    request: Any
-    response: Any
-    min_version: int
-    max_version: int
-
-    def is_flexible(self, version: int) -> bool:
-        """True where the version uses compact types and tagged fields (KIP-482)."""
-        return bool(self.request.flexible_version_q(version))
-
-
-def _api(request: Any, response: Any) -> Api:
-    schema = request.json
-    low, _, high = schema["validVersions"].partition("-")
-    # the library looks it up in the schema each time, and every request is asked for it again and again
-    request.API_KEY = response.API_KEY = schema["apiKey"]
-    return Api(schema["apiKey"], schema["name"].removesuffix("Request"), request, response, int(low), int(high or low))
-
-
-APIS: dict[int, Api] = {
-    api.key: api
-    for api in (
-        _api(ProduceRequest, ProduceResponse),
-        _api(FetchRequest, FetchResponse),
-        _api(ListOffsetsRequest, ListOffsetsResponse),
-        _api(MetadataRequest, MetadataResponse),
-        _api(OffsetCommitRequest, OffsetCommitResponse),
-        _api(OffsetFetchRequest, OffsetFetchResponse),
-        _api(FindCoordinatorRequest, FindCoordinatorResponse),
-        _api(JoinGroupRequest, JoinGroupResponse),
-        _api(HeartbeatRequest, HeartbeatResponse),
-        _api(LeaveGroupRequest, LeaveGroupResponse),
-        _api(SyncGroupRequest, SyncGroupResponse),
-        _api(DescribeGroupsRequest, DescribeGroupsResponse),
-        _api(ListGroupsRequest, ListGroupsResponse),
-        _api(SaslHandshakeRequest, SaslHandshakeResponse),
-        _api(ApiVersionsRequest, ApiVersionsResponse),
-        _api(CreateTopicsRequest, CreateTopicsResponse),
-        _api(DeleteTopicsRequest, DeleteTopicsResponse),
-        _api(DeleteRecordsRequest, DeleteRecordsResponse),
-        _api(InitProducerIdRequest, InitProducerIdResponse),
-        _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
-        _api(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
-        _api(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
-        _api(EndTxnRequest, EndTxnResponse),
-        _api(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
-        _api(DescribeAclsRequest, DescribeAclsResponse),
-        _api(CreateAclsRequest, CreateAclsResponse),
-        _api(DeleteAclsRequest, DeleteAclsResponse),
-        _api(DescribeConfigsRequest, DescribeConfigsResponse),
-        _api(AlterConfigsRequest, AlterConfigsResponse),
-        _api(DescribeLogDirsRequest, DescribeLogDirsResponse),
-        _api(SaslAuthenticateRequest, SaslAuthenticateResponse),
-        _api(CreatePartitionsRequest, CreatePartitionsResponse),
-        _api(DeleteGroupsRequest, DeleteGroupsResponse),
-        _api(ElectLeadersRequest, ElectLeadersResponse),
-        _api(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
-        _api(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
-        _api(OffsetDeleteRequest, OffsetDeleteResponse),
-        _api(DescribeClientQuotasRequest, DescribeClientQuotasResponse),
-        _api(AlterClientQuotasRequest, AlterClientQuotasResponse),
-        _api(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
-        _api(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
-        _api(DescribeClusterRequest, DescribeClusterResponse),
-        _api(DescribeProducersRequest, DescribeProducersResponse),
-        _api(DescribeTransactionsRequest, DescribeTransactionsResponse),
-        _api(ListTransactionsRequest, ListTransactionsResponse),
-        _api(ListConfigResourcesRequest, ListConfigResourcesResponse),
-        _api(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse),
-    )
-}
-"""api key -> `Api`, every API this package sends or serves."""
-
-
-def api_of(message: Message) -> Api:
-    """The API a message belongs to."""
-    return APIS[message.API_KEY]
+for _message_class in [each for each in globals().values() if isinstance(each, type) and issubclass(each, ApiMessage)]:
+    if _message_class is not ApiMessage:
+        # kafka-python looks API_KEY up in the schema at each access, and every request is dispatched by it
+        _message_class.API_KEY = ApiKey(_message_class.API_KEY)
 
 
 __all__ = [
-    "APIS",
     "AddOffsetsToTxnRequest",
     "AddOffsetsToTxnResponse",
     "AddPartitionsToTxnRequest",
@@ -247,7 +177,8 @@ __all__ = [
     "AlterConfigsResponse",
     "AlterUserScramCredentialsRequest",
     "AlterUserScramCredentialsResponse",
-    "Api",
+    "ApiData",
+    "ApiMessage",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
     "BaseField",
@@ -335,6 +266,8 @@ __all__ = [
     "OffsetForLeaderEpochResponse",
     "ProduceRequest",
     "ProduceResponse",
+    "Request",
+    "Response",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",
@@ -347,5 +280,4 @@ __all__ = [
     "TxnOffsetCommitRequest",
     "TxnOffsetCommitResponse",
     "UUID",
-    "api_of",
 ]

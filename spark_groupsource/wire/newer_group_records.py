@@ -25,7 +25,8 @@ def newer_classes() -> Mapping[int, tuple[Any, Any]]:
 def _class(schema: Mapping[str, Any]) -> Any:
     struct = StructField(schema)
     made: Any = type(schema["name"], (DataContainer,), {"_struct": struct, "json": schema})
-    struct.set_data_class(weakref.proxy(made))
+    proxy: Any = weakref.proxy(made)
+    struct.set_data_class(proxy)
     flexible = BaseField.parse_versions(schema["flexibleVersions"])
     made.flexible_version_q = staticmethod(
         lambda version: flexible is not None and flexible[0] <= version <= flexible[1]

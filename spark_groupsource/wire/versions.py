@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Mapping
 
 from spark_groupsource.errors import BrokerError, ErrorCode, UnsupportedVersionError
-from spark_groupsource.wire.messages import Api, Message
+from spark_groupsource.wire.apis import Api
+from spark_groupsource.wire.messages import Message
 
 VersionRanges = Mapping[int, tuple[int, int]]
 """api key -> lowest and highest version"""

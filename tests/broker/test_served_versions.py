@@ -12,8 +12,8 @@ from kio.serial import entity_reader
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire import messages
+from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import read_response_header
-from spark_groupsource.wire.messages import APIS
 
 TIMES = (-1, -2, -3, -4, -5, -6, 0, 10**15)
 

@@ -27,8 +27,9 @@ from message_strategies import messages  # noqa: E402
 
 from spark_groupsource.broker.api.versions import SERVED  # noqa: E402
 from spark_groupsource.broker.server import EmbeddedBroker  # noqa: E402
+from spark_groupsource.wire.apis import APIS  # noqa: E402
 from spark_groupsource.wire.frames import encode_request  # noqa: E402
-from spark_groupsource.wire.messages import APIS, ApiVersionsRequest  # noqa: E402
+from spark_groupsource.wire.messages import ApiVersionsRequest  # noqa: E402
 
 CONFIG = {
     "offsets.topic.num.partitions": "2",

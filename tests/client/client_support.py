@@ -12,8 +12,9 @@ from typing import Any
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.net import Address
+from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import decode_request, encode_response, read_request_header
-from spark_groupsource.wire.messages import APIS, ApiVersionsResponse
+from spark_groupsource.wire.messages import ApiVersionsResponse
 
 Answer = Callable[[Any, int], Any]
 """(request, version) -> response, or raw bytes to send instead"""

@@ -19,6 +19,7 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.net import Address
+from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.messages import (
     DescribeGroupsResponse,
@@ -31,7 +32,6 @@ from spark_groupsource.wire.messages import (
     OffsetCommitResponse,
     OffsetFetchResponse,
     SyncGroupResponse,
-    api_of,
 )
 
 GROUP = "g"

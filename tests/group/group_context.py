@@ -24,6 +24,7 @@ from spark_groupsource.group import (
 from spark_groupsource.group.classic import ClassicGroup
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.model import Subscription
+from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import encode_subscription
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
@@ -37,7 +38,6 @@ from spark_groupsource.wire.messages import (
     OffsetFetchRequest,
     SyncGroupRequest,
     TxnOffsetCommitRequest,
-    api_of,
 )
 
 GROUP = "group"

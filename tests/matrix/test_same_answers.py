@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from twins import Case, Twin, ask, differences, plain
 
 from spark_groupsource.broker.api.versions import SERVED
-from spark_groupsource.wire.messages import APIS
+from spark_groupsource.wire.apis import APIS
 
 pytestmark = pytest.mark.kafka
 

@@ -8,7 +8,8 @@ from typing import Any
 from twins import Case, Twin
 
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.messages import APIS, Message
+from spark_groupsource.wire.apis import APIS
+from spark_groupsource.wire.messages import Message
 
 RANGE = (("range", b"\0\1"),)
 Parts = tuple[tuple[str, int, int], ...]

@@ -6,7 +6,7 @@ import uuid
 
 from hypothesis import strategies as st
 
-from spark_groupsource.wire.messages import APIS
+from spark_groupsource.wire.apis import APIS
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 # the second implementation knows Kafka's error codes by name, and times only as far as Python's datetime goes

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
+from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import (
     MAX_REQUEST_BYTES,
     RequestHeader,
@@ -17,13 +18,7 @@ from spark_groupsource.wire.frames import (
     is_known,
     read_request_header,
 )
-from spark_groupsource.wire.messages import (
-    APIS,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-)
+from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse, HeartbeatRequest, HeartbeatResponse
 
 HEARTBEAT, API_VERSIONS = 12, 18
 heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")

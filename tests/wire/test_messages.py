@@ -12,8 +12,8 @@ from kio.serial import entity_reader, entity_writer
 from message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
-from spark_groupsource.wire.messages import APIS, api_of
 
 SERVED = """
     ApiVersions Metadata CreateTopics DeleteTopics CreatePartitions DeleteRecords DescribeConfigs DescribeCluster

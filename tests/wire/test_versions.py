@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.errors import BrokerError, UnsupportedVersionError
-from spark_groupsource.wire.messages import APIS, ApiVersionsResponse
+from spark_groupsource.wire.apis import APIS
+from spark_groupsource.wire.messages import ApiVersionsResponse
 from spark_groupsource.wire.versions import broker_ranges_of, fallback_version, negotiate
 
 JOIN_GROUP, API_VERSIONS = APIS[11], APIS[18]

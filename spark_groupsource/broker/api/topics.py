@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from typing import Any
 
 from spark_groupsource.broker.config import BROKER_NAMES, TOPIC_SETTINGS, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
@@ -107,7 +108,7 @@ def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Mess
     )
 
 
-def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, object]:
+def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, Any]:
     """Where a partition lies, as the fields that every answer about partitions has."""
     offline = broker.partitions.offline_reason(topic_partition)
     leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)

@@ -22,15 +22,9 @@ from spark_groupsource.errors import (
     error_name,
 )
 from spark_groupsource.net import Address
+from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
-from spark_groupsource.wire.messages import (
-    APIS,
-    ApiVersionsRequest,
-    Message,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-    api_of,
-)
+from spark_groupsource.wire.messages import ApiVersionsRequest, Message, SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_groupsource.wire.versions import VersionRanges, broker_ranges_of, fallback_version, negotiate
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
