@@ -1,0 +1,71 @@
+"""The stub of the message classes: up to date, and precise enough to reject mistakes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.apis import APIS
+
+GENERATOR = Path(__file__).parent / "generate_message_stubs.py"
+IMPORT = "from spark_groupsource.wire.messages import *\n"
+
+
+def check(snippet: str) -> str:
+    """Returns what mypy reports."""
+    report, errors, _ = api.run(["--config-file=", "--strict", "--no-error-summary", "-c", IMPORT + snippet])
+    assert not errors
+    return report
+
+
+def test_the_stub_is_up_to_date():
+    assert runpy.run_path(str(GENERATOR))["generate"]() == Path(messages.__file__).with_suffix(".pyi").read_text()
+
+
+def test_api_keys_have_the_names_of_the_schemas():
+    names = {"".join(part.capitalize() for part in key.name.split("_")): int(key) for key in ApiKey}
+    assert names == {api.name: key for key, api in APIS.items()}
+
+
+def test_messages_carry_api_keys():
+    assert all(isinstance(side.API_KEY, ApiKey) for api in APIS.values() for side in (api.request, api.response))
+
+
+def test_correct_code_is_accepted():
+    assert not check(
+        """
+def first_topic(request: FetchRequest) -> str:
+    return request.topics[0].topic
+
+partition = FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=7)
+print(first_topic(FetchRequest(topics=[FetchRequest.FetchTopic(topic="trips", partitions=[partition])])))
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "snippet, report",
+    [
+        ("HeartbeatRequest().group", '"HeartbeatRequest" has no attribute "group"'),
+        ("HeartbeatRequest(group='billing')", 'Unexpected keyword argument "group" for "HeartbeatRequest"'),
+        ("HeartbeatRequest(generation_id='4')", 'incompatible type "str"; expected "int"'),
+        ("FetchResponse().responses[0].partitions[0].offset", '"PartitionData" has no attribute "offset"'),
+        ("HeartbeatRequest().group_id = 'billing'", 'Property "group_id" defined in "HeartbeatRequest" is read-only'),
+    ],
+)
+def test_mistakes_are_rejected(snippet, report):
+    assert report in check(snippet)
+
+
+def test_the_response_class_follows_from_the_request():
+    snippet = """
+R = TypeVar("R", bound=Response)
+def send(request: Request[R]) -> R: ...
+reveal_type(send(HeartbeatRequest()))
+"""
+    assert "HeartbeatResponse" in check("from typing import TypeVar\n" + snippet)
