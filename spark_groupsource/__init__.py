@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from spark_groupsource.source.drain import stop_gracefully
     from spark_groupsource.source.signals import run_until_signal
 
+# the only place of the version; setup.cfg reads it from the source text
+__version__ = "0.1.0"
+
 __all__ = ["EmbeddedBroker", "register", "run_until_signal", "stop_gracefully"]
 
-# loaded when first used: Spark imports this package at every look-up of a data source
-_HOMES = {
+# name -> module, imported at first use: Spark imports this package at every lookup of a data source
+_MODULES = {
     "EmbeddedBroker": "spark_groupsource.broker.server",
     "register": "spark_groupsource.source.datasource",
     "run_until_signal": "spark_groupsource.source.signals",
@@ -23,6 +26,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise ModuleNotFoundError(
+            f"spark_groupsource.{name} cannot be imported: PySpark is not installed in this Python environment. "
+            "Use the environment of the Spark runtime, or run: pip install 'spark-groupsource[spark]'.",
+            name="pyspark",
+        ) from error

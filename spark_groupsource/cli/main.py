@@ -7,6 +7,7 @@ from typing import Mapping
 
 import click
 
+from spark_groupsource import __version__
 from spark_groupsource.cli.options import HELP, Commands
 
 # name -> module of this package; a broker that starts does not wait for what decodes records in bulk
@@ -36,6 +37,6 @@ class _Found(Commands):
 
 
 @click.group(cls=_Found, context_settings=HELP)
-@click.version_option(package_name="spark-groupsource", prog_name="groupsource")
+@click.version_option(__version__, prog_name="groupsource")
 def main() -> None:
     """Kafka consumer groups for Spark: an embedded broker, and commands for any Kafka."""

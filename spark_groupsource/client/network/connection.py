@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Mapping, NamedTuple
 
-from spark_groupsource import net
+from spark_groupsource import __version__, net
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
@@ -31,7 +31,6 @@ MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _SOFTWARE = "spark-groupsource"
 # how a TLS server greets who does not begin a handshake: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
-_SOFTWARE_VERSION = "0.1.0"
 
 VERSION_CAPS: Mapping[int, int] = {
     # later versions name topics by id; these calls come from people and from plans, which know names
@@ -221,7 +220,7 @@ class BrokerConnection:
         version: int | None = min(VERSION_CAPS[api.key], api.max_version)
         while version is not None:
             request = ApiVersionsRequest(
-                client_software_name=_SOFTWARE, client_software_version=_SOFTWARE_VERSION
+                client_software_name=_SOFTWARE, client_software_version=__version__
             )
             answer = self.receive(self._send(request, version, self._request_timeout_ms))
             fallback = fallback_version(api, answer)

@@ -1,0 +1,55 @@
+"""Optional dependencies: the package imports without them, and an error names the extra to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import spark_groupsource
+
+# an import of a hidden module fails as if it were not installed
+HIDING = """
+import sys
+from importlib.abc import MetaPathFinder
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+{code}
+"""
+
+
+def run_without(hidden: set[str], code: str) -> subprocess.CompletedProcess[str]:
+    program = HIDING.format(hidden=hidden, code=code)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_without_click_names_the_extra() -> None:
+    run = run_without({"click"}, "from spark_groupsource.cli.__main__ import main; sys.exit(main())")
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "pip install 'spark-groupsource[cli]'" in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+def test_the_data_source_without_pyspark_names_the_extra() -> None:
+    run = run_without({"pyspark"}, "from spark_groupsource import register")
+    assert run.returncode == 1
+    assert "pip install 'spark-groupsource[spark]'" in run.stderr.splitlines()[-1]
+
+
+def test_the_broker_and_the_command_need_no_pyspark() -> None:
+    code = "from spark_groupsource import EmbeddedBroker; from spark_groupsource.cli import groups, records, topics"
+    run = run_without({"pyspark", "numba", "rich", "fastavro", "pandas"}, code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_importing_the_package_loads_none_of_its_modules() -> None:
+    code = "import sys, spark_groupsource; print([n for n in sys.modules if n.startswith('spark_groupsource.')])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[]\n", run
+
+
+def test_the_version_is_reported_by_the_command() -> None:
+    code = "from spark_groupsource.cli.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    run = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, timeout=60)
+    assert run.stdout == f"groupsource, version {spark_groupsource.__version__}\n"

@@ -1,0 +1,69 @@
+"""The wheel holds the package, its type marker, its stubs and its message schemas, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import spark_groupsource
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# the files that setuptools would put into a wheel, without building one
+LIST_FILES = """
+import json, sys
+from setuptools import Distribution
+distribution = Distribution({"script_name": "setup.py"})
+distribution.parse_config_files()
+command = distribution.get_command_obj("build_py")
+command.build_lib = "lib"
+command.ensure_finalized()
+metadata = distribution.metadata
+print(json.dumps({
+    "files": sorted(name.removeprefix("lib/") for name in command.get_outputs(include_bytecode=False)),
+    "version": metadata.get_version(),
+    "requirements": distribution.install_requires,
+}))
+"""
+
+
+class Wheel(NamedTuple):
+    """What setuptools would build."""
+
+    files: list[str]
+    version: str
+    requirements: list[str]
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Wheel:
+    if importlib.util.find_spec("setuptools") is None:
+        pytest.skip("setuptools is not installed")
+    run = subprocess.run([sys.executable, "-c", LIST_FILES], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return Wheel(**json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_every_source_file_and_nothing_else(wheel: Wheel) -> None:
+    package = ROOT / "spark_groupsource"
+    kinds = ("*.py", "*.pyi", "py.typed", "resources/*.json")
+    expected = {str(path.relative_to(ROOT)) for kind in kinds for path in package.rglob(kind)}
+    assert set(wheel.files) == expected | {"pyspark_groupsource.py"}
+
+
+def test_every_directory_of_modules_is_a_package() -> None:
+    directories = {path.parent for path in (ROOT / "spark_groupsource").rglob("*.py")}
+    assert [str(each) for each in directories if not (each / "__init__.py").exists()] == []
+
+
+def test_installing_the_package_does_not_install_pyspark(wheel: Wheel) -> None:
+    assert not [name for name in wheel.requirements if "spark" in name]
+
+
+def test_the_version_is_the_one_of_the_package(wheel: Wheel) -> None:
+    assert wheel.version == spark_groupsource.__version__
