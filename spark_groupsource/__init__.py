@@ -5,16 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spark_groupsource.version import __version__
+
 if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
     from spark_groupsource.source.datasource import register
     from spark_groupsource.source.drain import stop_gracefully
     from spark_groupsource.source.signals import run_until_signal
 
-# the only place of the version; setup.cfg reads it from the source text
-__version__ = "0.1.0"
-
-__all__ = ["EmbeddedBroker", "register", "run_until_signal", "stop_gracefully"]
+__all__ = ["__version__", "EmbeddedBroker", "register", "run_until_signal", "stop_gracefully"]
 
 # name -> module, imported at first use: Spark imports this package at every lookup of a data source
 _MODULES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Mapping, NamedTuple
 
-from spark_groupsource import __version__, net
+from spark_groupsource import net
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
@@ -22,6 +22,7 @@ from spark_groupsource.errors import (
     error_name,
 )
 from spark_groupsource.net import Address
+from spark_groupsource.version import __version__
 from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import ApiVersionsRequest, Message, SaslAuthenticateRequest, SaslHandshakeRequest
