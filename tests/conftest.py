@@ -32,13 +32,22 @@ hypothesis.settings.load_profile("groupsource")
 short_lives.arrange()
 
 
-# the rooms whose files take longest, by the minute; the rest is seconds
+# fixtures that start a process which `make check` does without; a test that uses one of them gets the mark of that name
+MARKED_FIXTURES = ("spark", "kafka", "java")
+# the directories whose files take longest, minutes; the others take seconds
 LONG_FIRST = ("chaos", "source", "matrix", "parity", "client")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks a test by the fixtures it uses, its fixtures' fixtures included."""
+    for name in MARKED_FIXTURES:
+        if name in getattr(item, "fixturenames", ()):
+            item.add_marker(name)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files go first, so that no worker waits for another at the end; within a room the order stays random."""
-    rank = {room: place for place, room in enumerate(LONG_FIRST)}
+    """Runs long files first, so that no worker is left with one at the end; the order is random within a directory."""
+    rank = {directory: place for place, directory in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
 
 
