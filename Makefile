@@ -1,11 +1,12 @@
 # make run    two Spark applications share a Kafka group over real data, with checks
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
-# make test   lint, types, layers, every test on the embedded broker and on a real Apache Kafka;
-#             PYTEST_ARGS='-n 0 -k word' for a few in one process
-# make lint   the first three of these
+# make check  lint and every test that needs neither Java, Spark nor a real Kafka: run it before each commit
+# make test   lint and every test, on the embedded broker and on a real Apache Kafka
+# make lint   style, types, layers, conflict markers
+#             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make conformance   writes docs/conformance.md: which test shows which behaviour of Kafka's own group tests
 #
-# Every target does its own set-up in .venv; needed beforehand: Python 3.10+, Java 17+.
+# Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,17 +14,27 @@ BIN := $(VENV)/bin
 SOURCES := spark_groupsource jobs tests benchmarks pyspark_groupsource.py
 PYTEST_ARGS ?=
 
-.PHONY: run test lint conformance python-there java-there clean
+.PHONY: run check quick-tests test lint conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
 	@$(BIN)/python jobs/demo.py $(if $(BOOTSTRAP),--bootstrap-servers $(BOOTSTRAP)) $(if $(KAFKA),--kafka) \
 	  $(if $(VERBOSE),--verbose)
 
+# lint and the tests side by side, each printed when it is done
+check: $(VENV)/.ready-test
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint quick-tests
+
+# a test that starts Java without the mark for it must fail here, also on a machine that has Java
+quick-tests: $(VENV)/.ready-test
+	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
+
 test: java-there lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test
+	@! grep -rnIE '^(<<<<<<<|>>>>>>>)( |$$)' --exclude-dir=.git --exclude-dir=.venv --exclude-dir='.*_cache' . || { \
+	  echo "make: conflict markers are left in the lines above; resolve them" >&2; exit 1; }
 	$(BIN)/flake8 $(SOURCES)
 	$(BIN)/isort --check-only --quiet $(SOURCES)
 	$(BIN)/mypy

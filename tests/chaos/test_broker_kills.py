@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_broker_that_is_killed_again_and_again_loses_nothing() -> None:
     script = Path(__file__).with_name("broker_kills.py")
     command = [sys.executable, str(script), "--kills", "8", "--group-records", "10000", "--restart-limit-s", "60"]

@@ -4,7 +4,7 @@ import pytest
 from chaos.stream import run
 
 # most of the time goes into starting Spark again and again, which a busy machine does slowly
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 def test_violent_events_lose_nothing(tmp_path):

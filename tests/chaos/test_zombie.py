@@ -25,6 +25,7 @@ def values(first, count):
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_zombie_writes_nothing_of_its_lost_generation_and_moves_no_offset(cluster, topic, group, tmp_path):
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, PARTITIONS)

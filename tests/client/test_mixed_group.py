@@ -61,6 +61,7 @@ def test_librdkafka_leads_us(client: Cluster, topic: str, group: str, cluster: A
         other.wait_for_partitions(6)
 
 
+@pytest.mark.java
 def test_we_lead_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
@@ -75,6 +76,7 @@ def test_we_lead_java(client: Cluster, topic: str, group: str, cluster: Any, six
         assert sorted(c.offset for c in committed.values() if c is not None) == [10, 10], "Java's commits are there"
 
 
+@pytest.mark.java
 def test_java_leads_us(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
     with JavaMember(cluster.bootstrap_servers, group, topic, assignor=RANGE) as other:
         other.wait_for_partitions(6)
@@ -87,6 +89,7 @@ def test_java_leads_us(client: Cluster, topic: str, group: str, cluster: Any, si
         other.wait_for_partitions(6)
 
 
+@pytest.mark.java
 def test_cooperative_rebalance_with_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
     with group_client(client, group, topic, members=1, assignors=("cooperative-sticky",)) as ours:
         before = settle(ours, 6)
@@ -97,6 +100,7 @@ def test_cooperative_rebalance_with_java(client: Cluster, topic: str, group: str
         assert settle(ours, 6).partitions == six
 
 
+@pytest.mark.java
 def test_java_member_that_dies_is_replaced_after_its_session(
     client: Cluster, topic: str, group: str, cluster: Any, six: Any
 ) -> None:

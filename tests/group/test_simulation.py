@@ -1,4 +1,4 @@
-"""Ten thousand schedules of one seed; and that the simulation finds, and shortens, what is broken on purpose.
+"""Two thousand schedules of one seed; and that the simulation finds, and shortens, what is broken on purpose.
 
 SIMULATION_SEED and SIMULATION_SCHEDULES choose others; for long runs there is `python tests/group/simulation.py`.
 """
@@ -25,7 +25,7 @@ from spark_groupsource.group.pending import PendingOffsets
 from spark_groupsource.wire.group_records import GroupKey, decode_key
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20240"))
-SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", "10000"))
+SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", "2000"))
 PARTS = 10
 
 Patch = pytest.MonkeyPatch

@@ -158,7 +158,9 @@ def prepare(servers: str, topic: str, group: str) -> Case:
     return case
 
 
-@pytest.mark.parametrize("make", ("librdkafka", "aiokafka", "kafka_python", "java"))
+@pytest.mark.parametrize(
+    "make", ("librdkafka", "aiokafka", "kafka_python", pytest.param("java", marks=pytest.mark.java))
+)
 def test_each_make_s_transactions(cluster: Any, topic: str, group: str, make: str, request: Any) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
     run = java_client(request.getfixturevalue("java")) if make == "java" else globals()[make]

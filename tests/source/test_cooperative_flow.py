@@ -132,6 +132,7 @@ def room(cluster, topic, group, in_process):
     opened.client.close()
 
 
+@pytest.mark.java
 def test_what_stays_flows_while_a_java_member_is_slow(room):
     room.produce(60)
     with room.start("a") as a, JavaMember(
