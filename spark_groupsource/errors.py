@@ -16,6 +16,7 @@ Any other exception is a bug in this package.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Mapping
 
 
 class ErrorCode(IntEnum):
@@ -146,6 +147,16 @@ RETRIABLE = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
+
+FENCING_ERRORS: Mapping[int, str] = {
+    ErrorCode.ILLEGAL_GENERATION: "the group has completed a rebalance since then (ILLEGAL_GENERATION)",
+    ErrorCode.UNKNOWN_MEMBER_ID: (
+        "the coordinator removed the member after session.timeout.ms or max.poll.interval.ms, the member left, or an "
+        "operator removed it (UNKNOWN_MEMBER_ID)"
+    ),
+    ErrorCode.FENCED_INSTANCE_ID: "another process joined with the same group.instance.id (FENCED_INSTANCE_ID)",
+}
+"""Error code -> cause, for the codes that end a member's ownership of its partitions."""
 
 
 def error_name(code: int) -> str:

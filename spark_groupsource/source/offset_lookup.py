@@ -7,7 +7,7 @@ from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterView
+from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
@@ -54,7 +54,7 @@ class OffsetLookup:
             raise ConfigurationError(f"option assign names {bounded_names(missing)}, which the topic does not have")
         return sorted(assigned)
 
-    def _existing(self, topics: tuple[str, ...]) -> ClusterView:
+    def _existing(self, topics: tuple[str, ...]) -> ClusterMetadata:
         for _ in range(_NEW_TOPIC_ATTEMPTS):
             view = self._cluster.metadata(topics, refresh=True)
             if all(topic in view.topics for topic in topics):

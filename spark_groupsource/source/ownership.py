@@ -128,12 +128,12 @@ class GroupPartitions:
 
     @property
     def keeps(self) -> bool:
-        return not self._left and self._group.view.keeps
+        return not self._left and self._group.view.retains_partitions
 
     def refresh(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)
         self._report_events()
-        return view.stable
+        return view.is_stable
 
     def owners(self) -> dict[TopicPartition, int]:
         return {p: member.index for member in self._views() for p in member.partitions}
@@ -146,7 +146,7 @@ class GroupPartitions:
                 generation_id=member.generation_id,
                 group_instance_id=member.group_instance_id,
                 heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-                claiming=member.claiming,
+                claiming=member.retains_partitions,
             )
             for member in self._views()
         }

@@ -137,7 +137,7 @@ def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextMa
         generation_id=membership.generation_id,
         group_instance_id=membership.group_instance_id,
         heartbeat_interval_ms=membership.heartbeat_interval_ms,
-        claiming=membership.claiming,
+        retains_partitions=membership.claiming,
     )
     return heartbeat
 

@@ -29,7 +29,7 @@ def client(cluster: Any) -> Iterator[Cluster]:
         yield opened
 
 
-def task(client: Cluster, group: str, view: GroupView, claiming: bool | None = None) -> TaskHeartbeat:
+def task(client: Cluster, group: str, view: GroupView, retains_partitions: bool | None = None) -> TaskHeartbeat:
     """The heartbeat of a task planned when the first member looked as in `view`."""
     member = view.members[0]
     return TaskHeartbeat(
@@ -37,7 +37,7 @@ def task(client: Cluster, group: str, view: GroupView, claiming: bool | None = N
         group_id=group,
         member_id=member.member_id,
         generation_id=member.generation_id,
-        claiming=member.claiming if claiming is None else claiming,
+        retains_partitions=member.retains_partitions if retains_partitions is None else retains_partitions,
     )
 
 
@@ -59,14 +59,15 @@ def test_kept_partitions_stay_ours_through_both_phases(client: Cluster, topic: s
         ours.poll(POLL_MS)
         with polling(slow):
             settle(ours, 3)
-            wait_until(lambda: slow.view.stable and len(slow.view.partitions) == 3, "half of them each")
+            wait_until(lambda: slow.view.is_stable and len(slow.view.partitions) == 3, "half of them each")
         late.poll(100)
         wait_until(lambda: ours.rejoin_needed and slow.rejoin_needed, "both hear of the third")
 
         # first phase: `slow` is asked for by everyone and does not come
         first = ours.poll(200)
-        assert first.keeps and not first.stable and len(first.partitions) == 3 and state() == "PreparingRebalance"
-        assert first.members[0].claiming
+        assert first.retains_partitions and not first.is_stable
+        assert len(first.partitions) == 3 and state() == "PreparingRebalance"
+        assert first.members[0].retains_partitions
         with task(client, group, first) as beating:
             commit_all(ours, first, 1)
             slow.poll(0)
@@ -74,20 +75,20 @@ def test_kept_partitions_stay_ours_through_both_phases(client: Cluster, topic: s
             # the member is in the next generation; what the batch reads is its own as before
             beating.check_now()
             with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
-                task(client, group, first, claiming=False).check_now()
+                task(client, group, first, retains_partitions=False).check_now()
             commit_all(ours, first, 2)
             beating.check_now()
 
         # second phase: one partition is given up, and again `slow` does not come
-        wait_until(lambda: ours._state.members[0].membership.wants_complete, "the assignment is here")
+        wait_until(lambda: ours.shared.members[0].membership.needs_complete, "the assignment is here")
         second = ours.poll(200)
-        assert second.keeps and not second.stable and len(second.partitions) == 2
+        assert second.retains_partitions and not second.is_stable and len(second.partitions) == 2
         assert second.members[0].generation_id == first.members[0].generation_id + 1
         assert set(second.partitions) < set(first.partitions)
         with task(client, group, second) as beating:
             commit_all(ours, second, 3)
             with polling(slow, late):
-                wait_until(lambda: late.view.stable and len(late.view.partitions) == 2, "the third has its share", 40)
+                wait_until(lambda: late.view.is_stable and len(late.view.partitions) == 2, "the third owns two", 40)
                 beating.check_now()
         with polling(slow, late):
             after = settle(ours, 2)
@@ -104,24 +105,24 @@ def test_claim_ends_with_the_membership(client: Cluster, topic: str, group: str,
         with polling(slow):
             settle(ours, 1)
             wait_until(lambda: len(slow.view.partitions) == 1, "the other has its half")
-        ours._state.members[0].membership.request_rejoin("a test")
+        ours.shared.members[0].membership.request_rejoin("a test")
         view = ours.poll(200)
-        assert view.keeps and view.members[0].claiming
+        assert view.retains_partitions and view.members[0].retains_partitions
         admin.remove_members(client, group, [view.members[0].member_id])
         with pytest.raises(GenerationMismatchError, match="UNKNOWN_MEMBER_ID"):
             task(client, group, view).check_now()
-        wait_until(lambda: not ours.view.keeps, "the member hears of it")
+        wait_until(lambda: not ours.view.retains_partitions, "the member hears of it")
         slow.close()
 
 
 def test_eager_members_keep_nothing(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
-        assert ours.poll(POLL_MS).keeps
+        assert ours.poll(POLL_MS).retains_partitions
         other = group_client(client, group, topic)
         other.poll(200)
         wait_until(lambda: ours.rejoin_needed, "ours hears of the other")
-        assert not ours.view.keeps
+        assert not ours.view.retains_partitions
         other.close()
 
 
@@ -147,7 +148,7 @@ def beat(coordinator: Coordinator, beating: TaskHeartbeat) -> int:
 
 def test_claiming_task_follows_its_member_up_and_back() -> None:
     coordinator: Any = Coordinator(4)
-    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, claiming=True)
+    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
     assert beat(coordinator, beating) == 0 and coordinator.asked == [4]
     coordinator.generation_id = 6
     assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5, 6]
@@ -161,7 +162,7 @@ def test_claiming_task_follows_its_member_up_and_back() -> None:
 
 def test_claiming_task_follows_its_member_while_its_other_thread_does_so_too() -> None:
     coordinator: Any = Coordinator(5)
-    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, claiming=True)
+    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
 
     def found_by_the_other() -> None:
         beating._current_id = 5
@@ -178,10 +179,10 @@ def test_commit_between_the_end_of_a_round_and_its_answer_is_not_a_verdict() -> 
     def commit_meanwhile(request: Any) -> None:
         bench.script.once("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
         with pytest.raises(BrokerError, match="REBALANCE_IN_PROGRESS"):
-            bench.client.commit({T0: OffsetAndMetadata(5)}, patience_ms=0)
+            bench.client.commit({T0: OffsetAndMetadata(5)}, max_rebalance_wait_ms=0)
 
     bench.script.once("JoinGroup", commit_meanwhile)
     bench.pump()
-    assert not bench.member.fenced and bench.told == []
+    assert not bench.member.is_fenced and bench.told == []
     bench.client.commit({T0: OffsetAndMetadata(5)})
     assert [r.generation_id_or_member_epoch for r in bench.script.of("OffsetCommit")] == [1, 2]

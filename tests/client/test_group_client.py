@@ -68,7 +68,7 @@ def settle(client: GroupClient, expected: int | None = None) -> GroupView:
 
     def settled() -> GroupView | None:
         view = client.poll(1_000)
-        return view if view.stable and (expected is None or len(view.partitions) == expected) else None
+        return view if view.is_stable and (expected is None or len(view.partitions) == expected) else None
 
     view = wait_until(settled, f"{expected} partitions, stable", 40)
     assert view is not None
@@ -80,7 +80,7 @@ def test_members_of_one_process_join_together(client: Cluster, topic: str, group
     with group_client(client, group, topic, members=3) as ours:
         view = ours.poll(POLL_MS)
         # without group.initial.rebalance.delay.ms an empty group does not wait for the second before its first round
-        assert view.stable and view.generation_id <= 3
+        assert view.is_stable and view.generation_id <= 3
         assert sorted(view.partitions) == [TopicPartition(topic, n) for n in range(6)]
         assert [len(m.partitions) for m in view.members] == [2, 2, 2]
         assert [m.client_id for m in view.members] == ["app-0", "app-1", "app-2"]
@@ -106,7 +106,7 @@ def test_second_application_joins_and_leaves(client: Cluster, topic: str, group:
         second = group_client(client, group, topic, members=2, client_id="b")
         with polling(second):
             after = settle(first, 4)
-            wait_until(lambda: second.view.stable, "the second application is settled")
+            wait_until(lambda: second.view.is_stable, "the second application is settled")
             assert {*after.partitions, *second.view.partitions} == set(before.partitions)
             assert second.view.generation_id == after.generation_id
             taken = second.view.partitions
@@ -132,7 +132,7 @@ def test_every_assignor_shares_all_partitions(
         with polling(other):
             wait_until(lambda: ours.rejoin_needed, "our members hear of the third")
             view = settle(ours, 3 if assignor == "roundrobin" else None)
-            wait_until(lambda: settle(ours) and other.view.stable, "the third member is settled")
+            wait_until(lambda: settle(ours) and other.view.is_stable, "the third member is settled")
             view = ours.view
             owned = [*view.partitions, *other.view.partitions]
             assert sorted(owned) == [TopicPartition(topic, n) for n in range(5)]
@@ -371,9 +371,9 @@ def test_closing_while_joining_ends_soon(client: Cluster, topic: str, group: str
     first = group_client(client, group, topic)
     first.poll(POLL_MS)
     second = group_client(client, group, topic, client_id="late")
-    assert not second.poll(300).stable, "the first does not poll, so the round is not over"
+    assert not second.poll(300).is_stable, "the first does not poll, so the round is not over"
     second.close()
-    assert settle(first, 2).stable
+    assert settle(first, 2).is_stable
     first.close()
     with pytest.raises(RuntimeError, match="closed"):
         first.poll(1)
@@ -390,7 +390,7 @@ def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, t
         ours.commit({tp: OffsetAndMetadata(1) for tp in before.partitions})
         host, _, port = broker.bootstrap_servers.rpartition(":")
         broker.stop()
-        wait_until(lambda: any(m._connection is None for m in ours._state.members), "the members notice")
+        wait_until(lambda: any(m._connection is None for m in ours.shared.members), "the members notice")
         again = EmbeddedBroker(data_dir=tmp_path, host=host, port=int(port))
         again.start()
         try:

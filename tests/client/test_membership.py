@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from test_member_answers import join_answer, joining, stable, sync_answer
 
+from spark_groupsource.client.membership.response_rules import Reaction
 from spark_groupsource.client.membership.state_machine import (
-    Beat,
-    Completed,
+    AssignmentChange,
     Generation,
     Idle,
-    Join,
     Joined,
-    LeaveUnpolled,
-    LoseCoordinator,
+    LeaveOnPollTimeout,
+    MarkCoordinatorUnknown,
     MemberConfig,
     Membership,
     MemberState,
-    Prepared,
+    ReleasedPartitions,
+    SendHeartbeat,
+    SendJoinGroup,
 )
-from spark_groupsource.client.response_errors import Then
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
 
@@ -29,14 +29,14 @@ U0 = TopicPartition("u", 0)
 def run_round(membership: Membership, generation_id: int, *assigned: TopicPartition, now_ms: int = 0) -> None:
     """One round of which the member is told `assigned`."""
     membership.prepare(("t", "u"))
-    assert isinstance(membership.next_action(now_ms), Join)
+    assert isinstance(membership.next_action(now_ms), SendJoinGroup)
     membership.join_request([("range", b"")])
     sent = membership.generation
-    joined = membership.join_answered(join_answer(generation_id=generation_id), sent, now_ms)
+    joined = membership.on_join_response(join_answer(generation_id=generation_id), sent, now_ms)
     assert isinstance(joined, Joined)
     membership.sync_request({})
-    rule = membership.sync_answered(sync_answer(partitions=tuple(assigned)), joined.generation, now_ms)
-    assert rule.then is Then.GO_ON
+    rule = membership.on_sync_response(sync_answer(partitions=tuple(assigned)), joined.generation, now_ms)
+    assert rule.reaction is Reaction.CONTINUE
 
 
 def member(cooperative: bool = False, instance: str | None = None) -> Membership:
@@ -45,10 +45,10 @@ def member(cooperative: bool = False, instance: str | None = None) -> Membership
 
 def test_nothing_is_sent_before_the_owner_has_prepared() -> None:
     membership = member()
-    assert isinstance(membership.next_action(0), Idle) and membership.wants_prepare
+    assert isinstance(membership.next_action(0), Idle) and membership.needs_prepare
 
-    assert membership.prepare(("t",)) == Prepared()
-    assert membership.next_action(0) == Join()
+    assert membership.prepare(("t",)) == ReleasedPartitions()
+    assert membership.next_action(0) == SendJoinGroup()
 
 
 def test_member_id_is_asked_for_and_used() -> None:
@@ -58,9 +58,9 @@ def test_member_id_is_asked_for_and_used() -> None:
     assert request.member_id == "" and [p.name for p in request.protocols] == ["range", "sticky"]
     assert (request.session_timeout_ms, request.rebalance_timeout_ms) == (45_000, 300_000)
 
-    membership.join_answered(join_answer(ErrorCode.MEMBER_ID_REQUIRED, member_id="m-1"), Generation(), 0)
+    membership.on_join_response(join_answer(ErrorCode.MEMBER_ID_REQUIRED, member_id="m-1"), Generation(), 0)
 
-    assert membership.next_action(0) == Join()
+    assert membership.next_action(0) == SendJoinGroup()
     again = membership.join_request([("range", b"x")])
     assert again.member_id == "m-1" and again.reason == "need to re-join with the given member-id"
 
@@ -68,18 +68,18 @@ def test_member_id_is_asked_for_and_used() -> None:
 def test_assignment_counts_only_once_the_owner_takes_it() -> None:
     membership = member()
     run_round(membership, 1, T0, T1)
-    assert membership.wants_complete and membership.owned == () and not membership.settled
+    assert membership.needs_complete and membership.owned == () and not membership.is_settled
 
-    assert membership.complete(lambda topic: True) == Completed(gained=(T0, T1))
-    assert membership.settled and membership.owned == (T0, T1)
+    assert membership.complete(lambda topic: True) == AssignmentChange(gained=(T0, T1))
+    assert membership.is_settled and membership.owned == (T0, T1)
 
 
 def test_eager_member_gives_up_everything_before_it_joins_again() -> None:
     membership, _ = stable()
     membership.request_rejoin("subscription has changed")
 
-    assert membership.giving_up(("t",)) == Prepared(revoked=(T0,)) and membership.owned == (T0,)
-    assert membership.prepare(("t",)) == Prepared(revoked=(T0,)) and membership.owned == ()
+    assert membership.released_partitions(("t",)) == ReleasedPartitions(revoked=(T0,)) and membership.owned == (T0,)
+    assert membership.prepare(("t",)) == ReleasedPartitions(revoked=(T0,)) and membership.owned == ()
     assert membership.join_request([]).reason == "subscription has changed"
 
 
@@ -89,15 +89,15 @@ def test_cooperative_member_gives_up_in_a_second_round() -> None:
     membership.complete(lambda topic: True)
     membership.request_rejoin("group is already rebalancing")
 
-    assert membership.prepare(("t",)) == Prepared() and membership.owned == (T0, T1)
+    assert membership.prepare(("t",)) == ReleasedPartitions() and membership.owned == (T0, T1)
     run_round(membership, 2, T0)
-    assert membership.complete(lambda topic: True) == Completed(revoked=(T1,))
+    assert membership.complete(lambda topic: True) == AssignmentChange(revoked=(T1,))
     assert membership.owned == (T0,)
     assert membership.rejoin_needed and membership.rejoin_reason == "need to revoke partitions and re-join"
 
     run_round(membership, 3, T0, T2)
-    assert membership.complete(lambda topic: True) == Completed(gained=(T2,))
-    assert membership.settled and membership.owned == (T0, T2)
+    assert membership.complete(lambda topic: True) == AssignmentChange(gained=(T2,))
+    assert membership.is_settled and membership.owned == (T0, T2)
 
 
 def test_cooperative_member_gives_up_topics_it_no_longer_wants_at_once() -> None:
@@ -106,17 +106,17 @@ def test_cooperative_member_gives_up_topics_it_no_longer_wants_at_once() -> None
     membership.complete(lambda topic: True)
     membership.request_rejoin("subscription has changed")
 
-    assert membership.prepare(("t",)) == Prepared(revoked=(U0,)) and membership.owned == (T0,)
+    assert membership.prepare(("t",)) == ReleasedPartitions(revoked=(U0,)) and membership.owned == (T0,)
 
 
 def test_member_that_was_thrown_out_has_lost_its_partitions() -> None:
     membership, sent = stable()
-    membership.heartbeat_answered(ErrorCode.UNKNOWN_MEMBER_ID, sent, 0)
+    membership.on_heartbeat_response(ErrorCode.UNKNOWN_MEMBER_ID, sent, 0)
 
-    assert membership.fenced and membership.owned_since == sent
-    assert membership.wants_prepare and membership.giving_up(("t",)) == Prepared(lost=(T0,))
+    assert membership.is_fenced and membership.owned_since == sent
+    assert membership.needs_prepare and membership.released_partitions(("t",)) == ReleasedPartitions(lost=(T0,))
     membership.prepare(("t",))
-    assert membership.owned == () and not membership.fenced
+    assert membership.owned == () and not membership.is_fenced
 
 
 def test_reset_in_the_middle_of_a_cooperative_round_loses_what_was_kept() -> None:
@@ -127,9 +127,9 @@ def test_reset_in_the_middle_of_a_cooperative_round_loses_what_was_kept() -> Non
     membership.prepare(("t",))
     membership.join_request([])
 
-    membership.join_answered(join_answer(ErrorCode.UNKNOWN_MEMBER_ID), membership.generation, 0)
+    membership.on_join_response(join_answer(ErrorCode.UNKNOWN_MEMBER_ID), membership.generation, 0)
 
-    assert membership.wants_prepare and membership.giving_up(("t",)) == Prepared(lost=(T0,))
+    assert membership.needs_prepare and membership.released_partitions(("t",)) == ReleasedPartitions(lost=(T0,))
 
 
 def test_assignment_that_does_not_fit_the_subscription_is_refused() -> None:
@@ -143,47 +143,47 @@ def test_assignment_that_does_not_fit_the_subscription_is_refused() -> None:
 
 def test_lost_connection_resets_nothing() -> None:
     membership, sent = joining()
-    membership.round_lost("rebalance failed due to NetworkError")
+    membership.on_rebalance_failure("rebalance failed due to NetworkError")
     membership.retry_after(100, 50)
 
     assert membership.generation == sent
     assert membership.next_action(120) == Idle(150)
-    assert membership.next_action(150) == Join()
+    assert membership.next_action(150) == SendJoinGroup()
 
 
 def test_timers_of_a_stable_member() -> None:
     membership, _ = stable()
     assert membership.next_action(0) == Idle(3_000)
-    assert membership.next_action(3_000) == Beat()
+    assert membership.next_action(3_000) == SendHeartbeat()
     membership.heartbeat_request(3_000)
     assert membership.next_action(3_001) == Idle(6_000)
-    membership.beat_soon(3_050, 100)
+    membership.expedite_heartbeat(3_050, 100)
     assert membership.next_action(3_050) == Idle(3_100)
 
 
 def test_session_without_an_answer_looks_for_the_coordinator_again() -> None:
     membership, sent = stable()
-    assert membership.next_action(45_000) == LoseCoordinator()
+    assert membership.next_action(45_000) == MarkCoordinatorUnknown()
 
-    membership.coordinator_found(45_000)
+    membership.restart_session_timer(45_000)
 
     assert membership.generation == sent and membership.owned == (T0,)
-    assert membership.next_action(45_000) == Beat()
+    assert membership.next_action(45_000) == SendHeartbeat()
 
 
 def test_owner_that_does_not_poll_makes_the_member_leave() -> None:
     membership, _ = stable()
-    membership.coordinator_found(290_000)
-    membership.heartbeat_answered(0, membership.generation, 290_000)
-    assert membership.next_action(300_000) == LeaveUnpolled()
-    membership.polled(299_000)
-    assert membership.next_action(300_000) != LeaveUnpolled()
+    membership.restart_session_timer(290_000)
+    membership.on_heartbeat_response(0, membership.generation, 290_000)
+    assert membership.next_action(300_000) == LeaveOnPollTimeout()
+    membership.on_poll(299_000)
+    assert membership.next_action(300_000) != LeaveOnPollTimeout()
 
     request = membership.leave_request("consumer poll timeout has expired.")
-    membership.left("poll")
+    membership.on_leave("poll")
 
     assert request.members[0].member_id == "m"
-    assert membership.fenced and membership.state is MemberState.UNJOINED and membership.wants_prepare
+    assert membership.is_fenced and membership.state is MemberState.UNJOINED and membership.needs_prepare
 
 
 def test_static_member_does_not_leave() -> None:
@@ -211,7 +211,7 @@ def test_leader_is_who_the_coordinator_names() -> None:
     answer = join_answer(leader="m")
     answer.members = [type(answer).JoinGroupResponseMember(group_instance_id=None, **row) for row in rows]
 
-    joined = membership.join_answered(answer, sent, 0)
+    joined = membership.on_join_response(answer, sent, 0)
 
     assert isinstance(joined, Joined) and joined.is_leader and membership.is_leader
     assert joined.members == (("m", None, b"1"), ("n", None, b"2"))
@@ -224,11 +224,11 @@ def test_a_subscription_that_changes_during_a_round_is_followed_by_another_round
     membership = member()
     membership.prepare(("t",))
     membership.join_request([("range", b"t")])
-    joined = membership.join_answered(join_answer(generation_id=1), membership.generation, 0)
+    joined = membership.on_join_response(join_answer(generation_id=1), membership.generation, 0)
     assert isinstance(joined, Joined)
     membership.subscription_changed("subscription has changed")
     membership.sync_request({})
-    membership.sync_answered(sync_answer(partitions=(T0,)), joined.generation, 0)
+    membership.on_sync_response(sync_answer(partitions=(T0,)), joined.generation, 0)
 
     assert membership.rejoin_needed and membership.rejoin_reason == "subscription has changed"
     membership.complete(lambda topic: True)

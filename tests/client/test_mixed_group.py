@@ -34,7 +34,7 @@ def six(cluster: Any, topic: str) -> tuple[TopicPartition, ...]:
 
 
 def led_by_us(ours: Any) -> bool:
-    return any(member.membership.is_leader for member in ours._state.members)
+    return any(member.membership.is_leader for member in ours.shared.members)
 
 
 def test_we_lead_librdkafka(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:

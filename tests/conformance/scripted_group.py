@@ -316,7 +316,7 @@ class Bench:
         self.listener = Recorder()
         values = settings if "pattern" in settings else {"topics": ("t",), **settings}
         self.client = GroupClient(self.cluster, GroupSettings(GROUP, **values), listener=self.listener)
-        self.thread = self.client._state.members[0]
+        self.thread = self.client.shared.members[0]
         self.thread.start = lambda: None  # type: ignore[method-assign]
 
     @property
@@ -332,7 +332,7 @@ class Bench:
     def pump(self) -> None:
         """Lets the member's thread do everything it has to do now."""
         while not isinstance(self.member.next_action(self.clock.now_ms()), Idle):
-            self.thread._step()
+            self.thread.run_once()
 
     def poll(self) -> GroupView:
         """One poll that waits for nothing."""
@@ -341,7 +341,7 @@ class Bench:
     def settle(self, turns: int = 10) -> GroupView:
         """Polls until the member is settled; back-offs pass at once."""
         for _ in range(turns):
-            if self.poll().stable:
+            if self.poll().is_stable:
                 break
             self.pump()
             action = self.member.next_action(self.clock.now_ms())
@@ -364,7 +364,7 @@ class Bench:
 def joined(**settings: Any) -> Bench:
     """A member that owns what it was assigned; what it sent and told so far is forgotten."""
     bench = Bench(**settings)
-    assert bench.settle().stable, bench.script.asked()
+    assert bench.settle().is_stable, bench.script.asked()
     bench.script.sent.clear()
     bench.listener.told.clear()
     return bench
@@ -376,7 +376,7 @@ def follower(*assigned: TopicPartition, **settings: Any) -> Bench:
     bench.script.leads = False
     if assigned:
         bench.script.assigned = assigned
-    assert bench.settle().stable, bench.script.asked()
+    assert bench.settle().is_stable, bench.script.asked()
     bench.script.sent.clear()
     bench.listener.told.clear()
     return bench

@@ -121,13 +121,13 @@ class ScriptedMembers(GroupPartitions):
 
     def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
         super().__init__(cluster, options, clock, members=1)
-        (self.thread,) = self._group._state.members
+        (self.thread,) = self._group.shared.members
         self.thread.start = lambda: None  # type: ignore[method-assign]
         self._clock = clock
 
     def refresh(self, timeout_ms: int) -> bool:
         for _ in range(10):
-            if self._group.poll(0).stable:
+            if self._group.poll(0).is_stable:
                 return True
             self.pump()
         return False
@@ -135,7 +135,7 @@ class ScriptedMembers(GroupPartitions):
     def pump(self) -> None:
         """Lets the member's thread do everything it has to do now."""
         while not isinstance(self.thread.membership.next_action(self._clock.now_ms()), Idle):
-            self.thread._step()
+            self.thread.run_once()
 
 
 @pytest.mark.conformance("CC-039")

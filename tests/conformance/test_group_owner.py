@@ -199,7 +199,7 @@ def test_refused_sync_leads_to_another_join(code: ErrorCode, expected: list[str]
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.script.once("SyncGroup", code)
-    assert bench.settle().stable
+    assert bench.settle().is_stable
     assert [request.member_id for request in bench.script.of("JoinGroup")] == expected
 
 
@@ -231,7 +231,7 @@ def test_partitions_of_a_member_that_was_thrown_out_are_lost(code: ErrorCode, se
     assert bench.client.rejoin_needed and bench.client.view.partitions == (T0, T1), "they go in poll and not before"
     bench.poll()
     assert bench.told == [("lost", (T0, T1))] and bench.client.view.partitions == ()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
 
 
 @pytest.mark.conformance("CC-031")
@@ -252,7 +252,7 @@ def test_assignment_that_cannot_be_read_is_raised() -> None:
     bench.script.once("SyncGroup", lambda request: bench.script.sync_answer(request, b"\0"))
     with pytest.raises(RemoteProtocolError, match="ConsumerProtocolAssignment"):
         bench.settle()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
 
 
 # -- the user's code in a round --------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_failing_callback_of_a_hand_over_is_not_called_again() -> None:
     bench.listener.raising = {"revoked": ValueError("revoked")}
     with pytest.raises(ValueError, match="revoked"):
         bench.poll()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
     assert bench.told == [("revoked", (T0, T1)), ("assigned", (T0, T1))]
 
 
@@ -318,7 +318,7 @@ def test_topics_that_are_assigned_though_nobody_subscribes_are_watched() -> None
     bench.pump()
     asked = [tuple(topic.name for topic in request.topics) for request in bench.script.of("Metadata")]
     assert asked[-2:] == [("t",), ("t", "u")]
-    assert bench.client._state.group_topics == {"t", "u"}
+    assert bench.client.shared.group_topics == {"t", "u"}
 
 
 @pytest.mark.conformance("CC-003")
@@ -328,7 +328,7 @@ def test_cooperative_assignor_must_not_move_an_owned_partition_at_once(name: str
     owner = Subscription(("t",), owned_partitions=(T0,))
     bench.script.others = {"owner": owner, "taker": Subscription(("t",))}
     if allowed:
-        assert bench.settle().stable
+        assert bench.settle().is_stable
         assert sent_assignments(bench)["taker"] == (T0, T1)
     else:
         with pytest.raises(RuntimeError, match="moving.*t-0"):
@@ -345,7 +345,7 @@ def test_cooperative_sticky_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         "owner": Subscription(("t",), owned_partitions=(T0,)),
         "taker": Subscription(("t",)),
     }
-    assert bench.settle().stable
+    assert bench.settle().is_stable
     assert sent_assignments(bench)["taker"] == (T0, T1)
 
 
@@ -484,7 +484,7 @@ def test_missing_topic_is_waited_for() -> None:
     assert bench.settle().partitions == ()
     bench.poll()
     bench.script.topics["t"] = partitions
-    assert not bench.poll().stable, "what is missing is asked for at every poll"
+    assert not bench.poll().is_stable, "what is missing is asked for at every poll"
     assert bench.settle().partitions == (T0, T1)
 
 
@@ -498,7 +498,7 @@ def test_topic_that_may_not_be_read_is_raised() -> None:
     bench.script.once("JoinGroup", ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
         bench.settle()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
 
 
 # -- patterns --------------------------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_leader_with_a_pattern_takes_topics_that_another_member_found() -> None:
     bench.script.others = {"foreign": Subscription(("t", "u"))}
     bench.script.once("JoinGroup", lambda request: bench.script.topics.update(u=[[0]]))
     assert bench.settle().partitions == (T0, U0)
-    assert bench.client._state.topics == ("t", "u") and bench.poll().stable
+    assert bench.client.shared.topics == ("t", "u") and bench.poll().is_stable
     assert len(bench.script.of("SyncGroup")) == 1, "the topic joins the subscription silently"
 
 

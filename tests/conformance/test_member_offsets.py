@@ -95,7 +95,7 @@ def test_refused_commit_is_raised_at_once(code: ErrorCode) -> None:
     bench.script.once("OffsetCommit", code)
     with pytest.raises(BrokerError, match="t-0") as raised:
         bench.client.commit(AT_5)
-    assert raised.value.code == code and bench.member.settled
+    assert raised.value.code == code and bench.member.is_settled
 
 
 @pytest.mark.conformance("CC-114")

@@ -12,13 +12,13 @@ from conformance.scripted_group import T0, T1, Bench, Script, follower, joined
 from support.waiting import wait_until
 
 from spark_groupsource.client.membership.state_machine import (
-    Beat,
     Generation,
     Idle,
-    LeaveUnpolled,
-    LoseCoordinator,
+    LeaveOnPollTimeout,
+    MarkCoordinatorUnknown,
     MemberConfig,
     Membership,
+    SendHeartbeat,
 )
 from spark_groupsource.errors import (
     AuthenticationError,
@@ -70,7 +70,7 @@ def test_refused_credentials_are_raised_and_polling_again_joins_afresh(api: str)
     bench.script.once(api, AuthenticationError("wrong password"))
     with pytest.raises(AuthenticationError, match="wrong password"):
         bench.settle()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
 
 
 # -- JoinGroup -------------------------------------------------------------------------------------------------------
@@ -79,16 +79,16 @@ def test_refused_credentials_are_raised_and_polling_again_joins_afresh(api: str)
 @pytest.mark.conformance("AC-004", "AC-047")
 def test_poll_ends_in_time_and_a_later_one_takes_the_result() -> None:
     bench = Bench()
-    assert not bench.poll().stable and bench.clock.now_ms() == 1_000
+    assert not bench.poll().is_stable and bench.clock.now_ms() == 1_000
     bench.pump()
-    assert bench.poll().stable
+    assert bench.poll().is_stable
     assert joins(bench) == [(2, ""), (2, "m1")] and len(bench.script.of("SyncGroup")) == 1
 
     bench = Bench()
     bench.script.once("JoinGroup", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 3)
     bench.poll()
     bench.pump()
-    assert not bench.poll().stable and len(joins(bench)) == 1, "it waits for its back-off outside of poll"
+    assert not bench.poll().is_stable and len(joins(bench)) == 1, "it waits for its back-off outside of poll"
 
 
 @pytest.mark.conformance("AC-005", "CC-029", "CC-077", "CC-009")
@@ -126,7 +126,7 @@ def test_join_is_waited_for_as_long_as_the_group_may_take(
 def test_member_id_that_is_given_is_used() -> None:
     bench = Bench()
     bench.poll()
-    bench.thread._step()
+    bench.thread.run_once()
     assert bench.member.generation == Generation(-1, "m1", None) and bench.member.rejoin_needed
     bench.pump()
     assert joins(bench) == [(2, ""), (2, "m1")]
@@ -170,7 +170,7 @@ def test_answers_of_another_protocol_are_refused(api: str, fields: dict[str, Any
 
     script.once(api, join if api == "JoinGroup" else sync)
     if accepted:
-        assert bench.settle().stable
+        assert bench.settle().is_stable
     else:
         with pytest.raises(BrokerError, match="INCONSISTENT_GROUP_PROTOCOL"):
             bench.settle()
@@ -182,7 +182,7 @@ def test_lost_connection_in_a_round_keeps_the_member_id(api: str) -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.script.once(api, NetworkError("peer closed"))
-    assert bench.settle().stable
+    assert bench.settle().is_stable
     assert joins(bench) == [(2, "m1"), (2, "m1")]
     first_join, lookup = bench.script.asked().index("JoinGroup"), bench.script.asked().index("FindCoordinator")
     assert lookup > first_join, "the coordinator is looked up again before the second"
@@ -222,7 +222,7 @@ def test_rebalance_during_a_join_repeats_it_without_another_hand_over() -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.script.once("JoinGroup", ErrorCode.REBALANCE_IN_PROGRESS)
-    assert bench.settle().stable
+    assert bench.settle().is_stable
     assert joins(bench) == [(2, "m1"), (2, "m1")]
     assert bench.told == [("revoked", (T0, T1)), ("assigned", (T0, T1))]
 
@@ -235,7 +235,7 @@ def test_coordinator_that_loads_is_asked_again_after_the_backoff() -> None:
     bench.pump()
     action = bench.member.next_action(bench.clock.now_ms())
     assert isinstance(action, Idle) and 80 <= action.until_ms - bench.clock.now_ms() <= 120
-    assert bench.settle().stable and bench.script.asked().count("FindCoordinator") == 1
+    assert bench.settle().is_stable and bench.script.asked().count("FindCoordinator") == 1
 
 
 # -- answers that are late -------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_answer_for_an_older_generation_resets_nothing(api: str, code: ErrorCode
     bench.member.request_rejoin("a test")
     bench.poll()
     bench.script.once(api, renamed(bench, code))
-    bench.thread._step()
+    bench.thread.run_once()
     assert bench.member.generation == Generation(7, "other", "range") and bench.member.rejoin_needed
 
 
@@ -278,7 +278,7 @@ def test_heartbeat_answer_for_an_older_generation_is_ignored(code: ErrorCode) ->
     bench.script.once("Heartbeat", renamed(bench, code))
     bench.beat()
     assert bench.member.generation == Generation(7, "other", "range")
-    assert bench.poll().stable and bench.told == []
+    assert bench.poll().is_stable and bench.told == []
 
 
 @pytest.mark.conformance("AC-015", "CC-145")
@@ -286,8 +286,8 @@ def test_heartbeat_answer_for_an_older_generation_is_ignored(code: ErrorCode) ->
 def test_member_reset_during_sync_drops_the_answer_and_joins_again(settings: Any, handed_over: str) -> None:
     bench = joined(**settings)
     bench.member.request_rejoin("a test")
-    bench.script.once("SyncGroup", lambda request: bench.member.left("poll time-out"))
-    assert bench.settle().stable
+    bench.script.once("SyncGroup", lambda request: bench.member.on_leave("poll time-out"))
+    assert bench.settle().is_stable
     # an eager member had given up everything before it joined
     assert bench.told == [(handed_over, (T0, T1)), ("assigned", (T0, T1))]
     assert [member_id for _, member_id in joins(bench)] == ["m1", "", "m2"]
@@ -309,7 +309,7 @@ def test_rebalance_heard_between_join_and_sync_changes_nothing() -> None:
         wait_until(lambda: script.of("Heartbeat"), "a heartbeat while the leader decides", 10)
 
     script.once("Metadata", slow)
-    assert bench.settle().stable and len(joins(bench)) == 1
+    assert bench.settle().is_stable and len(joins(bench)) == 1
     asked = script.asked()
     assert asked.index("JoinGroup") < asked.index("Heartbeat") < asked.index("SyncGroup")
     assert not bench.member.rejoin_needed
@@ -333,7 +333,7 @@ def test_unexpected_exception_in_the_thread_is_raised_from_poll() -> None:
     assert bench.client.rejoin_needed
     with pytest.raises(LookupError, match="a bug"):
         bench.poll()
-    assert bench.settle().stable
+    assert bench.settle().is_stable
 
 
 def stable_member() -> Membership:
@@ -349,7 +349,7 @@ def test_heartbeat_is_due_after_its_interval() -> None:
     member = stable_member()
     assert member.next_action(0) == Idle(3_000) == member.next_action(2_999)
     # late is due, never less than nothing to wait
-    assert member.next_action(3_000) == Beat() == member.next_action(5_000)
+    assert member.next_action(3_000) == SendHeartbeat() == member.next_action(5_000)
 
 
 @pytest.mark.conformance("HB-004")
@@ -357,21 +357,21 @@ def test_session_ends_without_an_answer() -> None:
     member = stable_member()
     for now_ms in (3_000, 6_000, 9_000):
         member.heartbeat_request(now_ms)
-        member.beat_failed(now_ms, 3_000)
+        member.on_heartbeat_failure(now_ms, 3_000)
     assert member.next_action(9_999) == Idle(10_000)
-    assert member.next_action(10_000) == LoseCoordinator()
+    assert member.next_action(10_000) == MarkCoordinatorUnknown()
 
 
 @pytest.mark.conformance("HB-005", "HB-007")
 def test_answers_do_not_stand_for_the_owner() -> None:
     member = stable_member()
     for now_ms in range(3_000, 60_000, 3_000):
-        assert member.next_action(now_ms) == Beat()
+        assert member.next_action(now_ms) == SendHeartbeat()
         member.heartbeat_request(now_ms)
-        member.heartbeat_answered(0, member.generation, now_ms)
-    assert member.next_action(60_000) == LeaveUnpolled()
-    member.polled(60_000)
-    assert member.next_action(60_000) == Beat()
+        member.on_heartbeat_response(0, member.generation, now_ms)
+    assert member.next_action(60_000) == LeaveOnPollTimeout()
+    member.on_poll(60_000)
+    assert member.next_action(60_000) == SendHeartbeat()
 
 
 @pytest.mark.conformance("HB-006")
@@ -381,11 +381,11 @@ def test_joining_restarts_all_three_timers() -> None:
     member.prepare(("t",))
     request = member.join_request([("range", b"")])
     # the round took as long as it may
-    member.join_answered(script.join_answer(request, "m1"), member.generation, 59_000)
+    member.on_join_response(script.join_answer(request, "m1"), member.generation, 59_000)
     assert member.next_action(59_000) == Idle(62_000)
-    assert member.next_action(68_999) == Beat() and member.next_action(69_000) == LoseCoordinator()
-    member.coordinator_found(118_999)
-    assert member.next_action(118_999) == Beat() and member.next_action(119_000) == LeaveUnpolled()
+    assert member.next_action(68_999) == SendHeartbeat() and member.next_action(69_000) == MarkCoordinatorUnknown()
+    member.restart_session_timer(118_999)
+    assert member.next_action(118_999) == SendHeartbeat() and member.next_action(119_000) == LeaveOnPollTimeout()
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_member_that_could_not_leave_is_told(caplog: pytest.LogCaptureFixture) -
 def test_member_that_only_has_its_id_leaves() -> None:
     bench = Bench()
     bench.poll()
-    bench.thread._step()
+    bench.thread.run_once()
     bench.client.close()
     (request,) = bench.script.of("LeaveGroup")
     assert request.members[0].member_id == "m1"

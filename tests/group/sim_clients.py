@@ -23,18 +23,18 @@ from sim_requests import (
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.membership.assignment import unassigned
+from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule
 from spark_groupsource.client.membership.state_machine import (
-    Beat,
     Generation,
     Idle,
-    Join,
     Joined,
-    LeaveUnpolled,
-    LoseCoordinator,
+    LeaveOnPollTimeout,
+    MarkCoordinatorUnknown,
     MemberConfig,
     Membership,
+    SendHeartbeat,
+    SendJoinGroup,
 )
-from spark_groupsource.client.response_errors import Rule, Then
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Assignment, GroupMember, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import (
@@ -281,7 +281,7 @@ class Ours(Client):
 
     @property
     def settled(self) -> bool:
-        return self.membership.settled and self.fetched
+        return self.membership.is_settled and self.fetched
 
     def resubscribe(self, topics: str) -> None:
         self.topics = tuple(topics)
@@ -290,21 +290,21 @@ class Ours(Client):
     def step(self) -> None:
         now_ms, membership = self.world.time.now_ms, self.membership
         action = membership.next_action(now_ms)
-        if isinstance(action, LeaveUnpolled):
+        if isinstance(action, LeaveOnPollTimeout):
             request = membership.leave_request("unpolled")
-            membership.left("unpolled")
+            membership.on_leave("unpolled")
             if request is not None:
                 return self.call("leave", request, self.versions.leave)
-        if isinstance(action, LoseCoordinator):
-            membership.coordinator_found(now_ms)
+        if isinstance(action, MarkCoordinatorUnknown):
+            membership.restart_session_timer(now_ms)
         if self._poll(now_ms):
             return
         action = membership.next_action(now_ms)
-        if isinstance(action, Join):
+        if isinstance(action, SendJoinGroup):
             self._sent = membership.generation
             self._joined_afresh = not self._sent.member_id
             self.call("join", membership.join_request(self._protocols()), self.versions.join, _JOIN_TIMEOUT_MS)
-        elif isinstance(action, Beat):
+        elif isinstance(action, SendHeartbeat):
             self._sent = membership.generation
             self.call("beat", membership.heartbeat_request(now_ms), self.versions.heartbeat)
         elif isinstance(action, Idle):
@@ -315,16 +315,16 @@ class Ours(Client):
     def _poll(self, now_ms: int) -> bool:
         """The owner's part; True if something was asked."""
         membership = self.membership
-        membership.polled(now_ms)
-        if membership.wants_complete:
+        membership.on_poll(now_ms)
+        if membership.needs_complete:
             assignment, generation = membership.assignment, membership.generation
             completed = membership.complete(lambda topic: topic in self.topics)
             if completed is not None and assignment is not None:
                 self._last = (tuple(sorted(assignment.partitions)), generation.generation_id)
                 self.fetched = not completed.gained and self.fetched
-        if membership.wants_prepare:
+        if membership.needs_prepare:
             self.remember()
-            revoked = membership.giving_up(self.topics).revoked
+            revoked = membership.released_partitions(self.topics).revoked
             if revoked and not self._given_up:
                 self._given_up = True
                 self._sent = membership.generation
@@ -332,14 +332,14 @@ class Ours(Client):
                 return True
             self._given_up = False
             membership.prepare(self.topics)
-        elif membership.settled and membership.owned and now_ms >= self.commit_due_ms:
+        elif membership.is_settled and membership.owned and now_ms >= self.commit_due_ms:
             self._sent = membership.generation
             if self.fetched:
                 self.commit(membership.owned)
             else:
                 self.fetch()
             return True
-        elif membership.settled and not membership.owned:
+        elif membership.is_settled and not membership.owned:
             self.fetched = True
         return False
 
@@ -363,33 +363,33 @@ class Ours(Client):
     def on_answer(self, kind: str, answer: Any) -> None:
         now_ms, membership = self.world.time.now_ms, self.membership
         if kind == "join":
-            joined = membership.join_answered(answer, self._sent, now_ms)
+            joined = membership.on_join_response(answer, self._sent, now_ms)
             if isinstance(joined, Joined):
                 self._sync(joined)
             else:
-                self._round_failed(joined, answer.error_code)
+                self._rebalance_failed(joined, answer.error_code)
         elif kind == "sync":
-            rule = membership.sync_answered(answer, self._sent, now_ms)
-            if rule.then is not Then.GO_ON:
-                self._round_failed(rule, answer.error_code)
+            rule = membership.on_sync_response(answer, self._sent, now_ms)
+            if rule.reaction is not Reaction.CONTINUE:
+                self._rebalance_failed(rule, answer.error_code)
             elif self._joined_afresh and self.instance_id is not None and membership.config.cooperative:
                 request = DescribeGroupsRequest(groups=[self.spec.group_id], include_authorized_operations=False)
                 self.call("describe", request, 5)
         elif kind == "describe":
-            self._look_for_what_is_nobodys(answer.groups[0])
+            self._find_unassigned(answer.groups[0])
         elif kind == "beat":
-            rule = membership.heartbeat_answered(answer.error_code, self._sent, now_ms)
-            if rule.then is Then.BEAT_LATER:
-                membership.beat_failed(now_ms, _BACKOFF_MS)
-            elif rule.then is Then.FENCED:
+            rule = membership.on_heartbeat_response(answer.error_code, self._sent, now_ms)
+            if rule.reaction is Reaction.RETRY_HEARTBEAT:
+                membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
+            elif rule.reaction is Reaction.FENCED:
                 self.world.fenced(self)
         elif kind == "commit":
-            membership.commit_answered(error_of(answer), self._sent)
+            membership.on_commit_response(error_of(answer), self._sent)
         elif kind == "fetch":
             self.fetched = error_of(answer) == ErrorCode.NONE
             self.commit_due_ms = now_ms + _BACKOFF_MS
 
-    def _look_for_what_is_nobodys(self, group: Any) -> None:
+    def _find_unassigned(self, group: Any) -> None:
         if not group.error_code and group.group_state == "Stable":
             counts = {topic: PARTITIONS[topic] for topic in self.topics}
             if unassigned(counts, [member.member_assignment for member in group.members]):
@@ -402,21 +402,21 @@ class Ours(Client):
         self._sent = self.membership.generation
         self.call("sync", self.membership.sync_request(assignments), self.versions.sync, _JOIN_TIMEOUT_MS)
 
-    def _round_failed(self, rule: Rule, code: int) -> None:
-        if rule.then is Then.REJOIN_LATER:
+    def _rebalance_failed(self, rule: ResponseRule, code: int) -> None:
+        if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
             self.membership.retry_after(self.world.time.now_ms, _BACKOFF_MS)
-        elif rule.then is Then.FENCED:
+        elif rule.reaction is Reaction.FENCED:
             self.world.fenced(self)
-        elif rule.then is Then.FAIL:
+        elif rule.reaction is Reaction.FAIL:
             self.refused(rule.code or code)
 
     def on_lost(self, kind: str) -> None:
         now_ms, membership = self.world.time.now_ms, self.membership
         if kind in ("join", "sync"):
-            membership.round_lost(f"no answer to {kind}")
+            membership.on_rebalance_failure(f"no answer to {kind}")
             membership.retry_after(now_ms, _BACKOFF_MS)
         elif kind == "beat":
-            membership.beat_failed(now_ms, _BACKOFF_MS)
+            membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
 
 
 class Foreign(Client):

@@ -9,8 +9,8 @@ import pytest
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
-    ClusterView,
-    FoundOffset,
+    ClusterMetadata,
+    OffsetAndTimestamp,
     PartitionInfo,
     TopicInfo,
 )
@@ -45,15 +45,16 @@ class FakeCluster:
     def metadata(self, topics=None, *, refresh=False):
         partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
         if topics and not partitions:
-            return ClusterView({}, {}, errors={t: 3 for t in topics})
-        return ClusterView({1: Node(1, "h", 1)}, {"t": TopicInfo("t", self.topic_id, partitions)})
+            return ClusterMetadata({}, {}, errors={t: 3 for t in topics})
+        return ClusterMetadata({1: Node(1, "h", 1)}, {"t": TopicInfo("t", self.topic_id, partitions)})
 
     def list_offsets(self, partitions, read_committed=None):
         self.asked += 1
         for p in partitions:
             if p not in self.logs:
                 raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"offset of {p}")
-        return {p: FoundOffset(self.logs[p][{EARLIEST: 0, LATEST: 1}[at]], -1, -1) for p, at in partitions.items()}
+        side = {EARLIEST: 0, LATEST: 1}
+        return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
 
     def close(self):
         pass

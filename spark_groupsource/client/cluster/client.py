@@ -9,14 +9,14 @@ from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
-    ClusterView,
-    FoundOffset,
+    ClusterMetadata,
+    OffsetAndTimestamp,
     TopicInfo,
 )
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.network.retry import Retry
-from spark_groupsource.client.response_errors import FENCING
 from spark_groupsource.errors import (
+    FENCING_ERRORS,
     RETRIABLE,
     BrokerError,
     ErrorCode,
@@ -27,7 +27,7 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import ListOffsetsRequest, Message, OffsetCommitRequest, OffsetFetchRequest
 
-__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterView", "FoundOffset", "TopicInfo"]
+__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """How long a topic that a broker does not know is asked for again: a new one takes a moment to be known everywhere."""
@@ -70,7 +70,7 @@ class Cluster(Router):
         *,
         read_committed: bool | None = None,
         timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, FoundOffset]:
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Offsets by timestamp, from the leaders.
 
         Args:
@@ -83,7 +83,7 @@ class Cluster(Router):
         committed = self.settings.read_committed if read_committed is None else read_committed
         retry = self.retry(timeout_ms)
         pending = dict(partitions)
-        found: dict[TopicPartition, FoundOffset] = {}
+        found: dict[TopicPartition, OffsetAndTimestamp] = {}
         failure: GroupSourceError | None = None
         while pending:
             if failure is not None:
@@ -163,9 +163,9 @@ class Cluster(Router):
             group_instance_id=group_instance_id,
             timeout_ms=timeout_ms,
         )
-        if code in FENCING and member_id:
+        if code in FENCING_ERRORS and member_id:
             raise GenerationMismatchError(
-                group_id=group_id, member_id=member_id, generation_id=generation_id, cause=FENCING[code]
+                group_id=group_id, member_id=member_id, generation_id=generation_id, cause=FENCING_ERRORS[code]
             )
         if code:
             hint = ""
@@ -183,7 +183,7 @@ class Cluster(Router):
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> int:
-        """As `commit`, but returns the code of what concerns the membership: of `FENCING`, or REBALANCE_IN_PROGRESS."""
+        """As `commit`, but returns a code of `FENCING_ERRORS` or REBALANCE_IN_PROGRESS instead of raising it."""
         if not offsets:
             return 0
         request = _commit_request(group_id, offsets, generation_id, member_id, group_instance_id)
@@ -197,7 +197,7 @@ class Cluster(Router):
             if failure is None:
                 return 0
             topic, partition, code = failure
-            if code in FENCING or code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if code in FENCING_ERRORS or code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return int(code)
             error = BrokerError(code, f"commit of {topic}-{partition} by group {group_id}")
             if not error.retriable:
@@ -206,7 +206,7 @@ class Cluster(Router):
 
     @staticmethod
     def _by_leader(
-        partitions: Iterable[TopicPartition], view: ClusterView
+        partitions: Iterable[TopicPartition], view: ClusterMetadata
     ) -> Mapping[int | None, list[TopicPartition]]:
         """Partitions by the broker that leads them; None for those without a leader."""
         grouped: dict[int | None, list[TopicPartition]] = defaultdict(list)
@@ -264,7 +264,7 @@ def _list_offsets_request(timestamps: Mapping[TopicPartition, int], read_committ
 
 
 def _take_offsets(
-    answer: Message, pending: dict[TopicPartition, int], found: dict[TopicPartition, FoundOffset]
+    answer: Message, pending: dict[TopicPartition, int], found: dict[TopicPartition, OffsetAndTimestamp]
 ) -> BrokerError | None:
     """Moves what was answered from `pending` to `found`; the last retriable error among the rest."""
     failure: BrokerError | None = None
@@ -277,7 +277,7 @@ def _take_offsets(
                     raise error
                 failure = error
             elif pending.pop(tp, None) is not None:
-                found[tp] = FoundOffset(p.offset, p.timestamp, p.leader_epoch)
+                found[tp] = OffsetAndTimestamp(p.offset, p.timestamp, p.leader_epoch)
     return failure
 
 

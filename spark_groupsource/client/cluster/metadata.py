@@ -36,7 +36,7 @@ class TopicInfo(NamedTuple):
     is_internal: bool = False
 
 
-class FoundOffset(NamedTuple):
+class OffsetAndTimestamp(NamedTuple):
     """Answer of ListOffsets; `offset` is -1 when no record is at or after the asked timestamp."""
 
     offset: int
@@ -45,7 +45,7 @@ class FoundOffset(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusterView:
+class ClusterMetadata:
     """Brokers and topics as last heard; `errors` holds the code of every asked topic that cannot be described."""
 
     nodes: Mapping[int, Node]
@@ -77,7 +77,7 @@ class ClusterView:
         return node
 
 
-def read_metadata(answer: Message) -> ClusterView:
+def read_metadata(answer: Message) -> ClusterMetadata:
     """A Metadata answer of any version."""
     topics: dict[str, TopicInfo] = {}
     errors: dict[str, int] = {}
@@ -97,4 +97,4 @@ def read_metadata(answer: Message) -> ClusterView:
             }
             topics[topic.name] = TopicInfo(topic.name, topic.topic_id, partitions, topic.is_internal)
     nodes = {n.node_id: Node(n.node_id, n.host, n.port, n.rack) for n in answer.brokers}
-    return ClusterView(nodes, topics, answer.controller_id, answer.cluster_id, errors)
+    return ClusterMetadata(nodes, topics, answer.controller_id, answer.cluster_id, errors)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from random import Random
 from typing import Callable, Iterable, Sequence
 
-from spark_groupsource.client.cluster.metadata import ClusterView, TopicInfo, read_metadata
+from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, read_metadata
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
@@ -271,7 +271,7 @@ class Router:
 
     def metadata(
         self, topics: Iterable[str] | None = None, *, refresh: bool = False, timeout_ms: int | None = None
-    ) -> ClusterView:
+    ) -> ClusterMetadata:
         """Brokers and the asked topics (None: all), at most metadata.max.age.ms old, or fresh with `refresh`.
 
         A topic that does not exist is no error here: it stands in the view's `errors`. Topics are never created.
@@ -290,7 +290,7 @@ class Router:
             chosen = {
                 name: known for name, (_, known) in self._topics.items() if names is None or name in set(names)
             }
-            return ClusterView(
+            return ClusterMetadata(
                 dict(self._nodes),
                 {name: known for name, known in chosen.items() if isinstance(known, TopicInfo)},
                 self._controller_id,
@@ -315,7 +315,7 @@ class Router:
                 for name in names
             )
 
-    def _remember(self, view: ClusterView, names: Sequence[str] | None) -> None:
+    def _remember(self, view: ClusterMetadata, names: Sequence[str] | None) -> None:
         now_ms = self.clock.now_ms()
         with self._lock:
             self._nodes = dict(view.nodes)

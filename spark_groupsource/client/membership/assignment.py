@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
-from spark_groupsource.client.cluster.client import Cluster, ClusterView
+from spark_groupsource.client.cluster.client import Cluster, ClusterMetadata
 from spark_groupsource.client.membership.state_machine import Joined
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
@@ -97,7 +97,7 @@ def _check_hand_over(
         )
 
 
-def snapshot(view: ClusterView, topics: Iterable[str], with_racks: bool) -> Snapshot:
+def snapshot(view: ClusterMetadata, topics: Iterable[str], with_racks: bool) -> Snapshot:
     """What must stay as it is for an assignment to stay right."""
     known = {topic: view.topics[topic] for topic in topics if topic in view.topics}
     if not with_racks:
@@ -105,13 +105,13 @@ def snapshot(view: ClusterView, topics: Iterable[str], with_racks: bool) -> Snap
     return {topic: _racks_of(view, topic) for topic in known}
 
 
-def _racks(view: ClusterView, topics: Iterable[str]) -> Mapping[str, tuple[tuple[str, ...], ...]] | None:
+def _racks(view: ClusterMetadata, topics: Iterable[str]) -> Mapping[str, tuple[tuple[str, ...], ...]] | None:
     if not any(node.rack for node in view.nodes.values()):
         return None
     return {topic: _racks_of(view, topic) for topic in topics if topic in view.topics}
 
 
-def _racks_of(view: ClusterView, topic: str) -> tuple[tuple[str, ...], ...]:
+def _racks_of(view: ClusterMetadata, topic: str) -> tuple[tuple[str, ...], ...]:
     return tuple(
         tuple(sorted({view.nodes[n].rack or "" for n in partition.replicas if n in view.nodes and view.nodes[n].rack}))
         for _, partition in sorted(view.topics[topic].partitions.items())

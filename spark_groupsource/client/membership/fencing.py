@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.client.response_errors import FENCING
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import ErrorCode, GenerationMismatchError, GroupSourceError
+from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.group.fanout import group_partition
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import decode_records, iter_batches
@@ -42,7 +41,7 @@ def mismatch(
         member_id=member_id,
         generation_id=generation_id,
         current_generation=current,
-        cause=FENCING[code],
+        cause=FENCING_ERRORS[code],
     )
 
 

@@ -16,13 +16,14 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import snapshot
 from spark_groupsource.client.membership.fencing import find_generation, mismatch
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
-from spark_groupsource.client.membership.member_thread import GroupState, MemberThread
+from spark_groupsource.client.membership.member_thread import MemberThread
 from spark_groupsource.client.membership.rebalance_log import RebalanceEvent
-from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, Prepared
-from spark_groupsource.client.response_errors import FENCING
+from spark_groupsource.client.membership.shared_membership import SharedMembership
+from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, ReleasedPartitions
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
+    FENCING_ERRORS,
     BrokerError,
     ErrorCode,
     GenerationMismatchError,
@@ -69,7 +70,7 @@ class GroupClient:
         self._clock = clock or cluster.clock
         self._settings = settings
         self._listener = listener
-        self._state = GroupState(settings)
+        self.shared = SharedMembership(settings)
         self._matches = re.compile(settings.pattern).fullmatch if settings.pattern is not None else None
         self._started = False
         self._closed = False
@@ -87,7 +88,7 @@ class GroupClient:
                 heartbeat_interval_ms=settings.heartbeat_interval_ms,
             )
             membership = Membership(config, now_ms)
-            self._state.members.append(MemberThread(index, membership, assignors, cluster, self._state))
+            self.shared.members.append(MemberThread(index, membership, assignors, cluster, self.shared))
 
     def __enter__(self) -> GroupClient:
         return self
@@ -109,56 +110,58 @@ class GroupClient:
         if self._closed:
             raise RuntimeError("this group client is closed")
         deadline_ms = self._clock.now_ms() + timeout_ms
-        with self._state.changed:
+        with self.shared.changed:
             now_ms = self._clock.now_ms()
-            for member in self._state.members:
-                member.membership.polled(now_ms)
-        self._take_completed()
-        self._watch_metadata()
+            for member in self.shared.members:
+                member.membership.on_poll(now_ms)
+        self._complete_rebalances()
+        self._check_metadata()
         self._start()
-        while not self._turn():
-            with self._state.changed:
+        while not self._advance():
+            with self.shared.changed:
                 left_ms = deadline_ms - self._clock.now_ms()
                 if left_ms <= 0:
                     break
-                if not self._owner_is_wanted() and not self._settled():
-                    self._hurry_siblings()
-                    self._state.changed.wait(min(left_ms, _LONGEST_WAIT_MS) / 1000)
+                if not self._needs_owner() and not self._settled():
+                    self._trigger_heartbeats()
+                    self.shared.changed.wait(min(left_ms, _LONGEST_WAIT_MS) / 1000)
         return self.view
 
     @property
     def view(self) -> GroupView:
         """Our members as they are; partitions change in `poll` only."""
-        with self._state.changed:
-            members = tuple(view_member(m.index, m.client_id, m.membership) for m in self._state.members)
+        with self.shared.changed:
+            members = tuple(view_member(m.index, m.client_id, m.membership) for m in self.shared.members)
             settled = self._settled()
-            return GroupView(members, settled, settled or self._keeps())
+            return GroupView(members, settled, settled or self._retains_partitions())
 
     @property
     def rejoin_needed(self) -> bool:
         """True where the next `poll` is going to move partitions, or to raise: commit first."""
-        with self._state.changed:
+        with self.shared.changed:
             return any(
-                member.failure is not None or member.membership.rejoin_needed or member.membership.wants_complete
-                for member in self._state.members
+                member.failure is not None or member.membership.rejoin_needed or member.membership.needs_complete
+                for member in self.shared.members
             )
 
     @property
     def events(self) -> list[RebalanceEvent]:
         """Every rebalance so far, the oldest first."""
-        with self._state.changed:
-            return list(self._state.recorder.events)
+        with self.shared.changed:
+            return list(self.shared.recorder.events)
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+    ) -> None:
         """Commits positions, each by the member that owns the partition, in its generation.
 
         Members that can commit do so even when another one cannot. A coordinator that moves or loads is waited for, up
         to default.api.timeout.ms.
 
         Args:
-            patience_ms: how long at most to wait for an assignment of the leader, during which nobody can commit; after
+            max_rebalance_wait_ms: how long at most to wait for the assignment of the leader; after
                 that it is BrokerError REBALANCE_IN_PROGRESS. None: as long as for a coordinator.
 
         Raises: GenerationMismatchError, naming both generations where that can be found out, when a member is fenced:
@@ -169,11 +172,11 @@ class GroupClient:
         if unowned:
             raise ValueError(f"partitions that no member of ours owns cannot be committed: {sorted(map(str, unowned))}")
         failure: GroupSourceError | None = None
-        for member in self._state.members:
+        for member in self.shared.members:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
             if chosen:
                 try:
-                    self._commit_for(member, chosen, patience_ms)
+                    self._commit_for(member, chosen, max_rebalance_wait_ms)
                 except GroupSourceError as error:
                     failure = failure or error
         if failure is not None:
@@ -187,15 +190,18 @@ class GroupClient:
         return self._cluster.fetch_committed(self._settings.group_id, list(partitions))
 
     def _commit_for(
-        self, member: MemberThread, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None
+        self,
+        member: MemberThread,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None,
     ) -> None:
         group_id = self._settings.group_id
         retry = self._cluster.retry()
-        impatient_ms = None if patience_ms is None else self._clock.now_ms() + patience_ms
+        rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
         while True:
-            with self._state.changed:
+            with self.shared.changed:
                 membership = member.membership
-                sent, fenced = membership.generation, membership.fenced
+                sent, fenced = membership.generation, membership.is_fenced
                 since, cause = membership.owned_since, membership.loss_cause
             if fenced:
                 raise GenerationMismatchError(
@@ -215,11 +221,11 @@ class GroupClient:
             )
             if not code:
                 return
-            with self._state.changed:
+            with self.shared.changed:
                 # a round that was on its way has ended meanwhile: still ours, in the generation it brought
-                overtaken = membership.commit_answered(code, sent)
-                self._state.changed.notify_all()
-            if code in FENCING and not overtaken:
+                overtaken = membership.on_commit_response(code, sent)
+                self.shared.changed.notify_all()
+            if code in FENCING_ERRORS and not overtaken:
                 raise mismatch(
                     self._cluster,
                     group_id=group_id,
@@ -228,11 +234,11 @@ class GroupClient:
                     code=code,
                 )
             # else the group waits for its leader's assignment, for which it has already counted us in
-            if code in FENCING:
+            if code in FENCING_ERRORS:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
             error = BrokerError(code, f"commit by member {member.client_id} of group {group_id}")
             is_between = code == ErrorCode.REBALANCE_IN_PROGRESS
-            if is_between and impatient_ms is not None and self._clock.now_ms() >= impatient_ms:
+            if is_between and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
                 raise error
             retry.again(error)
 
@@ -248,29 +254,29 @@ class GroupClient:
             return
         self._closed = True
         try:
-            self._tell_leaving()
+            self._notify_leaving()
         finally:
             self._end_members(reason)
 
-    def _tell_leaving(self) -> None:
+    def _notify_leaving(self) -> None:
         """The listener hears of it first, while its partitions may still be committed."""
-        with self._state.changed:
-            members = [member.membership for member in self._state.members]
-            lost = sorted(tp for m in members if m.fenced or m.rejoin_needed for tp in m.owned)
-            revoked = sorted(tp for m in members if not (m.fenced or m.rejoin_needed) for tp in m.owned)
-        self._tell([Prepared(tuple(revoked), tuple(lost))])
+        with self.shared.changed:
+            members = [member.membership for member in self.shared.members]
+            lost = sorted(tp for m in members if m.is_fenced or m.rejoin_needed for tp in m.owned)
+            revoked = sorted(tp for m in members if not (m.is_fenced or m.rejoin_needed) for tp in m.owned)
+        self._tell([ReleasedPartitions(tuple(revoked), tuple(lost))])
 
     def _end_members(self, reason: str) -> None:
-        state = self._state
-        with state.changed:
-            state.closing = True
-            state.changed.notify_all()
-        for member in state.members:
-            member.stop(_LEAVE_TIMEOUT_MS // len(state.members) if self._started else 0)
+        shared = self.shared
+        with shared.changed:
+            shared.closing = True
+            shared.changed.notify_all()
+        for member in shared.members:
+            member.stop(_LEAVE_TIMEOUT_MS // len(shared.members) if self._started else 0)
         self._send_leave(reason)
-        with state.changed:
-            for member in state.members:
-                member.membership.left(reason)
+        with shared.changed:
+            for member in shared.members:
+                member.membership.on_leave(reason)
                 member.membership.owned = ()
 
     def close(self) -> None:
@@ -279,7 +285,7 @@ class GroupClient:
 
     def _send_leave(self, reason: str) -> None:
         """One request for all of ours where the broker takes several, so that the group rebalances once."""
-        requests = [request for m in self._state.members if (request := m.membership.leave_request(reason)) is not None]
+        requests = [request for m in self.shared.members if (request := m.membership.leave_request(reason)) is not None]
         if not requests:
             return
         together = LeaveGroupRequest(
@@ -306,38 +312,38 @@ class GroupClient:
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            for member in self._state.members:
+            for member in self.shared.members:
                 member.start()
 
-    def _turn(self) -> bool:
+    def _advance(self) -> bool:
         """Does what waits for the owner; True once all members are settled."""
-        self._take_completed()
-        with self._state.changed:
+        self._complete_rebalances()
+        with self.shared.changed:
             self._raise_failure()
-            preparing = [member for member in self._state.members if member.membership.wants_prepare]
-            giving_up = [member.membership.giving_up(self._state.topics) for member in preparing]
+            preparing = [member for member in self.shared.members if member.membership.needs_prepare]
+            giving_up = [member.membership.released_partitions(self.shared.topics) for member in preparing]
         _run_all(lambda: self._tell(giving_up), lambda: self._prepare(preparing))
-        with self._state.changed:
+        with self.shared.changed:
             settled = self._settled()
             if settled:
                 self._record()
             return settled
 
     def _prepare(self, members: Sequence[MemberThread]) -> None:
-        with self._state.changed:
+        with self.shared.changed:
             for member in members:
-                if member.membership.wants_prepare:
-                    member.membership.prepare(self._state.topics)
+                if member.membership.needs_prepare:
+                    member.membership.prepare(self.shared.topics)
             if members:
-                self._state.changed.notify_all()
+                self.shared.changed.notify_all()
 
     def _raise_failure(self) -> None:
-        for member in self._state.members:
+        for member in self.shared.members:
             failure, member.failure = member.failure, None
             if failure is not None:
                 raise failure
 
-    def _take_completed(self) -> None:
+    def _complete_rebalances(self) -> None:
         """Hands over the assignments that have come; the listener hears of those of all members together.
 
         It hears of what goes before it goes, so that it may commit it. Where code of the user's fails, the rest is done
@@ -345,35 +351,35 @@ class GroupClient:
 
         Raises: what was raised first.
         """
-        with self._state.changed:
-            waiting = [m for m in self._state.members if m.membership.wants_complete]
-            outcomes = [m.membership.outcome(self._is_subscribed) for m in waiting]
+        with self.shared.changed:
+            waiting = [m for m in self.shared.members if m.membership.needs_complete]
+            outcomes = [m.membership.assignment_change(self._is_subscribed) for m in waiting]
         if not waiting:
             return
-        revoked = [Prepared(revoked=outcome.revoked) for outcome in outcomes if outcome is not None]
+        revoked = [ReleasedPartitions(revoked=outcome.revoked) for outcome in outcomes if outcome is not None]
         _run_all(lambda: self._tell(revoked), lambda: self._take(waiting))
 
     def _take(self, waiting: Sequence[MemberThread]) -> None:
         steps: list[Callable[[], object]] = []
         gained: list[TopicPartition] = []
-        with self._state.changed:
+        with self.shared.changed:
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
                 completed = member.membership.complete(self._is_subscribed)
                 if completed is None or assignment is None:
                     continue
                 gained += completed.gained
-                steps.append(partial(member.remember, assignment, generation))
+                steps.append(partial(member.record_assignment, assignment, generation))
                 if self._matches is not None:
                     # a leader may have found topics before we did; they are no reason to join again
-                    found = {*self._state.topics, *(tp.topic for tp in assignment.partitions)}
-                    self._state.topics = tuple(sorted(found))
+                    found = {*self.shared.topics, *(tp.topic for tp in assignment.partitions)}
+                    self.shared.topics = tuple(sorted(found))
         listener = self._listener
         if steps and listener is not None:
             steps.append(lambda: listener.assigned(sorted(gained)))
         _run_all(*steps)
 
-    def _tell(self, giving_up: Sequence[Prepared]) -> None:
+    def _tell(self, giving_up: Sequence[ReleasedPartitions]) -> None:
         listener = self._listener
         if listener is None:
             return
@@ -382,65 +388,65 @@ class GroupClient:
         _run_all(*(partial(tell, tps) for tell, tps in ((listener.lost, lost), (listener.revoked, revoked)) if tps))
 
     def _settled(self) -> bool:
-        generations = {member.membership.generation.generation_id for member in self._state.members}
+        generations = {member.membership.generation.generation_id for member in self.shared.members}
         return len(generations) == 1 and all(
-            member.membership.settled and member.failure is None for member in self._state.members
+            member.membership.is_settled and member.failure is None for member in self.shared.members
         )
 
-    def _keeps(self) -> bool:
-        members = [member.membership for member in self._state.members]
+    def _retains_partitions(self) -> bool:
+        members = [member.membership for member in self.shared.members]
         return (
             any(m.owned for m in members)
-            and all(m.config.cooperative and not m.fenced for m in members)
-            and all(member.failure is None for member in self._state.members)
+            and all(m.config.cooperative and not m.is_fenced for m in members)
+            and all(member.failure is None for member in self.shared.members)
         )
 
-    def _owner_is_wanted(self) -> bool:
+    def _needs_owner(self) -> bool:
         return any(
-            member.failure is not None or member.membership.wants_prepare or member.membership.wants_complete
-            for member in self._state.members
+            member.failure is not None or member.membership.needs_prepare or member.membership.needs_complete
+            for member in self.shared.members
         )
 
-    def _hurry_siblings(self) -> None:
+    def _trigger_heartbeats(self) -> None:
         """While some of ours join, the rest should hear of the rebalance soon, not at their next regular heartbeat."""
-        if any(not member.membership.settled for member in self._state.members):
+        if any(not member.membership.is_settled for member in self.shared.members):
             now_ms = self._clock.now_ms()
-            for member in self._state.members:
-                member.membership.beat_soon(now_ms, _SIBLING_GAP_MS)
-            self._state.changed.notify_all()
+            for member in self.shared.members:
+                member.membership.expedite_heartbeat(now_ms, _SIBLING_GAP_MS)
+            self.shared.changed.notify_all()
 
     def _record(self) -> None:
-        owned = [tp for member in self._state.members for tp in member.membership.owned]
-        generation_id = max(member.membership.generation.generation_id for member in self._state.members)
-        known = len(self._state.recorder.events)
-        self._state.recorder.record(generation_id, owned)
-        for event in self._state.recorder.events[known:]:
+        owned = [tp for member in self.shared.members for tp in member.membership.owned]
+        generation_id = max(member.membership.generation.generation_id for member in self.shared.members)
+        known = len(self.shared.recorder.events)
+        self.shared.recorder.record(generation_id, owned)
+        for event in self.shared.recorder.events[known:]:
             _log.info("group %s: %s", self._settings.group_id, event)
 
     # -- subscription and metadata -----------------------------------------------------------------------------------
 
     def _is_subscribed(self, topic: str) -> bool:
-        return topic in self._state.topics or (self._matches is not None and self._matches(topic) is not None)
+        return topic in self.shared.topics or (self._matches is not None and self._matches(topic) is not None)
 
-    def _watch_metadata(self) -> None:
+    def _check_metadata(self) -> None:
         """Finds topics that match the pattern; where one of ours leads, also compares what it assigned upon.
 
         Raises: BrokerError for a subscribed topic that no waiting makes readable.
         """
-        with self._state.changed:
-            joining = any(member.membership.wants_prepare for member in self._state.members)
+        with self.shared.changed:
+            joining = any(member.membership.needs_prepare for member in self.shared.members)
         if self._matches is not None:
             self._match_topics(self._matches, refresh=joining)
         elif joining:
-            self._cluster.check_topics(self._state.topics)
-        with self._state.changed:
-            leader = next((m for m in self._state.members if m.membership.is_leader and m.membership.settled), None)
-            topics, taken = self._state.group_topics, self._state.snapshot
+            self._cluster.check_topics(self.shared.topics)
+        with self.shared.changed:
+            leader = next((m for m in self.shared.members if m.membership.is_leader and m.membership.is_settled), None)
+            topics, taken = self.shared.group_topics, self.shared.snapshot
         if leader is None:
             return
         view = self._cluster.metadata(topics)
         if snapshot(view, topics, bool(self._settings.client_rack)) != taken:
-            with self._state.changed:
+            with self.shared.changed:
                 leader.membership.request_rejoin("cached metadata has changed")
 
     def _match_topics(self, matches: Callable[[str], object], refresh: bool) -> None:
@@ -452,10 +458,10 @@ class GroupClient:
                 if matches(name) and not (self._settings.exclude_internal_topics and info.is_internal)
             )
         )
-        with self._state.changed:
-            if found != self._state.topics:
-                self._state.topics = found
-                for member in self._state.members:
+        with self.shared.changed:
+            if found != self.shared.topics:
+                self.shared.topics = found
+                for member in self.shared.members:
                     member.membership.subscription_changed("subscription has changed")
 
 

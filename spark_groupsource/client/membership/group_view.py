@@ -15,7 +15,7 @@ class MemberView:
 
     A member that was thrown out still shows the generation and the id under which it was given its partitions, until
     `poll` takes them away: whatever is done in their name is refused for the right reason. So does one that is
-    `claiming`: a round is on its way that leaves it what it owns, whatever its generation is called meanwhile.
+    `retains_partitions`: a rebalance is in progress that leaves it what it owns.
     """
 
     index: int
@@ -24,7 +24,7 @@ class MemberView:
     group_instance_id: str | None
     generation_id: int
     partitions: tuple[TopicPartition, ...]
-    claiming: bool = False
+    retains_partitions: bool = False
 
 
 class GroupView(NamedTuple):
@@ -35,8 +35,8 @@ class GroupView(NamedTuple):
     """
 
     members: tuple[MemberView, ...]
-    stable: bool
-    keeps: bool = False
+    is_stable: bool
+    retains_partitions: bool = False
 
     @property
     def generation_id(self) -> int:
@@ -51,7 +51,7 @@ class GroupView(NamedTuple):
 
 def view_member(index: int, client_id: str, membership: Membership) -> MemberView:
     """The member as it is now."""
-    known = membership.owned_since if membership.fenced or membership.claiming else membership.generation
+    known = membership.owned_since if membership.is_fenced or membership.retains_partitions else membership.generation
     return MemberView(
         index,
         known.member_id,
@@ -59,5 +59,5 @@ def view_member(index: int, client_id: str, membership: Membership) -> MemberVie
         membership.config.group_instance_id,
         known.generation_id,
         membership.owned,
-        membership.claiming,
+        membership.retains_partitions,
     )

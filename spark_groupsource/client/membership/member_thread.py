@@ -1,6 +1,6 @@
 """The thread of one member: it carries out what `membership` decides, over a connection of its own.
 
-All members of a process share one condition: whoever touches a `Membership` or what is in `GroupState` holds it, and
+All members of a process share one condition: whoever touches a `Membership` or `SharedMembership` holds it, and
 nothing is sent or awaited from the network while it is held.
 """
 
@@ -13,25 +13,24 @@ from typing import Any, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.assignment import Decision, Snapshot, decide, unassigned
-from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
+from spark_groupsource.client.membership.assignment import Decision, decide, unassigned
+from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule, fatal_error
+from spark_groupsource.client.membership.shared_membership import SharedMembership
 from spark_groupsource.client.membership.state_machine import (
     NO_GENERATION,
     Action,
-    Beat,
     Generation,
     Idle,
-    Join,
     Joined,
-    LeaveUnpolled,
-    LoseCoordinator,
+    LeaveOnPollTimeout,
+    MarkCoordinatorUnknown,
     Membership,
     MemberState,
+    SendHeartbeat,
+    SendJoinGroup,
 )
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import backoff_ms
-from spark_groupsource.client.response_errors import Rule, Then, failure_of
-from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
@@ -56,47 +55,27 @@ _COORDINATOR_SLICE_MS = 5_000
 POLL_EXPIRED = "consumer poll timeout has expired."
 
 
-class GroupState:
-    """What the members of one process share; guarded by `changed`."""
-
-    def __init__(self, settings: GroupSettings) -> None:
-        self.settings = settings
-        self.changed = threading.Condition()
-        self.topics: tuple[str, ...] = settings.topics
-        self.members: list[MemberThread] = []
-        self.recorder = RebalanceRecorder()
-        # of the member that leads, if one of ours does: topics of the whole group, and what it assigned upon
-        self.group_topics: frozenset[str] = frozenset()
-        self.snapshot: Snapshot = {}
-        self.closing = False
-
-    def gathering(self) -> bool:
-        """True while a joining member of ours has no member id yet."""
-        return any(
-            not member.membership.generation.member_id
-            and member.membership.rejoin_needed
-            and not member.membership.prepare_needed
-            and member.failure is None
-            for member in self.members
-        )
-
-
 class MemberThread:
     """One member with its thread, its connection and its assignors."""
 
     def __init__(
-        self, index: int, membership: Membership, assignors: Sequence[Assignor], cluster: Cluster, state: GroupState
+        self,
+        index: int,
+        membership: Membership,
+        assignors: Sequence[Assignor],
+        cluster: Cluster,
+        shared: SharedMembership,
     ) -> None:
         self.index = index
         self.membership = membership
-        self.client_id = state.settings.member_client_id(index)
+        self.client_id = shared.settings.member_client_id(index)
         self.failure: Exception | None = None
         self.assignors: Mapping[str, Assignor] = {assignor.name: assignor for assignor in assignors}
         # what the assignors remember: the last assignment and its generation, kept over resets
         self.last_assigned: tuple[TopicPartition, ...] = ()
         self.last_generation_id = NO_GENERATION
         self._cluster = cluster
-        self._state = state
+        self._shared = shared
         self._clock = cluster.clock
         self._connection: BrokerConnection | None = None
         self._coordinator: Node | None = None
@@ -107,14 +86,14 @@ class MemberThread:
         self._thread.start()
 
     def stop(self, timeout_ms: int) -> None:
-        """Ends the thread, waking it from whatever it waits for; `GroupState.closing` must be set before."""
+        """Ends the thread, waking it from whatever it waits for; `SharedMembership.closing` must be set before."""
         connection = self._connection
         if connection is not None:
             connection.abort()
         if self._thread.ident is not None:
             self._thread.join(max(timeout_ms, 1) / 1000)
 
-    def remember(self, assignment: Assignment, generation: Generation) -> None:
+    def record_assignment(self, assignment: Assignment, generation: Generation) -> None:
         """Keeps what was assigned for the next subscription, and tells the assignor that was voted for."""
         self.last_assigned = tuple(sorted(assignment.partitions))
         self.last_generation_id = generation.generation_id
@@ -124,132 +103,132 @@ class MemberThread:
 
     def _run(self) -> None:
         try:
-            while self._step():
+            while self.run_once():
                 pass
         finally:
             self._disconnect()
 
-    def _step(self) -> bool:
+    def run_once(self) -> bool:
         """One turn of the loop; False once the group is closing."""
-        state = self._state
-        with state.changed:
-            if state.closing:
+        shared = self._shared
+        with shared.changed:
+            if shared.closing:
                 return False
             now_ms = self._clock.now_ms()
             action = self.membership.next_action(now_ms)
             if isinstance(action, Idle):
-                state.changed.wait(min(max(action.until_ms - now_ms, 1), _LONGEST_WAIT_MS) / 1000)
+                shared.changed.wait(min(max(action.until_ms - now_ms, 1), _LONGEST_WAIT_MS) / 1000)
                 return True
         try:
-            self._carry_out(action)
+            self._execute(action)
         except Exception as error:
             # whatever it is, it must not die with the thread: the owner raises it from poll()
-            with state.changed:
-                if state.closing:
+            with shared.changed:
+                if shared.closing:
                     return False
                 self._fail(error)
         return True
 
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Join):
+    def _execute(self, action: Action) -> None:
+        if isinstance(action, SendJoinGroup):
             self._join()
-        elif isinstance(action, Beat):
+        elif isinstance(action, SendHeartbeat):
             self._beat()
-        elif isinstance(action, LoseCoordinator):
-            self._lose_coordinator("session timed out without receiving a heartbeat response")
-        elif isinstance(action, LeaveUnpolled):
-            self._leave_unpolled()
+        elif isinstance(action, MarkCoordinatorUnknown):
+            self._mark_coordinator_unknown("session timed out without receiving a heartbeat response")
+        elif isinstance(action, LeaveOnPollTimeout):
+            self._leave_on_poll_timeout()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
         reason = f"rebalance failed due to {type(error).__name__}"
         if self.membership.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE):
-            self.membership.round_lost(reason)
+            self.membership.on_rebalance_failure(reason)
         self.membership.request_rejoin(reason)
         self.membership.prepare_needed = True
-        self._state.changed.notify_all()
+        self._shared.changed.notify_all()
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        state, membership = self._state, self.membership
-        with state.changed:
-            if membership.prepare_needed or state.closing:
+        shared, membership = self._shared, self.membership
+        with shared.changed:
+            if membership.prepare_needed or shared.closing:
                 return
             reason = membership.rejoin_reason
             request = membership.join_request(self._protocols())
             sent = membership.generation
         started_ms, started_at = self._clock.now_ms(), self._clock.timestamp_ms()
         floor = 5 if membership.config.group_instance_id is not None else 0
-        answer = self._call_for_round(request, floor)
+        answer = self._call_rebalance(request, floor)
         if answer is None:
             return
-        with state.changed:
+        with shared.changed:
             now_ms = self._clock.now_ms()
-            outcome = membership.join_answered(answer, sent, now_ms)
+            outcome = membership.on_join_response(answer, sent, now_ms)
             if isinstance(outcome, Joined):
                 generation_id = outcome.generation.generation_id
-                state.recorder.joined(
+                shared.recorder.joined(
                     generation_id, reason, started_at, self._clock.timestamp_ms(), now_ms - started_ms
                 )
                 if outcome.is_leader:
-                    state.recorder.led(generation_id, [m[0] for m in outcome.members], self._clock.timestamp_ms())
+                    shared.recorder.led(generation_id, [m[0] for m in outcome.members], self._clock.timestamp_ms())
         if isinstance(outcome, Joined):
             if self._sync(outcome) and not sent.member_id:
-                self._look_for_what_is_nobodys()
+                self._find_unassigned()
         elif answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._gather()
+            self._await_member_ids()
         else:
-            self._after_failure(outcome, outcome.code or answer.error_code, "JoinGroup")
+            self._apply_rule(outcome, outcome.code or answer.error_code, "JoinGroup")
 
-    def _gather(self) -> None:
+    def _await_member_ids(self) -> None:
         """Waits for siblings that still have no member id.
 
         The coordinator waits for every id it has given out, so siblings that all have theirs before the first of them
         joins share one round. (Only an empty group does not: its first round waits group.initial.rebalance.delay.ms.)
         """
-        state = self._state
+        shared = self._shared
         deadline_ms = self._clock.now_ms() + _GATHER_MS
-        with state.changed:
-            state.changed.notify_all()
-            while state.gathering() and not state.closing:
+        with shared.changed:
+            shared.changed.notify_all()
+            while shared.awaits_member_ids() and not shared.closing:
                 left_ms = deadline_ms - self._clock.now_ms()
                 if left_ms <= 0:
                     return
-                state.changed.wait(left_ms / 1000)
+                shared.changed.wait(left_ms / 1000)
 
     def _sync(self, joined: Joined) -> bool:
         """True where the round has ended with an assignment."""
-        state, membership = self._state, self.membership
+        shared, membership = self._shared, self.membership
         decision = self._decide(joined) if joined.is_leader else None
         started_ms = self._clock.now_ms()
-        with state.changed:
-            if membership.generation != joined.generation or state.closing:
+        with shared.changed:
+            if membership.generation != joined.generation or shared.closing:
                 # thrown out, or left, while it was deciding
                 return False
             request = membership.sync_request(decision.assignments if decision else {})
-        answer = self._call_for_round(request, 3 if membership.config.group_instance_id is not None else 0)
+        answer = self._call_rebalance(request, 3 if membership.config.group_instance_id is not None else 0)
         if answer is None:
             return False
-        with state.changed:
+        with shared.changed:
             now_ms = self._clock.now_ms()
-            rule = membership.sync_answered(answer, joined.generation, now_ms)
-            if rule.then is Then.GO_ON:
-                state.recorder.synced(joined.generation.generation_id, self._clock.timestamp_ms(), now_ms - started_ms)
+            rule = membership.on_sync_response(answer, joined.generation, now_ms)
+            if rule.reaction is Reaction.CONTINUE:
+                shared.recorder.synced(joined.generation.generation_id, self._clock.timestamp_ms(), now_ms - started_ms)
                 if decision is not None:
-                    state.group_topics, state.snapshot = decision.topics, decision.snapshot
-                state.changed.notify_all()
+                    shared.group_topics, shared.snapshot = decision.topics, decision.snapshot
+                shared.changed.notify_all()
                 return True
-        self._after_failure(rule, rule.code or answer.error_code, "SyncGroup")
+        self._apply_rule(rule, rule.code or answer.error_code, "SyncGroup")
         return False
 
-    def _look_for_what_is_nobodys(self) -> None:
+    def _find_unassigned(self) -> None:
         """Asks for a round if a static member has returned to a group in which partitions are nobody's.
 
         It is given what it had, without a round. If it died between the two rounds of a cooperative hand-over, what it
         gave up in the first is assigned to nobody, and the second was for it to ask for: nobody else ever will.
         """
-        membership, state = self.membership, self._state
+        membership, shared = self.membership, self._shared
         group_id = membership.config.group_id
         if membership.config.group_instance_id is None or not membership.config.cooperative:
             return
@@ -259,16 +238,16 @@ class MemberThread:
             if group.error_code or group.group_state != "Stable":
                 # the group is in a round, or about to be
                 return
-            view = self._cluster.metadata(state.topics)
-            counts = {topic: len(view.topics[topic].partitions) for topic in state.topics if topic in view.topics}
+            view = self._cluster.metadata(shared.topics)
+            counts = {topic: len(view.topics[topic].partitions) for topic in shared.topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
         except (NetworkError, BrokerError, RemoteProtocolError) as error:
             _log.info("member %s cannot see what group %s has assigned: %s", self.client_id, group_id, error)
             return
         if missing:
-            with state.changed:
+            with shared.changed:
                 membership.request_rejoin(f"assigned to nobody: {', '.join(map(str, missing))}")
-                state.changed.notify_all()
+                shared.changed.notify_all()
 
     def _decide(self, joined: Joined) -> Decision | None:
         """What a leader decides; None where it is out of the group by then.
@@ -286,16 +265,16 @@ class MemberThread:
         threading.Thread(target=run, name=f"assignment by {self.client_id}", daemon=True).start()
         wait_ms = min(membership.config.heartbeat_interval_ms, _LONGEST_WAIT_MS)
         while not wait([deciding], wait_ms / 1000).done:
-            with self._state.changed:
-                if membership.generation != joined.generation or self._state.closing:
+            with self._shared.changed:
+                if membership.generation != joined.generation or self._shared.closing:
                     return None
                 action = membership.next_action(self._clock.now_ms())
-            self._carry_out(action)
+            self._execute(action)
         try:
             return deciding.result()
         except Exception as error:
-            with self._state.changed:
-                membership.round_lost(f"rebalance failed due to {type(error).__name__} in the leader")
+            with self._shared.changed:
+                membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__} in the leader")
             raise
 
     def _assign(self, joined: Joined) -> Decision:
@@ -306,22 +285,22 @@ class MemberThread:
                 f"group {self.membership.config.group_id} chose assignor {joined.generation.protocol_name}, "
                 f"member {self.client_id} knows {', '.join(self.assignors)}",
             )
-        return decide(self._cluster, assignor, joined, bool(self._state.settings.client_rack))
+        return decide(self._cluster, assignor, joined, bool(self._shared.settings.client_rack))
 
-    def _after_failure(self, rule: Rule, code: int, request: str) -> None:
+    def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
         """Carries out the rule of a failed JoinGroup or SyncGroup; the membership has applied its part."""
-        if rule.lose_coordinator:
-            self._lose_coordinator(f"{request} was answered {BrokerError(code, 'error')}")
-        with self._state.changed:
-            if rule.then is Then.REJOIN_LATER:
-                self._delay_round()
-            elif rule.then is Then.FENCED:
+        if rule.mark_coordinator_unknown:
+            self._mark_coordinator_unknown(f"{request} was answered {BrokerError(code, 'error')}")
+        with self._shared.changed:
+            if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
+                self._delay_rejoin()
+            elif rule.reaction is Reaction.FENCED:
                 self._fail(self._fenced(code))
-            elif rule.then is Then.FAIL:
-                self._fail(failure_of(self.membership.config.group_id, request, code))
-            self._state.changed.notify_all()
+            elif rule.reaction is Reaction.FAIL:
+                self._fail(fatal_error(self.membership.config.group_id, request, code))
+            self._shared.changed.notify_all()
 
-    def _call_for_round(self, request: Message, floor: int) -> Message | None:
+    def _call_rebalance(self, request: Message, floor: int) -> Message | None:
         """The answer to a JoinGroup or SyncGroup; None when it was lost, and the round with it."""
         config = self.membership.config
         timeout_ms = max(self._cluster.settings.request_timeout_ms, config.rebalance_timeout_ms + _JOIN_GRACE_MS)
@@ -329,33 +308,33 @@ class MemberThread:
             return self._call(request, timeout_ms, floor)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
-                with self._state.changed:
-                    self.membership.round_lost(f"rebalance failed due to {error}")
-                raise failure_of(config.group_id, "FindCoordinator", error.code) from error
+                with self._shared.changed:
+                    self.membership.on_rebalance_failure(f"rebalance failed due to {error}")
+                raise fatal_error(config.group_id, "FindCoordinator", error.code) from error
             _log.info("member %s: %s; it joins again", self.client_id, error)
-            with self._state.changed:
-                self.membership.round_lost(f"rebalance failed due to {type(error).__name__}")
-                self._delay_round()
+            with self._shared.changed:
+                self.membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__}")
+                self._delay_rejoin()
             return None
 
-    def _delay_round(self) -> None:
+    def _delay_rejoin(self) -> None:
         self.membership.retry_after(self._clock.now_ms(), self._backoff_ms())
 
     def _protocols(self) -> list[tuple[str, bytes]]:
         """Name and subscription of each assignor, in the configured order."""
-        membership, state = self.membership, self._state
+        membership, shared = self.membership, self._shared
         subscription: dict[str, Any] = {
-            "topics": state.topics,
+            "topics": shared.topics,
             "owned_partitions": membership.owned,
             "generation_id": membership.generation.generation_id,
-            "rack_id": state.settings.client_rack or None,
+            "rack_id": shared.settings.client_rack or None,
         }
         return [
             (
                 name,
                 encode_subscription(
                     Subscription(
-                        user_data=assignor.user_data(state.topics, self.last_assigned, self.last_generation_id),
+                        user_data=assignor.user_data(shared.topics, self.last_assigned, self.last_generation_id),
                         **subscription,
                     )
                 ),
@@ -366,8 +345,8 @@ class MemberThread:
     # -- between rounds ----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        state, membership = self._state, self.membership
-        with state.changed:
+        shared, membership = self._shared, self.membership
+        with shared.changed:
             request = membership.heartbeat_request(self._clock.now_ms())
             sent = membership.generation
         floor = 3 if membership.config.group_instance_id is not None else 0
@@ -375,20 +354,20 @@ class MemberThread:
             code = int(self._call(request, self._cluster.settings.request_timeout_ms, floor).error_code)
         except (NetworkError, BrokerError) as error:
             _log.debug("heartbeat of %s: %s", self.client_id, error)
-            with state.changed:
-                membership.beat_failed(self._clock.now_ms(), self._backoff_ms())
+            with shared.changed:
+                membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             return
-        with state.changed:
-            rule = membership.heartbeat_answered(code, sent, self._clock.now_ms())
-            if rule.then is Then.BEAT_LATER:
-                membership.beat_failed(self._clock.now_ms(), self._backoff_ms())
-            elif rule.then is Then.FENCED:
+        with shared.changed:
+            rule = membership.on_heartbeat_response(code, sent, self._clock.now_ms())
+            if rule.reaction is Reaction.RETRY_HEARTBEAT:
+                membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
+            elif rule.reaction is Reaction.FENCED:
                 self._fail(self._fenced(code, sent))
-            state.changed.notify_all()
-        if rule.lose_coordinator:
-            self._lose_coordinator(f"Heartbeat was answered {BrokerError(code, 'error')}")
+            shared.changed.notify_all()
+        if rule.mark_coordinator_unknown:
+            self._mark_coordinator_unknown(f"Heartbeat was answered {BrokerError(code, 'error')}")
 
-    def _leave_unpolled(self) -> None:
+    def _leave_on_poll_timeout(self) -> None:
         membership = self.membership
         interval_ms = membership.config.rebalance_timeout_ms
         _log.warning(
@@ -399,10 +378,10 @@ class MemberThread:
             interval_ms,
         )
         # as in Kafka's client, the member is out before the coordinator knows: a commit meanwhile is told the cause
-        with self._state.changed:
+        with self._shared.changed:
             request = membership.leave_request(POLL_EXPIRED)
-            membership.left(f"no new batch was asked for within kafka.max.poll.interval.ms ({interval_ms} ms)")
-            self._state.changed.notify_all()
+            membership.on_leave(f"no new batch was asked for within kafka.max.poll.interval.ms ({interval_ms} ms)")
+            self._shared.changed.notify_all()
         if request is not None:
             try:
                 self._call(request, self._cluster.settings.request_timeout_ms, 0)
@@ -429,7 +408,7 @@ class MemberThread:
         try:
             return connection.call(request, timeout_ms, floor=floor)
         except NetworkError as error:
-            self._lose_coordinator(str(error))
+            self._mark_coordinator_unknown(str(error))
             raise
 
     def _connected(self) -> BrokerConnection:
@@ -439,26 +418,26 @@ class MemberThread:
         node = self._cluster.find_coordinator(self.membership.config.group_id, slice_ms)
         connection = self._cluster.connect(self._cluster.node_address(node), client_id=self.client_id)
         self._connection, self._coordinator = connection, node
-        with self._state.changed:
-            if self._state.closing:
+        with self._shared.changed:
+            if self._shared.closing:
                 raise NetworkError("the group client is closing")
         try:
             connection.open()
         except NetworkError as error:
-            self._lose_coordinator(str(error))
+            self._mark_coordinator_unknown(str(error))
             raise
-        with self._state.changed:
-            self.membership.coordinator_found(self._clock.now_ms())
+        with self._shared.changed:
+            self.membership.restart_session_timer(self._clock.now_ms())
         return connection
 
-    def _lose_coordinator(self, reason: str) -> None:
+    def _mark_coordinator_unknown(self, reason: str) -> None:
         """Nothing of the membership is reset: the coordinator decides, wherever it is now."""
         _log.info("member %s looks for its coordinator again: %s", self.client_id, reason)
         if self._coordinator is not None:
             self._cluster.forget_coordinator(self.membership.config.group_id, self._coordinator)
         self._disconnect()
-        with self._state.changed:
-            self.membership.coordinator_found(self._clock.now_ms())
+        with self._shared.changed:
+            self.membership.restart_session_timer(self._clock.now_ms())
 
     def _disconnect(self) -> None:
         connection, self._connection, self._coordinator = self._connection, None, None

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from spark_groupsource.client.response_errors import (
-    FENCING,
+from spark_groupsource.client.membership.response_rules import (
     HEARTBEAT_RULES,
     JOIN_RULES,
-    OTHER_PROTOCOL,
+    PROTOCOL_MISMATCH,
     SYNC_RULES,
+    Reaction,
     Reset,
-    Rule,
-    Then,
+    ResponseRule,
 )
-from spark_groupsource.errors import ErrorCode, RemoteProtocolError, error_name
+from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, RemoteProtocolError, error_name
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from spark_groupsource.wire.messages import (
@@ -64,36 +63,36 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Join:
+class SendJoinGroup:
     """Send JoinGroup."""
 
 
 @dataclass(frozen=True)
-class Beat:
+class SendHeartbeat:
     """Send Heartbeat."""
 
 
 @dataclass(frozen=True)
-class LoseCoordinator:
+class MarkCoordinatorUnknown:
     """The coordinator has not answered for a whole session: look it up again. It decides whether we are still in."""
 
 
 @dataclass(frozen=True)
-class LeaveUnpolled:
+class LeaveOnPollTimeout:
     """The owner did not come back within max.poll.interval.ms: leave (dynamic members) and start afresh."""
 
 
-Action = Idle | Join | Beat | LoseCoordinator | LeaveUnpolled
+Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | LeaveOnPollTimeout
 
 
-class Prepared(NamedTuple):
+class ReleasedPartitions(NamedTuple):
     """What a member gives up before it joins: `revoked` while it may still commit, `lost` when it was thrown out."""
 
     revoked: tuple[TopicPartition, ...] = ()
     lost: tuple[TopicPartition, ...] = ()
 
 
-class Completed(NamedTuple):
+class AssignmentChange(NamedTuple):
     """What a round brought: partitions gained, and (cooperative) those to be given up in a second round."""
 
     gained: tuple[TopicPartition, ...] = ()
@@ -148,7 +147,7 @@ class Membership:
 
     # -- the owner ---------------------------------------------------------------------------------------------------
 
-    def polled(self, now_ms: int) -> None:
+    def on_poll(self, now_ms: int) -> None:
         """The owner is alive: restarts the poll timer."""
         self._poll_due_ms = now_ms + self.config.rebalance_timeout_ms
 
@@ -167,34 +166,34 @@ class Membership:
         self.request_rejoin(reason)
 
     @property
-    def wants_prepare(self) -> bool:
+    def needs_prepare(self) -> bool:
         """True where the owner must call `prepare` before the member may join."""
         return self.rejoin_needed and self.prepare_needed and self.state in (MemberState.UNJOINED, MemberState.STABLE)
 
     @property
-    def wants_complete(self) -> bool:
+    def needs_complete(self) -> bool:
         """True where a round has ended and the owner must call `complete`."""
         return self.state is MemberState.STABLE and self._assignment is not None
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True while the member owns what the group's current generation gives it and knows of no rebalance."""
         return self.state is MemberState.STABLE and self._assignment is None and not self.rejoin_needed
 
     @property
-    def fenced(self) -> bool:
+    def is_fenced(self) -> bool:
         """True where partitions are owned of which the group knows nothing any more."""
         return bool(self.owned) and self.generation.generation_id == NO_GENERATION
 
     @property
-    def claiming(self) -> bool:
+    def retains_partitions(self) -> bool:
         """True while a round is on its way whose JoinGroup names what is owned: nobody else is given it.
 
         Until the owner polls again every round names the same, so whatever generation comes, it stays ours (KIP-429).
         """
-        return bool(self.owned) and not self.fenced and not self.prepare_needed
+        return bool(self.owned) and not self.is_fenced and not self.prepare_needed
 
-    def giving_up(self, topics: Sequence[str]) -> Prepared:
+    def released_partitions(self, topics: Sequence[str]) -> ReleasedPartitions:
         """What `prepare` is going to give up; the owner has it committed and tells its listener first.
 
         Args:
@@ -202,36 +201,36 @@ class Membership:
         Source: ConsumerCoordinator.onJoinPrepare.
         """
         if self.generation.generation_id == NO_GENERATION or not self.generation.member_id:
-            return Prepared(lost=self.owned)
+            return ReleasedPartitions(lost=self.owned)
         if not self.config.cooperative:
-            return Prepared(revoked=self.owned)
-        return Prepared(revoked=tuple(tp for tp in self.owned if tp.topic not in topics))
+            return ReleasedPartitions(revoked=self.owned)
+        return ReleasedPartitions(revoked=tuple(tp for tp in self.owned if tp.topic not in topics))
 
-    def prepare(self, topics: Sequence[str]) -> Prepared:
+    def prepare(self, topics: Sequence[str]) -> ReleasedPartitions:
         """Gives up what must not be kept over a JoinGroup; from now on the member may join."""
         self.prepare_needed = False
         self.is_leader = False
         self._assignment = None
-        given_up = self.giving_up(topics)
+        given_up = self.released_partitions(topics)
         gone = {*given_up.revoked, *given_up.lost}
         self.owned = tuple(tp for tp in self.owned if tp not in gone)
         return given_up
 
-    def outcome(self, subscribed: Callable[[str], bool]) -> Completed | None:
+    def assignment_change(self, subscribed: Callable[[str], bool]) -> AssignmentChange | None:
         """What `complete` is going to change; None where the assignment does not fit the subscription any more."""
         assignment = self._assignment
         if assignment is None or not all(subscribed(tp.topic) for tp in assignment.partitions):
             return None
         assigned, owned = set(assignment.partitions), set(self.owned)
         # an eager member owns nothing at this point
-        return Completed(tuple(sorted(assigned - owned)), tuple(sorted(owned - assigned)))
+        return AssignmentChange(tuple(sorted(assigned - owned)), tuple(sorted(owned - assigned)))
 
-    def complete(self, subscribed: Callable[[str], bool]) -> Completed | None:
+    def complete(self, subscribed: Callable[[str], bool]) -> AssignmentChange | None:
         """Takes over the assignment of the round that ended, unless it does not fit the subscription any more.
 
         Source: ConsumerCoordinator.onJoinComplete.
         """
-        completed = self.outcome(subscribed)
+        completed = self.assignment_change(subscribed)
         assignment, self._assignment = self._assignment, None
         if assignment is None:
             return None
@@ -254,28 +253,28 @@ class Membership:
     # -- the driver's thread -----------------------------------------------------------------------------------------
 
     def next_action(self, now_ms: int) -> Action:
-        """What to do now. After `Join` the driver runs the whole round, then asks again.
+        """What to do now. After `SendJoinGroup` the driver runs the whole round, then asks again.
 
         Source: AbstractCoordinator.HeartbeatThread.
         """
         may_join = self.state in (MemberState.UNJOINED, MemberState.STABLE)
         if self.rejoin_needed and not self.prepare_needed and may_join:
-            return Join() if now_ms >= self._retry_at_ms else Idle(self._retry_at_ms)
+            return SendJoinGroup() if now_ms >= self._retry_at_ms else Idle(self._retry_at_ms)
         if self.state in (MemberState.UNJOINED, MemberState.PREPARING_REBALANCE):
             return Idle(_FOREVER_MS)
         if now_ms >= self._session_due_ms:
-            return LoseCoordinator()
+            return MarkCoordinatorUnknown()
         if now_ms >= self._poll_due_ms:
-            return LeaveUnpolled()
+            return LeaveOnPollTimeout()
         if now_ms >= self._heartbeat_due_ms:
-            return Beat()
+            return SendHeartbeat()
         return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms))
 
-    def coordinator_found(self, now_ms: int) -> None:
+    def restart_session_timer(self, now_ms: int) -> None:
         """Restarts the session timer: a new coordinator gets as long as the old one had."""
         self._session_due_ms = now_ms + self.config.session_timeout_ms
 
-    def beat_soon(self, now_ms: int, gap_ms: int) -> None:
+    def expedite_heartbeat(self, now_ms: int, gap_ms: int) -> None:
         """Beats `gap_ms` after the last heartbeat: when a sibling joins, the group is about to rebalance."""
         self._heartbeat_due_ms = min(self._heartbeat_due_ms, max(now_ms, self._heartbeat_sent_ms + gap_ms))
 
@@ -299,26 +298,27 @@ class Membership:
             reason=self.rejoin_reason[:_MAX_REASON],
         )
 
-    def join_answered(self, answer: Message, sent: Generation, now_ms: int) -> Joined | Rule:
+    def on_join_response(self, answer: Message, sent: Generation, now_ms: int) -> Joined | ResponseRule:
         """Takes a JoinGroup answer: `Joined`, or the rule of its error, which is already applied here."""
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.state = MemberState.UNJOINED
             self.generation = Generation(NO_GENERATION, answer.member_id, None)
             self._rejoin("need to re-join with the given member-id")
             return JOIN_RULES[ErrorCode.MEMBER_ID_REQUIRED]
-        rule = JOIN_RULES.get(answer.error_code, Rule(Then.FAIL))
-        if rule.then is not Then.GO_ON:
-            return self._round_failed(rule, answer.error_code, sent, "JoinGroup")
+        rule = JOIN_RULES.get(answer.error_code, ResponseRule(Reaction.FAIL))
+        if rule.reaction is not Reaction.CONTINUE:
+            return self._rebalance_failed(rule, answer.error_code, sent, "JoinGroup")
         if (answer.protocol_type or PROTOCOL_TYPE) != PROTOCOL_TYPE:
-            return self._round_failed(OTHER_PROTOCOL, OTHER_PROTOCOL.code, sent, "JoinGroup")
+            return self._rebalance_failed(PROTOCOL_MISMATCH, PROTOCOL_MISMATCH.code, sent, "JoinGroup")
         if self.state is not MemberState.PREPARING_REBALANCE:
-            return self._round_failed(Rule(Then.REJOIN_NOW), ErrorCode.REBALANCE_IN_PROGRESS, sent, "JoinGroup")
+            rejoin = ResponseRule(Reaction.REJOIN)
+            return self._rebalance_failed(rejoin, ErrorCode.REBALANCE_IN_PROGRESS, sent, "JoinGroup")
         self.state = MemberState.COMPLETING_REBALANCE
         self.generation = Generation(answer.generation_id, answer.member_id, answer.protocol_name)
         self.is_leader = answer.leader == answer.member_id
         self._restart_timers(now_ms)
         # the round may have taken as long as the owner may be silent
-        self.polled(now_ms)
+        self.on_poll(now_ms)
         members = tuple((m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members)
         return Joined(self.generation, self.is_leader, bool(answer.skip_assignment), members)
 
@@ -338,23 +338,24 @@ class Membership:
             ],
         )
 
-    def sync_answered(self, answer: Message, sent: Generation, now_ms: int) -> Rule:
-        """Takes a SyncGroup answer; after `Then.GO_ON` the owner has to `complete`.
+    def on_sync_response(self, answer: Message, sent: Generation, now_ms: int) -> ResponseRule:
+        """Takes a SyncGroup answer; after `Reaction.CONTINUE` the owner has to `complete`.
 
         Raises: RemoteProtocolError when the leader's bytes are no assignment.
         """
-        rule = SYNC_RULES.get(answer.error_code, Rule(Then.FAIL))
-        if rule.then is not Then.GO_ON:
-            return self._round_failed(rule, answer.error_code, sent, "SyncGroup")
+        rule = SYNC_RULES.get(answer.error_code, ResponseRule(Reaction.FAIL))
+        if rule.reaction is not Reaction.CONTINUE:
+            return self._rebalance_failed(rule, answer.error_code, sent, "SyncGroup")
         name, kind = answer.protocol_name or sent.protocol_name, answer.protocol_type or PROTOCOL_TYPE
         if name != sent.protocol_name or kind != PROTOCOL_TYPE:
-            return self._round_failed(OTHER_PROTOCOL, OTHER_PROTOCOL.code, sent, "SyncGroup")
+            return self._rebalance_failed(PROTOCOL_MISMATCH, PROTOCOL_MISMATCH.code, sent, "SyncGroup")
         if self.generation != sent or self.state is not MemberState.COMPLETING_REBALANCE:
-            return self._round_failed(SYNC_RULES[ErrorCode.ILLEGAL_GENERATION], answer.error_code, sent, "SyncGroup")
+            stale = SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
+            return self._rebalance_failed(stale, answer.error_code, sent, "SyncGroup")
         try:
             self._assignment = decode_assignment(bytes(answer.assignment))
         except RemoteProtocolError:
-            self.round_lost("the leader's assignment cannot be read")
+            self.on_rebalance_failure("the leader's assignment cannot be read")
             raise
         self.state = MemberState.STABLE
         # a REBALANCE_IN_PROGRESS heard before is dropped on purpose: the next heartbeat tells again
@@ -365,7 +366,7 @@ class Membership:
         self._restart_timers(now_ms)
         return rule
 
-    def round_lost(self, reason: str) -> None:
+    def on_rebalance_failure(self, reason: str) -> None:
         """A round ended without an answer (disconnect, time-out, failed assignor); nothing else is reset."""
         self.state = MemberState.UNJOINED
         self.is_leader = False
@@ -391,45 +392,45 @@ class Membership:
             group_instance_id=self.config.group_instance_id,
         )
 
-    def heartbeat_answered(self, code: int, sent: Generation, now_ms: int) -> Rule:
-        """Takes the code of a Heartbeat answer; `Then.BEAT_LATER` wants `beat_failed`.
+    def on_heartbeat_response(self, code: int, sent: Generation, now_ms: int) -> ResponseRule:
+        """Takes the code of a Heartbeat answer; `Reaction.RETRY_HEARTBEAT` wants `on_heartbeat_failure`.
 
         An answer to a generation that is not ours any more means nothing.
         """
-        rule = HEARTBEAT_RULES.get(code, Rule(Then.BEAT_LATER))
-        if code in FENCING and sent != self.generation:
+        rule = HEARTBEAT_RULES.get(code, ResponseRule(Reaction.RETRY_HEARTBEAT))
+        if code in FENCING_ERRORS and sent != self.generation:
             rule = HEARTBEAT_RULES[ErrorCode.NONE]
-        if rule.then is Then.BEAT_LATER:
+        if rule.reaction is Reaction.RETRY_HEARTBEAT:
             return rule
         self._session_due_ms = now_ms + self.config.session_timeout_ms
         self._attempts = 0
-        if rule.then is Then.REBALANCE and self.state is MemberState.STABLE:
+        if rule.reaction is Reaction.REBALANCE and self.state is MemberState.STABLE:
             self.request_rejoin("group is already rebalancing")
         if rule.reset is not Reset.NOTHING:
-            self._reset(rule.reset, FENCING[code], f"encountered {error_name(code)} from Heartbeat response")
+            self._reset(rule.reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from Heartbeat response")
         return rule
 
-    def beat_failed(self, now_ms: int, delay_ms: int) -> None:
+    def on_heartbeat_failure(self, now_ms: int, delay_ms: int) -> None:
         """No usable answer to a heartbeat: the next one after the backoff. Whether we are out, the coordinator says."""
         self._attempts += 1
         self._heartbeat_due_ms = now_ms + delay_ms
 
-    def commit_answered(self, code: int, sent: Generation) -> bool:
+    def on_commit_response(self, code: int, sent: Generation) -> bool:
         """Takes the code of a refused OffsetCommit: the group may have moved on, or be about to.
 
         Returns: True where the refusal is not final, because of a round that has ended since, or is about to end.
         """
         if sent != self.generation:
-            return not self.fenced
+            return not self.is_fenced
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
             self.request_rejoin("offset commit failed since group is already rebalancing")
             return True
         if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
             # the round has ended at the coordinator; the answer to JoinGroup, on its way, tells what became of us
             return True
-        if code in FENCING:
+        if code in FENCING_ERRORS:
             reset = Reset.GENERATION if code == ErrorCode.ILLEGAL_GENERATION else Reset.ALL
-            self._reset(reset, FENCING[code], f"encountered {error_name(code)} from OffsetCommit response")
+            self._reset(reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from OffsetCommit response")
         return False
 
     def leave_request(self, reason: str) -> Message | None:
@@ -446,20 +447,20 @@ class Membership:
             group_id=self.config.group_id, member_id=self.generation.member_id, members=[member]
         )
 
-    def left(self, cause: str) -> None:
+    def on_leave(self, cause: str) -> None:
         """Forgets generation and member id after leaving, or after what should have been leaving."""
         self._reset(Reset.ALL, cause, cause)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _round_failed(self, rule: Rule, code: int, sent: Generation, request: str) -> Rule:
+    def _rebalance_failed(self, rule: ResponseRule, code: int, sent: Generation, request: str) -> ResponseRule:
         reason = f"rebalance failed due to {error_name(code)} from {request} response"
         if rule.reset is not Reset.NOTHING and sent == self.generation:
-            self._reset(rule.reset, FENCING.get(code, reason), reason)
+            self._reset(rule.reset, FENCING_ERRORS.get(code, reason), reason)
         self.state = MemberState.UNJOINED
         self.is_leader = False
         self._rejoin(reason)
-        if rule.then in (Then.FAIL, Then.FENCED):
+        if rule.reaction in (Reaction.FAIL, Reaction.FENCED):
             # the owner hears of it first; if it polls again, that is a new start
             self.prepare_needed = True
         return rule

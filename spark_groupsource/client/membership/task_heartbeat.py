@@ -7,8 +7,14 @@ import threading
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, mismatch
-from spark_groupsource.client.response_errors import FENCING
-from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, GroupSourceError, NetworkError
+from spark_groupsource.errors import (
+    FENCING_ERRORS,
+    BrokerError,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+    NetworkError,
+)
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 _TOLD_WITHIN_MS = 2 * FIND_TIMEOUT_MS
@@ -27,7 +33,7 @@ class TaskHeartbeat:
     coordinator can say.
 
     Args:
-        claiming: the batch was planned while a round was on its way in which the member keeps what is read. Then the
+        retains_partitions: the batch was planned during a rebalance in which the member keeps what is read. Then the
             member's later generations are as good: the coordinator tells by refusing all but the right number.
     """
 
@@ -40,13 +46,13 @@ class TaskHeartbeat:
         generation_id: int,
         group_instance_id: str | None = None,
         heartbeat_interval_ms: int = 3_000,
-        claiming: bool = False,
+        retains_partitions: bool = False,
     ) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._member_id = member_id
         self._generation_id = generation_id
-        self._claiming = claiming
+        self._retains_partitions = retains_partitions
         # what the coordinator knows the member by, as last heard
         self._current_id = generation_id
         self._group_instance_id = group_instance_id
@@ -124,7 +130,7 @@ class TaskHeartbeat:
         # read once: the beating thread and whoever checks now may both find a later one
         tried = self._current_id
         code = self._ask(tried, timeout_ms)
-        if code != ErrorCode.ILLEGAL_GENERATION or not self._claiming:
+        if code != ErrorCode.ILLEGAL_GENERATION or not self._retains_partitions:
             return code
         # upward, and from where it began: a coordinator that is lost before it has written a generation forgets it
         for generation_id in range(self._generation_id, tried + _ROUNDS_AHEAD + 1):
@@ -148,7 +154,7 @@ class TaskHeartbeat:
         return int(answer.error_code)
 
     def _error(self, code: int) -> GroupSourceError:
-        if code not in FENCING:
+        if code not in FENCING_ERRORS:
             return BrokerError(code, f"heartbeat of member {self._member_id} of group {self._group_id}")
         self._fenced = True
         try:

@@ -12,25 +12,15 @@ from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import BrokerError, ErrorCode
 
-FENCING: Mapping[int, str] = {
-    ErrorCode.ILLEGAL_GENERATION: "the group has rebalanced since (ILLEGAL_GENERATION)",
-    ErrorCode.UNKNOWN_MEMBER_ID: (
-        "the member was removed: its session or poll time-out passed, it left, or an operator removed it "
-        "(UNKNOWN_MEMBER_ID)"
-    ),
-    ErrorCode.FENCED_INSTANCE_ID: "another process joined under the same group.instance.id (FENCED_INSTANCE_ID)",
-}
-"""Error code -> cause, for every answer that says: stop, your partitions are not yours any more."""
 
-
-class Then(Enum):
+class Reaction(Enum):
     """What follows an answer."""
 
-    GO_ON = "go on"
-    REJOIN_NOW = "join again at once"
-    REJOIN_LATER = "join again after the backoff"
+    CONTINUE = "go on"
+    REJOIN = "join again at once"
+    REJOIN_AFTER_BACKOFF = "join again after the backoff"
     FAIL = "raise to the owner"
-    BEAT_LATER = "beat again after the backoff"
+    RETRY_HEARTBEAT = "beat again after the backoff"
     FENCED = "raise to the owner, and join afresh if it goes on"
     REBALANCE = "the group rebalances: the owner should let the member join"
 
@@ -43,56 +33,56 @@ class Reset(Enum):
     ALL = "generation and member id"
 
 
-class Rule(NamedTuple):
+class ResponseRule(NamedTuple):
     """Meaning of one error code in the answer to one request; `code` is set where we find fault with an answer."""
 
-    then: Then
+    reaction: Reaction
     reset: Reset = Reset.NOTHING
-    lose_coordinator: bool = False
+    mark_coordinator_unknown: bool = False
     code: int = ErrorCode.NONE
 
 
-_MOVED_JOIN = Rule(Then.REJOIN_LATER, lose_coordinator=True)
-_MOVED_BEAT = Rule(Then.BEAT_LATER, lose_coordinator=True)
+_MOVED_JOIN = ResponseRule(Reaction.REJOIN_AFTER_BACKOFF, mark_coordinator_unknown=True)
+_MOVED_BEAT = ResponseRule(Reaction.RETRY_HEARTBEAT, mark_coordinator_unknown=True)
 
-JOIN_RULES: Mapping[int, Rule] = {
-    ErrorCode.NONE: Rule(Then.GO_ON),
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: Rule(Then.REJOIN_LATER),
+JOIN_RULES: Mapping[int, ResponseRule] = {
+    ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ResponseRule(Reaction.REJOIN_AFTER_BACKOFF),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: _MOVED_JOIN,
     ErrorCode.NOT_COORDINATOR: _MOVED_JOIN,
-    ErrorCode.UNKNOWN_MEMBER_ID: Rule(Then.REJOIN_NOW, Reset.ALL),
-    ErrorCode.FENCED_INSTANCE_ID: Rule(Then.FENCED),
-    ErrorCode.REBALANCE_IN_PROGRESS: Rule(Then.REJOIN_NOW),
-    ErrorCode.MEMBER_ID_REQUIRED: Rule(Then.REJOIN_NOW),
+    ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.REJOIN, Reset.ALL),
+    ErrorCode.FENCED_INSTANCE_ID: ResponseRule(Reaction.FENCED),
+    ErrorCode.REBALANCE_IN_PROGRESS: ResponseRule(Reaction.REJOIN),
+    ErrorCode.MEMBER_ID_REQUIRED: ResponseRule(Reaction.REJOIN),
 }
-"""JoinGroup: every other code is `Then.FAIL`."""
+"""JoinGroup: every other code is `Reaction.FAIL`."""
 
-SYNC_RULES: Mapping[int, Rule] = {
-    ErrorCode.NONE: Rule(Then.GO_ON),
+SYNC_RULES: Mapping[int, ResponseRule] = {
+    ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
     # Kafka's consumer gives up here and leaves polling again to the application; nobody polls again for a query
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: Rule(Then.REJOIN_LATER),
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ResponseRule(Reaction.REJOIN_AFTER_BACKOFF),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: _MOVED_JOIN,
     ErrorCode.NOT_COORDINATOR: _MOVED_JOIN,
-    ErrorCode.UNKNOWN_MEMBER_ID: Rule(Then.REJOIN_NOW, Reset.ALL),
+    ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.REJOIN, Reset.ALL),
     # the id may still be good, and keeping it saves the group from waiting for the old one to time out
-    ErrorCode.ILLEGAL_GENERATION: Rule(Then.REJOIN_NOW, Reset.GENERATION),
-    ErrorCode.FENCED_INSTANCE_ID: Rule(Then.FENCED),
-    ErrorCode.REBALANCE_IN_PROGRESS: Rule(Then.REJOIN_NOW),
+    ErrorCode.ILLEGAL_GENERATION: ResponseRule(Reaction.REJOIN, Reset.GENERATION),
+    ErrorCode.FENCED_INSTANCE_ID: ResponseRule(Reaction.FENCED),
+    ErrorCode.REBALANCE_IN_PROGRESS: ResponseRule(Reaction.REJOIN),
 }
-"""SyncGroup: every other code is `Then.FAIL`."""
+"""SyncGroup: every other code is `Reaction.FAIL`."""
 
-HEARTBEAT_RULES: Mapping[int, Rule] = {
-    ErrorCode.NONE: Rule(Then.GO_ON),
+HEARTBEAT_RULES: Mapping[int, ResponseRule] = {
+    ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: _MOVED_BEAT,
     ErrorCode.NOT_COORDINATOR: _MOVED_BEAT,
-    ErrorCode.UNKNOWN_MEMBER_ID: Rule(Then.GO_ON, Reset.ALL),
-    ErrorCode.ILLEGAL_GENERATION: Rule(Then.GO_ON, Reset.GENERATION),
-    ErrorCode.FENCED_INSTANCE_ID: Rule(Then.FENCED, Reset.ALL),
-    ErrorCode.REBALANCE_IN_PROGRESS: Rule(Then.REBALANCE),
+    ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.CONTINUE, Reset.ALL),
+    ErrorCode.ILLEGAL_GENERATION: ResponseRule(Reaction.CONTINUE, Reset.GENERATION),
+    ErrorCode.FENCED_INSTANCE_ID: ResponseRule(Reaction.FENCED, Reset.ALL),
+    ErrorCode.REBALANCE_IN_PROGRESS: ResponseRule(Reaction.REBALANCE),
 }
-"""Heartbeat: every other code is `Then.BEAT_LATER`."""
+"""Heartbeat: every other code is `Reaction.RETRY_HEARTBEAT`."""
 
-OTHER_PROTOCOL = Rule(Then.FAIL, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+PROTOCOL_MISMATCH = ResponseRule(Reaction.FAIL, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 """An answer for another protocol type or assignor than was asked for."""
 
 HINTS: Mapping[int, str] = {
@@ -110,7 +100,7 @@ HINTS: Mapping[int, str] = {
 """Error code -> mend, for those that a user can mend."""
 
 
-def failure_of(group_id: str, request: str, code: int) -> BrokerError:
-    """The error to raise for a code whose rule is `Then.FAIL`, with its mend where there is one."""
+def fatal_error(group_id: str, request: str, code: int) -> BrokerError:
+    """The error to raise for a code whose rule is `Reaction.FAIL`, with its mend where there is one."""
     hint = HINTS.get(code)
     return BrokerError(code, f"group {group_id}, {request}" + (f" ({hint})" if hint else ""))
