@@ -1,8 +1,8 @@
 """The group coordinator as a pure state machine: it decides, others append, send and keep the time."""
 
 from spark_groupsource.group.config import GroupConfig
-from spark_groupsource.group.failures import error_response, verification_error
-from spark_groupsource.group.fanout import group_partition, merge, split
+from spark_groupsource.group.error_responses import error_response, verification_error
+from spark_groupsource.group.group_shard import GroupShard, ShardState
 from spark_groupsource.group.outcome import (
     CancelTimer,
     GroupEvent,
@@ -13,7 +13,7 @@ from spark_groupsource.group.outcome import (
     SetTimer,
     TransactionProducer,
 )
-from spark_groupsource.group.shard import GroupShard, Ownership
+from spark_groupsource.group.request_splitting import coordinator_partition, merge_responses, split_request
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 
@@ -27,7 +27,7 @@ __all__ = [
     "JoinTimer",
     "LogRecord",
     "Outcome",
-    "Ownership",
+    "ShardState",
     "Reply",
     "RequestContext",
     "SessionTimer",
@@ -35,8 +35,8 @@ __all__ = [
     "SyncTimer",
     "TransactionProducer",
     "error_response",
-    "group_partition",
-    "merge",
-    "split",
+    "coordinator_partition",
+    "merge_responses",
+    "split_request",
     "verification_error",
 ]

@@ -11,7 +11,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 """(name, metadata) in the member's order of preference."""
 
 
-class Parked(NamedTuple):
+class DelayedRequest(NamedTuple):
     """A request whose answer waits: the token of the reply, and the version it must be written in."""
 
     token: object
@@ -33,8 +33,8 @@ class Member:
     session_timeout_ms: int
     protocols: Protocols
     assignment: bytes = b""
-    parked_join: Parked | None = None
-    parked_sync: Parked | None = None
+    awaiting_join: DelayedRequest | None = None
+    awaiting_sync: DelayedRequest | None = None
     is_new: bool = False
 
     @property
@@ -46,9 +46,9 @@ class Member:
         return frozenset(name for name, _ in self.protocols)
 
     @property
-    def counts_as_alive(self) -> bool:
+    def has_satisfied_heartbeat(self) -> bool:
         """A client whose request is parked cannot heartbeat; a new one is bounded by its own timer instead."""
-        return not self.is_new and (self.parked_join is not None or self.parked_sync is not None)
+        return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def metadata(self, protocol_name: str) -> bytes:
         """The metadata this member sent for a protocol.
@@ -60,15 +60,15 @@ class Member:
                 return metadata
         raise ValueError(f"member {self.member_id} does not support protocol {protocol_name}")
 
-    def vote(self, candidates: AbstractSet[str]) -> str:
-        """The first protocol in this member's order that is among `candidates`.
+    def vote(self, candidate_protocols: AbstractSet[str]) -> str:
+        """The first protocol in this member's order that is among `candidate_protocols`.
 
         Raises: ValueError if there is none.
         """
         for name, _ in self.protocols:
-            if name in candidates:
+            if name in candidate_protocols:
                 return name
-        raise ValueError(f"member {self.member_id} supports none of {', '.join(sorted(candidates))}")
+        raise ValueError(f"member {self.member_id} supports none of {', '.join(sorted(candidate_protocols))}")
 
     def copy(self) -> Member:
         return replace(self)
@@ -107,14 +107,14 @@ def new_member_id(client_id: str, group_instance_id: str | None, fresh_id: str) 
     return f"{client_id if group_instance_id is None else group_instance_id}-{fresh_id}"
 
 
-def most_voted(members: Iterable[Member], candidates: AbstractSet[str]) -> str:
+def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:
     """The protocol most members vote for; the smallest name among equals, as Kafka leaves ties to a hash map.
 
     Raises: ValueError without members, or if one of them supports no candidate.
     """
     votes: dict[str, int] = {}
     for member in members:
-        name = member.vote(candidates)
+        name = member.vote(candidate_protocols)
         votes[name] = votes.get(name, 0) + 1
     if not votes:
         raise ValueError("cannot choose the protocol of a group without members")

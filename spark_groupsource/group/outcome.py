@@ -9,7 +9,7 @@ A call of the shard returns an `Outcome`. Its caller, in this order:
    `outcome.replies`. Either call returns a further outcome, treated by the same rules.
 
 Steps up to the replay are one step for the shard: no other call may come between. Other calls may come between the
-replay and `append_done`.
+replay and `append_succeeded`.
 
 A reply names an opaque token, never a future or a connection.
 """
@@ -143,7 +143,7 @@ AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets 
 class Outcome(NamedTuple):
     """What one call of the shard decided; see the module for what to do with it.
 
-    `replies` leave only once `records` are durable. `after_append` is opaque: `append_done` and `append_failed`
+    `replies` leave only once `records` are durable. `after_append` is opaque: `append_succeeded` and `append_failed`
     continue from it. With a `producer` the records are part of its transaction, and are replayed as such.
     """
 
@@ -156,7 +156,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass
-class Turn:
+class OutcomeBuilder:
     """One call of the shard while it is being decided: the clocks, the settings, and the outcome so far.
 
     `now_ms` is monotonic, `timestamp_ms` epoch.

@@ -47,37 +47,37 @@ class GroupState(Enum):
 
 
 EMPTY = GroupState.EMPTY
-PREPARING = GroupState.PREPARING_REBALANCE
-COMPLETING = GroupState.COMPLETING_REBALANCE
+PREPARING_REBALANCE = GroupState.PREPARING_REBALANCE
+COMPLETING_REBALANCE = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
 DEAD = GroupState.DEAD
 
-TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
-    PREPARING: frozenset({STABLE, COMPLETING, EMPTY}),
-    COMPLETING: frozenset({PREPARING}),
-    STABLE: frozenset({COMPLETING}),
-    EMPTY: frozenset({PREPARING}),
+GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
+    PREPARING_REBALANCE: frozenset({STABLE, COMPLETING_REBALANCE, EMPTY}),
+    COMPLETING_REBALANCE: frozenset({PREPARING_REBALANCE}),
+    STABLE: frozenset({COMPLETING_REBALANCE}),
+    EMPTY: frozenset({PREPARING_REBALANCE}),
     DEAD: frozenset(GroupState),
 }
 """state -> the states it may be entered from."""
 
 
-class IllegalTransition(RuntimeError):
+class IllegalTransitionError(RuntimeError):
     """A group was to enter a state that cannot follow its present one: a bug in this package."""
 
 
 def check_transition(group_id: str, state: GroupState, new_state: GroupState) -> None:
     """Raises IllegalTransition unless `new_state` may be entered from `state`."""
-    if state not in TRANSITIONS[new_state]:
-        raise IllegalTransition(f"group {group_id} cannot go from {state.value} to {new_state.value}")
+    if state not in GROUP_TRANSITIONS[new_state]:
+        raise IllegalTransitionError(f"group {group_id} cannot go from {state.value} to {new_state.value}")
 
 
 def can_rebalance(state: GroupState) -> bool:
     """Whether a join phase may begin: never inside one, so two never run at once."""
-    return state in TRANSITIONS[PREPARING]
+    return state in GROUP_TRANSITIONS[PREPARING_REBALANCE]
 
 
-class Ask(Enum):
+class GroupOperation(Enum):
     """What a client asks of a group, as far as the answers differ by state."""
 
     JOIN_NEW = "JoinGroup of a member the group does not know"
@@ -95,123 +95,123 @@ class Ask(Enum):
     DELETE_GROUP = "DeleteGroups"
 
 
-class Action(Enum):
+class GroupAction(Enum):
     """What the coordinator does about it; the handlers have one branch for each."""
 
-    REFUSE = "answer the error"
-    ADMIT = "add the member, park the join, begin a join phase unless one runs"
-    PARK = "park until the phase ends"
-    ANSWER_UNCHANGED = "answer at once if the metadata is the same, else begin a join phase"
-    ANSWER_UNCHANGED_FOLLOWER = "answer at once a follower whose metadata is the same, else begin a join phase"
-    KEEP_VOTE = "store the new id if the protocol vote stays as it is, else begin a join phase"
+    REJECT = "answer the error"
+    ADD_MEMBER = "add the member, park the join, begin a join phase unless one runs"
+    AWAIT_JOIN = "park until the phase ends"
+    RETURN_IF_UNCHANGED = "answer at once if the metadata is the same, else begin a join phase"
+    RETURN_IF_UNCHANGED_FOLLOWER = "answer at once a follower whose metadata is the same, else begin a join phase"
+    STORE_IF_PROTOCOL_KEPT = "store the new id if the protocol vote stays as it is, else begin a join phase"
     REBALANCE = "begin a join phase"
     BUG = "cannot happen: raise"
-    COLLECT = "park; the leader's assignment is stored"
-    HAND_OUT = "answer the stored assignment"
+    AWAIT_SYNC = "park; the leader's assignment is stored"
+    RETURN_ASSIGNMENT = "answer the stored assignment"
     ACCEPT = "do it"
 
 
-class Answer(NamedTuple):
+class GroupRule(NamedTuple):
     """One cell: the action, the error it answers with, and whether it proves the member alive."""
 
-    action: Action
+    action: GroupAction
     error: ErrorCode = ErrorCode.NONE
     renews_session: bool = False
 
 
-_ACCEPT = Answer(Action.ACCEPT)
-_ALIVE = Answer(Action.ACCEPT, renews_session=True)
-_UNKNOWN = Answer(Action.REFUSE, ErrorCode.UNKNOWN_MEMBER_ID)
-_REBALANCING = Answer(Action.REFUSE, ErrorCode.REBALANCE_IN_PROGRESS)
-_GONE = Answer(Action.REFUSE, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-_NOT_FOUND = Answer(Action.REFUSE, ErrorCode.GROUP_ID_NOT_FOUND)
-_NON_EMPTY = Answer(Action.REFUSE, ErrorCode.NON_EMPTY_GROUP)
-_BUG = Answer(Action.BUG)
-_ADMIT = Answer(Action.ADMIT)
+_ACCEPT = GroupRule(GroupAction.ACCEPT)
+_ALIVE = GroupRule(GroupAction.ACCEPT, renews_session=True)
+_UNKNOWN = GroupRule(GroupAction.REJECT, ErrorCode.UNKNOWN_MEMBER_ID)
+_REBALANCING = GroupRule(GroupAction.REJECT, ErrorCode.REBALANCE_IN_PROGRESS)
+_GONE = GroupRule(GroupAction.REJECT, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+_NOT_FOUND = GroupRule(GroupAction.REJECT, ErrorCode.GROUP_ID_NOT_FOUND)
+_NON_EMPTY = GroupRule(GroupAction.REJECT, ErrorCode.NON_EMPTY_GROUP)
+_BUG = GroupRule(GroupAction.BUG)
+_ADMIT = GroupRule(GroupAction.ADD_MEMBER)
 
-REPLIES: Mapping[GroupState, Mapping[Ask, Answer]] = {
+GROUP_RULES: Mapping[GroupState, Mapping[GroupOperation, GroupRule]] = {
     EMPTY: {
-        Ask.JOIN_NEW: _ADMIT,
-        Ask.JOIN_KNOWN: _UNKNOWN,
-        Ask.REPLACE_STATIC: _BUG,
-        Ask.SYNC: _UNKNOWN,
-        Ask.HEARTBEAT: _UNKNOWN,
-        Ask.LEAVE: _ACCEPT,  # there are only pending ids to leave
-        Ask.COMMIT_MEMBER: _UNKNOWN,
-        Ask.COMMIT_SIMPLE: _ACCEPT,
-        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
-        Ask.FETCH: _ACCEPT,
-        Ask.DELETE_OFFSETS: _ACCEPT,
-        Ask.DELETE_OFFSETS_OTHER: _ACCEPT,
-        Ask.DELETE_GROUP: _ACCEPT,
+        GroupOperation.JOIN_NEW: _ADMIT,
+        GroupOperation.JOIN_KNOWN: _UNKNOWN,
+        GroupOperation.REPLACE_STATIC: _BUG,
+        GroupOperation.SYNC: _UNKNOWN,
+        GroupOperation.HEARTBEAT: _UNKNOWN,
+        GroupOperation.LEAVE: _ACCEPT,  # there are only pending ids to leave
+        GroupOperation.COMMIT_MEMBER: _UNKNOWN,
+        GroupOperation.COMMIT_SIMPLE: _ACCEPT,
+        GroupOperation.COMMIT_TRANSACTIONAL: _ACCEPT,
+        GroupOperation.FETCH: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS_OTHER: _ACCEPT,
+        GroupOperation.DELETE_GROUP: _ACCEPT,
     },
-    PREPARING: {
-        Ask.JOIN_NEW: _ADMIT,
-        Ask.JOIN_KNOWN: Answer(Action.PARK),
-        Ask.REPLACE_STATIC: Answer(Action.PARK),
-        Ask.SYNC: _REBALANCING,
+    PREPARING_REBALANCE: {
+        GroupOperation.JOIN_NEW: _ADMIT,
+        GroupOperation.JOIN_KNOWN: GroupRule(GroupAction.AWAIT_JOIN),
+        GroupOperation.REPLACE_STATIC: GroupRule(GroupAction.AWAIT_JOIN),
+        GroupOperation.SYNC: _REBALANCING,
         # the member is alive and has to know that it must rejoin
-        Ask.HEARTBEAT: Answer(Action.REFUSE, ErrorCode.REBALANCE_IN_PROGRESS, renews_session=True),
-        Ask.LEAVE: _ACCEPT,
+        GroupOperation.HEARTBEAT: GroupRule(GroupAction.REJECT, ErrorCode.REBALANCE_IN_PROGRESS, renews_session=True),
+        GroupOperation.LEAVE: _ACCEPT,
         # members commit what they have before they rejoin: the old generation is still good
-        Ask.COMMIT_MEMBER: _ALIVE,
-        Ask.COMMIT_SIMPLE: _UNKNOWN,
+        GroupOperation.COMMIT_MEMBER: _ALIVE,
+        GroupOperation.COMMIT_SIMPLE: _UNKNOWN,
         # its producer is fenced by its epoch, which outlasts a rebalance
-        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
-        Ask.FETCH: _ACCEPT,
-        Ask.DELETE_OFFSETS: _ACCEPT,
-        Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
-        Ask.DELETE_GROUP: _NON_EMPTY,
+        GroupOperation.COMMIT_TRANSACTIONAL: _ACCEPT,
+        GroupOperation.FETCH: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS_OTHER: _NON_EMPTY,
+        GroupOperation.DELETE_GROUP: _NON_EMPTY,
     },
-    COMPLETING: {
-        Ask.JOIN_NEW: _ADMIT,
+    COMPLETING_REBALANCE: {
+        GroupOperation.JOIN_NEW: _ADMIT,
         # unchanged: its answer was lost and it asks again
-        Ask.JOIN_KNOWN: Answer(Action.ANSWER_UNCHANGED),
+        GroupOperation.JOIN_KNOWN: GroupRule(GroupAction.RETURN_IF_UNCHANGED),
         # the leader may already be computing with the old id
-        Ask.REPLACE_STATIC: Answer(Action.REBALANCE),
-        Ask.SYNC: Answer(Action.COLLECT),
-        Ask.HEARTBEAT: _ALIVE,
-        Ask.LEAVE: _ACCEPT,
-        Ask.COMMIT_MEMBER: _REBALANCING,
-        Ask.COMMIT_SIMPLE: _UNKNOWN,
+        GroupOperation.REPLACE_STATIC: GroupRule(GroupAction.REBALANCE),
+        GroupOperation.SYNC: GroupRule(GroupAction.AWAIT_SYNC),
+        GroupOperation.HEARTBEAT: _ALIVE,
+        GroupOperation.LEAVE: _ACCEPT,
+        GroupOperation.COMMIT_MEMBER: _REBALANCING,
+        GroupOperation.COMMIT_SIMPLE: _UNKNOWN,
         # its producer is fenced by its epoch, which outlasts a rebalance
-        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
-        Ask.FETCH: _ACCEPT,
-        Ask.DELETE_OFFSETS: _ACCEPT,
-        Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
-        Ask.DELETE_GROUP: _NON_EMPTY,
+        GroupOperation.COMMIT_TRANSACTIONAL: _ACCEPT,
+        GroupOperation.FETCH: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS_OTHER: _NON_EMPTY,
+        GroupOperation.DELETE_GROUP: _NON_EMPTY,
     },
     STABLE: {
-        Ask.JOIN_NEW: _ADMIT,
+        GroupOperation.JOIN_NEW: _ADMIT,
         # the leader's join is how it asks for a rebalance after a change of topic metadata
-        Ask.JOIN_KNOWN: Answer(Action.ANSWER_UNCHANGED_FOLLOWER),
-        Ask.REPLACE_STATIC: Answer(Action.KEEP_VOTE),
-        Ask.SYNC: Answer(Action.HAND_OUT, renews_session=True),
-        Ask.HEARTBEAT: _ALIVE,
-        Ask.LEAVE: _ACCEPT,
-        Ask.COMMIT_MEMBER: _ALIVE,
-        Ask.COMMIT_SIMPLE: _UNKNOWN,
+        GroupOperation.JOIN_KNOWN: GroupRule(GroupAction.RETURN_IF_UNCHANGED_FOLLOWER),
+        GroupOperation.REPLACE_STATIC: GroupRule(GroupAction.STORE_IF_PROTOCOL_KEPT),
+        GroupOperation.SYNC: GroupRule(GroupAction.RETURN_ASSIGNMENT, renews_session=True),
+        GroupOperation.HEARTBEAT: _ALIVE,
+        GroupOperation.LEAVE: _ACCEPT,
+        GroupOperation.COMMIT_MEMBER: _ALIVE,
+        GroupOperation.COMMIT_SIMPLE: _UNKNOWN,
         # its producer is fenced by its epoch, which outlasts a rebalance
-        Ask.COMMIT_TRANSACTIONAL: _ACCEPT,
-        Ask.FETCH: _ACCEPT,
-        Ask.DELETE_OFFSETS: _ACCEPT,
-        Ask.DELETE_OFFSETS_OTHER: _NON_EMPTY,
-        Ask.DELETE_GROUP: _NON_EMPTY,
+        GroupOperation.COMMIT_TRANSACTIONAL: _ACCEPT,
+        GroupOperation.FETCH: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS: _ACCEPT,
+        GroupOperation.DELETE_OFFSETS_OTHER: _NON_EMPTY,
+        GroupOperation.DELETE_GROUP: _NON_EMPTY,
     },
     DEAD: {
-        Ask.JOIN_NEW: _GONE,
-        Ask.JOIN_KNOWN: _GONE,
-        Ask.REPLACE_STATIC: _GONE,
-        Ask.SYNC: _GONE,
-        Ask.HEARTBEAT: _GONE,
-        Ask.LEAVE: _GONE,
-        Ask.COMMIT_MEMBER: _GONE,
-        Ask.COMMIT_SIMPLE: _GONE,
-        Ask.COMMIT_TRANSACTIONAL: _GONE,
-        Ask.FETCH: _ACCEPT,  # every offset is -1
-        Ask.DELETE_OFFSETS: _NOT_FOUND,
-        Ask.DELETE_OFFSETS_OTHER: _NOT_FOUND,
-        Ask.DELETE_GROUP: _NOT_FOUND,
+        GroupOperation.JOIN_NEW: _GONE,
+        GroupOperation.JOIN_KNOWN: _GONE,
+        GroupOperation.REPLACE_STATIC: _GONE,
+        GroupOperation.SYNC: _GONE,
+        GroupOperation.HEARTBEAT: _GONE,
+        GroupOperation.LEAVE: _GONE,
+        GroupOperation.COMMIT_MEMBER: _GONE,
+        GroupOperation.COMMIT_SIMPLE: _GONE,
+        GroupOperation.COMMIT_TRANSACTIONAL: _GONE,
+        GroupOperation.FETCH: _ACCEPT,  # every offset is -1
+        GroupOperation.DELETE_OFFSETS: _NOT_FOUND,
+        GroupOperation.DELETE_OFFSETS_OTHER: _NOT_FOUND,
+        GroupOperation.DELETE_GROUP: _NOT_FOUND,
     },
 }
 """state -> ask -> answer; complete."""

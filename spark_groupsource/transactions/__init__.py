@@ -1,6 +1,18 @@
 """The transaction coordinator as a pure state machine: it decides, others append, write markers and keep the time."""
 
-from spark_groupsource.transactions.shard import Decision, Producer, TransactionConfig, TransactionShard
-from spark_groupsource.transactions.states import Ask, ends
+from spark_groupsource.transactions.states import TransactionOperation, is_ending
+from spark_groupsource.transactions.transaction_shard import (
+    Decision,
+    ProducerIdAndEpoch,
+    TransactionConfig,
+    TransactionShard,
+)
 
-__all__ = ["Ask", "Decision", "Producer", "TransactionConfig", "TransactionShard", "ends"]
+__all__ = [
+    "Decision",
+    "ProducerIdAndEpoch",
+    "TransactionConfig",
+    "TransactionOperation",
+    "TransactionShard",
+    "is_ending",
+]

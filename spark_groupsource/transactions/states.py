@@ -32,7 +32,7 @@ PREPARE_ABORT = TransactionStatus.PREPARE_ABORT
 COMPLETE_COMMIT = TransactionStatus.COMPLETE_COMMIT
 COMPLETE_ABORT = TransactionStatus.COMPLETE_ABORT
 
-TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]] = {
+TRANSACTION_TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]] = {
     EMPTY: frozenset({EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT}),
     ONGOING: frozenset({ONGOING, EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT}),
     PREPARE_COMMIT: frozenset({ONGOING}),
@@ -42,7 +42,7 @@ TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]] = {
 }
 """status -> those it may be entered from."""
 
-NAMES: Mapping[TransactionStatus, str] = {
+TRANSACTION_STATE_NAMES: Mapping[TransactionStatus, str] = {
     EMPTY: "Empty",
     ONGOING: "Ongoing",
     PREPARE_COMMIT: "PrepareCommit",
@@ -52,17 +52,17 @@ NAMES: Mapping[TransactionStatus, str] = {
 }
 """status -> how Kafka's tools name it."""
 
-FORGETTABLE = frozenset({EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT})
+EXPIRABLE_STATES = frozenset({EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT})
 """A transactional id that is not used any more is forgotten in these alone."""
 
-COMPLETED: Mapping[TransactionStatus, TransactionStatus] = {
+COMPLETED_STATES: Mapping[TransactionStatus, TransactionStatus] = {
     PREPARE_COMMIT: COMPLETE_COMMIT,
     PREPARE_ABORT: COMPLETE_ABORT,
 }
 """What a decision becomes when every marker is written."""
 
 
-class Ask(Enum):
+class TransactionOperation(Enum):
     """What is asked of a transactional id."""
 
     INIT = "InitProducerId"
@@ -72,10 +72,10 @@ class Ask(Enum):
     EXPIRE = "transaction.timeout.ms is over"
 
 
-class Action(Enum):
+class TransactionAction(Enum):
     """What the coordinator does about it."""
 
-    REFUSE = "answer the error"
+    REJECT = "answer the error"
     CONFIRM = "it is so already"
     RAISE_EPOCH = "hand out the next epoch, or another producer id after the last"
     FENCE = "raise the epoch and abort; who asked is to ask again"
@@ -84,68 +84,68 @@ class Action(Enum):
     END = "store the decision; markers follow"
 
 
-class Answer(NamedTuple):
+class TransactionRule(NamedTuple):
     """One cell: the action and the error it answers with."""
 
-    action: Action
+    action: TransactionAction
     error: ErrorCode = ErrorCode.NONE
 
 
-_RAISE = Answer(Action.RAISE_EPOCH)
-_BEGIN = Answer(Action.BEGIN)
-_BUSY = Answer(Action.REFUSE, ErrorCode.CONCURRENT_TRANSACTIONS)
-_INVALID = Answer(Action.REFUSE, ErrorCode.INVALID_TXN_STATE)
-_CONFIRM = Answer(Action.CONFIRM)
-_END = Answer(Action.END)
+_RAISE = TransactionRule(TransactionAction.RAISE_EPOCH)
+_BEGIN = TransactionRule(TransactionAction.BEGIN)
+_BUSY = TransactionRule(TransactionAction.REJECT, ErrorCode.CONCURRENT_TRANSACTIONS)
+_INVALID = TransactionRule(TransactionAction.REJECT, ErrorCode.INVALID_TXN_STATE)
+_CONFIRM = TransactionRule(TransactionAction.CONFIRM)
+_END = TransactionRule(TransactionAction.END)
 
-ANSWERS: Mapping[TransactionStatus, Mapping[Ask, Answer]] = {
+TRANSACTION_RULES: Mapping[TransactionStatus, Mapping[TransactionOperation, TransactionRule]] = {
     EMPTY: {
-        Ask.INIT: _RAISE,
-        Ask.ADD: _BEGIN,
-        Ask.COMMIT: _INVALID,
-        Ask.ABORT: _INVALID,
-        Ask.EXPIRE: _CONFIRM,
+        TransactionOperation.INIT: _RAISE,
+        TransactionOperation.ADD: _BEGIN,
+        TransactionOperation.COMMIT: _INVALID,
+        TransactionOperation.ABORT: _INVALID,
+        TransactionOperation.EXPIRE: _CONFIRM,
     },
     ONGOING: {
-        Ask.INIT: Answer(Action.FENCE, ErrorCode.CONCURRENT_TRANSACTIONS),
-        Ask.ADD: Answer(Action.EXTEND),
-        Ask.COMMIT: _END,
-        Ask.ABORT: _END,
-        Ask.EXPIRE: Answer(Action.FENCE),
+        TransactionOperation.INIT: TransactionRule(TransactionAction.FENCE, ErrorCode.CONCURRENT_TRANSACTIONS),
+        TransactionOperation.ADD: TransactionRule(TransactionAction.EXTEND),
+        TransactionOperation.COMMIT: _END,
+        TransactionOperation.ABORT: _END,
+        TransactionOperation.EXPIRE: TransactionRule(TransactionAction.FENCE),
     },
     PREPARE_COMMIT: {
-        Ask.INIT: _BUSY,
-        Ask.ADD: _BUSY,
-        Ask.COMMIT: _BUSY,
-        Ask.ABORT: _INVALID,
-        Ask.EXPIRE: _CONFIRM,
+        TransactionOperation.INIT: _BUSY,
+        TransactionOperation.ADD: _BUSY,
+        TransactionOperation.COMMIT: _BUSY,
+        TransactionOperation.ABORT: _INVALID,
+        TransactionOperation.EXPIRE: _CONFIRM,
     },
     PREPARE_ABORT: {
-        Ask.INIT: _BUSY,
-        Ask.ADD: _BUSY,
-        Ask.COMMIT: _INVALID,
-        Ask.ABORT: _BUSY,
-        Ask.EXPIRE: _CONFIRM,
+        TransactionOperation.INIT: _BUSY,
+        TransactionOperation.ADD: _BUSY,
+        TransactionOperation.COMMIT: _INVALID,
+        TransactionOperation.ABORT: _BUSY,
+        TransactionOperation.EXPIRE: _CONFIRM,
     },
     COMPLETE_COMMIT: {
-        Ask.INIT: _RAISE,
-        Ask.ADD: _BEGIN,
+        TransactionOperation.INIT: _RAISE,
+        TransactionOperation.ADD: _BEGIN,
         # the answer was lost and the client asks again
-        Ask.COMMIT: _CONFIRM,
-        Ask.ABORT: _INVALID,
-        Ask.EXPIRE: _CONFIRM,
+        TransactionOperation.COMMIT: _CONFIRM,
+        TransactionOperation.ABORT: _INVALID,
+        TransactionOperation.EXPIRE: _CONFIRM,
     },
     COMPLETE_ABORT: {
-        Ask.INIT: _RAISE,
-        Ask.ADD: _BEGIN,
-        Ask.COMMIT: _INVALID,
-        Ask.ABORT: _CONFIRM,
-        Ask.EXPIRE: _CONFIRM,
+        TransactionOperation.INIT: _RAISE,
+        TransactionOperation.ADD: _BEGIN,
+        TransactionOperation.COMMIT: _INVALID,
+        TransactionOperation.ABORT: _CONFIRM,
+        TransactionOperation.EXPIRE: _CONFIRM,
     },
 }
 """status -> ask -> answer; complete."""
 
 
-def ends(status: TransactionStatus) -> bool:
+def is_ending(status: TransactionStatus) -> bool:
     """Whether it is decided how the transaction ends, and markers are to be written."""
-    return status in COMPLETED
+    return status in COMPLETED_STATES

@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
-from spark_groupsource.group import SessionTimer, group_partition
+from spark_groupsource.group import SessionTimer, coordinator_partition
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.frames import decode_response
@@ -382,7 +382,7 @@ def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
     member_id, generation = member_of(nodes[first], group)
     second = nodes[other_than(first)]
     ids = (f"{group}-{number}" for number in range(99))
-    elsewhere = next(each for each in ids if group_partition(each, 4) != group_partition(group, 4))
+    elsewhere = next(each for each in ids if coordinator_partition(each, 4) != coordinator_partition(group, 4))
     its_node = nodes[broker.coordinator(elsewhere)]
     its_member, its_generation = member_of(its_node, elsewhere)
     broker.hold_loading()

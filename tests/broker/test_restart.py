@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.group import group_partition
+from spark_groupsource.group import coordinator_partition
 from spark_groupsource.records.batch import iter_batches
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
@@ -281,7 +281,9 @@ def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
 
 @pytest.mark.conformance("SM-021")
 def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_path):
-    groups = {number: next(f"g{i}" for i in range(99) if group_partition(f"g{i}", 2) == number) for number in (0, 1)}
+    groups = {
+        number: next(f"g{i}" for i in range(99) if coordinator_partition(f"g{i}", 2) == number) for number in (0, 1)
+    }
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         for group in groups.values():

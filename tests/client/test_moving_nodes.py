@@ -35,7 +35,7 @@ def generation(broker: EmbeddedBroker, group: str) -> int:
     def read(inside: Any) -> int:
         partition = inside.coordinator.seats.partition_of(group).partition
         seat = inside.coordinator.seats.seated(partition)
-        return seat.shard.ledger.groups[group].generation_id if seat is not None and seat.loaded else -1
+        return seat.shard.store.groups[group].generation_id if seat is not None and seat.loaded else -1
 
     return wait_until(lambda: broker.call(read) + 1, "the group is loaded") - 1
 

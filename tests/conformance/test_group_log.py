@@ -93,7 +93,7 @@ def test_commit_that_could_not_be_appended_leaves_nothing() -> None:
     answer = context.decide(1)
     context.append_next(ErrorCode.NOT_ENOUGH_REPLICAS)
     assert code_of(answer) == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert context.seen() == (None, -1) and context.shard.ledger.offsets == {}
+    assert context.seen() == (None, -1) and context.shard.store.offsets == {}
 
 
 @pytest.mark.conformance("ST-033")
@@ -133,12 +133,12 @@ def test_unloading_always_works_and_so_does_loading_again() -> None:
     context = GroupContext()
     (member,) = context.stable()
     context.commit(7, member.member_id, 1)
-    context.settle(context.shard.unload(context.clock.now_ms()))
-    context.settle(context.shard.unload(context.clock.now_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.now_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.now_ms()))
     assert context.heartbeat(member.member_id, 1) is ErrorCode.NOT_COORDINATOR
     for key, value in context.log:
         context.shard.replay(key, value, timestamp_ms=context.clock.timestamp_ms())
-    context.settle(context.shard.loaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_loaded(context.clock.now_ms(), context.clock.timestamp_ms()))
     assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
     assert context.state() is STABLE and context.fetch() == {TP: 7}
     assert context.state("other") is DEAD

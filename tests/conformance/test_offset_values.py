@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.offsets import expired
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.committed_offsets import expired_offsets
 from spark_groupsource.group.states import STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetValue, decode_offset_value, encode_offset_value
@@ -44,7 +44,7 @@ def test_an_expiry_of_its_own_decides_alone_and_the_last_millisecond_counts() ->
 
 def is_expired(stored: Mapping[TopicPartition, OffsetValue], *, retention_ms: int, timestamp_ms: int) -> bool:
     """Whether the offset of a group without protocol type is over."""
-    return list(expired(ClassicGroup("g"), stored, retention_ms, timestamp_ms)) == [TP]
+    return list(expired_offsets(ClassicGroup("g"), stored, retention_ms, timestamp_ms)) == [TP]
 
 
 @pytest.mark.conformance("MI-005")
@@ -60,5 +60,5 @@ def test_what_retention_counts_from(kind: str) -> None:
         group.state, since = STABLE, 1_234
         group.subscribed_topics = frozenset({"other"})
     stored = {TP: VALUE._replace(expire_timestamp_ms=-1)}
-    assert list(expired(group, stored, 10, since + 9)) == []
-    assert list(expired(group, stored, 10, since + 10)) == [TP]
+    assert list(expired_offsets(group, stored, 10, since + 9)) == []
+    assert list(expired_offsets(group, stored, 10, since + 10)) == [TP]

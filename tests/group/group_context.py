@@ -21,7 +21,7 @@ from spark_groupsource.group import (
     SessionTimer,
     SetTimer,
 )
-from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.model import Subscription
 from spark_groupsource.wire.apis import api_of
@@ -136,7 +136,7 @@ class GroupContext:
                 self.end_transaction(*entry)
             else:
                 self.append(entry[1], entry[2], entry[0])
-        self.settle(self.shard.loaded(self.clock.now_ms(), self.clock.timestamp_ms()))
+        self.settle(self.shard.on_loaded(self.clock.now_ms(), self.clock.timestamp_ms()))
 
     # --- the broker's part
 
@@ -177,7 +177,7 @@ class GroupContext:
 
     def _appended(self, outcome: Outcome) -> None:
         self._reply(outcome)
-        self.settle(self.shard.append_done(outcome, self.clock.now_ms(), self.clock.timestamp_ms()))
+        self.settle(self.shard.append_succeeded(outcome, self.clock.now_ms(), self.clock.timestamp_ms()))
 
     def release_appends(self) -> None:
         self.hold_appends = False
@@ -218,12 +218,12 @@ class GroupContext:
     # --- looking
 
     def group(self, group_id: str = GROUP) -> ClassicGroup:
-        group = self.shard._find(group_id)
+        group = self.shard.group(group_id)
         assert group is not None
         return group
 
     def state(self, group_id: str = GROUP) -> GroupState:
-        group = self.shard._find(group_id)
+        group = self.shard.group(group_id)
         return GroupState.DEAD if group is None else group.state
 
     def session_deadline(self, member_id: str, group_id: str = GROUP) -> int | None:
@@ -234,8 +234,8 @@ class GroupContext:
 
     def kill(self, group_id: str = GROUP) -> None:
         """Leaves a Dead group where the next request still finds it."""
-        group = self.shard._find(group_id) or ClassicGroup(group_id)
-        self.shard._groups[group_id] = group
+        group = self.shard.group(group_id) or ClassicGroup(group_id)
+        self.shard.groups[group_id] = group
         group.transition(GroupState.DEAD, self.clock.timestamp_ms())
 
     # --- requests

@@ -14,7 +14,7 @@ from sim_checks import Cause, Checks
 from sim_time import Time
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, Ownership, RequestContext, SetTimer
+from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, RequestContext, SetTimer, ShardState
 from spark_groupsource.model import TopicPartition
 
 
@@ -73,7 +73,7 @@ class Broker:
 
     @property
     def is_loaded(self) -> bool:
-        return self.shard.ownership is Ownership.OWNED
+        return self.shard.state is ShardState.ACTIVE
 
     # --- requests and timers
 
@@ -102,7 +102,7 @@ class Broker:
         if not self.is_loaded:
             self._deleted_while_loading.append(partitions)
             return
-        outcome = self.shard.partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
+        outcome = self.shard.on_partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
         self._run(outcome, Cause(f"drop {partitions[0].topic}"))
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
@@ -131,7 +131,7 @@ class Broker:
         """The shard is unloaded; what waits is told so."""
         self._release(len(self.held))
         if self.is_loaded:
-            self._run(self.shard.unload(self.time.now_ms, self.time.timestamp_ms), Cause("move"))
+            self._run(self.shard.on_unloaded(self.time.now_ms, self.time.timestamp_ms), Cause("move"))
             self.checks.nobody_waits()
         self._seat(load_ms)
 
@@ -150,7 +150,7 @@ class Broker:
             self._loaded()
 
     def _loaded(self) -> None:
-        self._run(self.shard.loaded(self.time.now_ms, self.time.timestamp_ms), Cause("load"))
+        self._run(self.shard.on_loaded(self.time.now_ms, self.time.timestamp_ms), Cause("load"))
         deleted, self._deleted_while_loading = self._deleted_while_loading, []
         for partitions in deleted:
             self.drop_partitions(partitions)
@@ -193,7 +193,7 @@ class Broker:
 
     def _appended(self, outcome: Outcome, cause: Cause) -> None:
         self._reply(outcome)
-        self._settle(self.shard.append_done(outcome, self.time.now_ms, self.time.timestamp_ms), cause)
+        self._settle(self.shard.append_succeeded(outcome, self.time.now_ms, self.time.timestamp_ms), cause)
 
     def _hold(self, held: _Held) -> None:
         self.held.append(held)

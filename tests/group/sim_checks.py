@@ -13,7 +13,7 @@ from group_invariants import check_books, check_state, check_timers, promised
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import LogRecord
-from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.states import EMPTY, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription
@@ -141,7 +141,7 @@ class Checks:
         group_id = getattr(request, "group_id", None)
         if not self._broker.is_loaded or not group_id:
             return None
-        group = self._broker.shard._find(group_id)
+        group = self._broker.shard.group(group_id)
         if group is None:
             return Before(-1, frozenset(), {})
         return Before(group.generation_id, frozenset(group.members), dict(group.static_members))
@@ -365,28 +365,28 @@ class Checks:
             return
         held = bool(broker.held)
         self._compare()
-        groups = broker.shard._groups
+        groups = broker.shard.groups
         for group in list(groups.values()) if cause.group_id is None else (groups.get(cause.group_id),):
             if group is not None:
                 self._check_group(group, held)
 
     def _compare(self) -> None:
         """The shard knows what the log says; what was equal and is the same object still is not looked at again."""
-        ledger, log = self._broker.shard.ledger, self.log
+        store, log = self._broker.shard.store, self.log
         for group_id in self._changed:
-            groups, offsets = ledger.groups.get(group_id), ledger.offsets.get(group_id)
+            groups, offsets = store.groups.get(group_id), store.offsets.get(group_id)
             _check(groups == log.groups.get(group_id), "replay", "{}, log {}", groups, log.groups.get(group_id))
             _check(offsets == log.offsets.get(group_id), "replay", "{}, log {}", offsets, log.offsets.get(group_id))
             pending = log.pending_of(group_id)
-            _check(set(ledger.pending.of(group_id)) == pending, "replay", "{}: log has {} pending", group_id, pending)
+            _check(set(store.pending.of(group_id)) == pending, "replay", "{}: log has {} pending", group_id, pending)
         if self._changed:
-            known, stored = set(ledger.group_ids()), log.group_ids()
+            known, stored = set(store.group_ids()), log.group_ids()
             _check(known == stored, "replay", "groups {}, log {}", known, stored)
             self._changed.clear()
-            self._groups_seen = dict(ledger.groups)
-            self._offsets_seen = {group_id: dict(offsets) for group_id, offsets in ledger.offsets.items()}
-        _check(ledger.groups == self._groups_seen, "replay", "{} has become {}", self._groups_seen, ledger.groups)
-        _check(ledger.offsets == self._offsets_seen, "replay", "{} has become {}", self._offsets_seen, ledger.offsets)
+            self._groups_seen = dict(store.groups)
+            self._offsets_seen = {group_id: dict(offsets) for group_id, offsets in store.offsets.items()}
+        _check(store.groups == self._groups_seen, "replay", "{} has become {}", self._groups_seen, store.groups)
+        _check(store.offsets == self._offsets_seen, "replay", "{} has become {}", self._offsets_seen, store.offsets)
 
     def _check_group(self, group: ClassicGroup, held: bool) -> None:
         try:
@@ -414,7 +414,7 @@ class Checks:
     # --- groups
 
     def _group(self, group_id: str) -> ClassicGroup:
-        group = self._broker.shard._find(group_id)
+        group = self._broker.shard.group(group_id)
         if group is None:
             raise Breach(f"group: {group_id} is spoken of and not there")
         return group

@@ -244,7 +244,7 @@ class World:
 
     def _is_well(self, group_id: str, living: list[Client]) -> bool:
         clients = [client for client in living if client.spec.group_id == group_id]
-        group = self.broker.shard._find(group_id)
+        group = self.broker.shard.group(group_id)
         if not clients:
             return group is None or (group.state is EMPTY and not group.pending_joins)
         if group is None or group.state is not STABLE:
@@ -263,7 +263,7 @@ class World:
     def _misery(self) -> str:
         groups = [
             f"group {g.group_id} is {g.state.value} in generation {g.generation_id} with {sorted(g.members)}"
-            for g in self.broker.shard._groups.values()
+            for g in self.broker.shard.groups.values()
         ]
         clients = [
             f"{c.name} ({c.spec.make}) {'settled' if c.settled else 'unsettled'} as {c.member_id!r} in "
@@ -282,9 +282,9 @@ class World:
             log = list({entry.key: entry for entry in log}.values())
         for entry in log:
             entry.replay_into(fresh, self.time.timestamp_ms)
-        fresh.loaded(self.time.now_ms, self.time.timestamp_ms)
+        fresh.on_loaded(self.time.now_ms, self.time.timestamp_ms)
         for group_id in "abc":
-            live, found = self.broker.shard._find(group_id), fresh._find(group_id)
+            live, found = self.broker.shard.group(group_id), fresh.group(group_id)
             if live is None or found is None or group_id in self.broker.checks.unstored:
                 continue
             if promised(live) != promised(found):

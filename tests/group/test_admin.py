@@ -8,7 +8,7 @@ from group_invariants import promised
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -45,7 +45,7 @@ def test_an_unknown_group_is_described_as_dead(context: GroupContext, version: i
 
 @pytest.mark.conformance("GC-140")
 def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     described = context.describe()
     assert (described.error_code, described.group_state) == (ErrorCode.NOT_COORDINATOR, "")
 
@@ -82,7 +82,7 @@ def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
 def test_a_rebalancing_group_shows_no_protocol_and_no_metadata(context: GroupContext) -> None:
     (member,) = context.stable(protocols=[("range", b"wants")])
     context.join(protocols=[("range", b"wants")])
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     described = context.describe()
     assert (described.group_state, described.protocol_data) == ("PreparingRebalance", "")
     assert [m.member_metadata for m in described.members] == [b"", b""]
@@ -107,7 +107,7 @@ def test_groups_are_listed_under_their_present_state(context: GroupContext) -> N
         return [name for name in names if GROUP in context.list([name])]
 
     (member,) = context.completing()
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
     assert states() == ["COMPLETINGREBALANCE"]
     context.sync(member.member_id, 1, {})
     assert states() == ["stable"]
@@ -174,7 +174,7 @@ def test_a_null_group_id(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-147")
 def test_delete_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NOT_COORDINATOR}
 
 
@@ -273,7 +273,7 @@ def test_while_a_partition_loads() -> None:
     sync = SyncGroupRequest(group_id=GROUP, member_id="m", protocol_type="consumer", protocol_name="range")
     assert error(sync, 5) == ErrorCode.REBALANCE_IN_PROGRESS
     assert error(HeartbeatRequest(group_id=GROUP, member_id="m"), 4) == ErrorCode.NONE
-    shard.loaded(0)
+    shard.on_loaded(0)
     assert error(DescribeGroupsRequest(groups=[GROUP]), 5) == ErrorCode.NONE
 
 
@@ -286,8 +286,8 @@ def test_unloading_answers_parked_joins(context: GroupContext) -> None:
     members = [leader, follower]
     parked = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
     elsewhere = context.join(group="other")
-    groups = list(context.shard._groups.values())
-    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
+    groups = list(context.shard.groups.values())
+    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
     for answer, member in zip(parked, members, strict=True):
         assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
     assert elsewhere.error is ErrorCode.NOT_COORDINATOR
@@ -300,7 +300,7 @@ def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
     _, *followers = context.completing(3)
     parked = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
-    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
     assert [answer.error for answer in parked] == [ErrorCode.NOT_COORDINATOR] * 2
     assert len(context.log) == records  # no tombstones: the next owner loads it all
     assert context.state() is DEAD

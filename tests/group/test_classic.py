@@ -6,16 +6,16 @@ import pytest
 from group_context import GROUP, subscribing
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.members import Member, Parked, Protocols, most_voted
-from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
+from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE
 
-PARKED = Parked("token", 9)
+PARKED = DelayedRequest("token", 9)
 
 
-def member(member_id: str, *names: str, instance: str | None = None, join: Parked | None = None) -> Member:
+def member(member_id: str, *names: str, instance: str | None = None, join: DelayedRequest | None = None) -> Member:
     protocols: Protocols = tuple((name, name.encode()) for name in names or ("range",))
-    return Member(member_id, instance, "client", "/h", 1_000, 500, protocols, parked_join=join)
+    return Member(member_id, instance, "client", "/h", 1_000, 500, protocols, awaiting_join=join)
 
 
 def group_of(*members: Member, protocol_type: str = "consumer") -> ClassicGroup:
@@ -65,13 +65,13 @@ def test_static_members_and_protocol_names() -> None:
 @pytest.mark.conformance("MB-008")
 def test_what_counts_as_alive() -> None:
     one = member("a")
-    assert not one.counts_as_alive
-    one.parked_join = PARKED
-    assert one.counts_as_alive
-    one.parked_join, one.parked_sync = None, PARKED
-    assert one.counts_as_alive
+    assert not one.has_satisfied_heartbeat
+    one.awaiting_join = PARKED
+    assert one.has_satisfied_heartbeat
+    one.awaiting_join, one.awaiting_sync = None, PARKED
+    assert one.has_satisfied_heartbeat
     one.is_new = True
-    assert not one.counts_as_alive
+    assert not one.has_satisfied_heartbeat
 
 
 # --- votes
@@ -86,7 +86,7 @@ def test_the_vote() -> None:
     group.add(member("c", "sticky", "range"))
     assert group.select_protocol() == "sticky"
     group.add(member("d", "range", "x"))
-    assert group.candidates() == {"range"}
+    assert group.candidate_protocols() == {"range"}
     assert group.select_protocol() == "range"
     with pytest.raises(ValueError, match="without members"):
         most_voted([], {"range"})
@@ -95,21 +95,21 @@ def test_the_vote() -> None:
 @pytest.mark.conformance("ST-025")
 def test_support() -> None:
     group = group_of()
-    assert group.supports("consumer", ["anything"])
-    assert not group.supports("", ["range"])
-    assert not group.supports("consumer", [])
+    assert group.supports_protocols("consumer", ["anything"])
+    assert not group.supports_protocols("", ["range"])
+    assert not group.supports_protocols("consumer", [])
     group.add(member("a", "range", "sticky"))
-    assert group.supports("consumer", ["sticky", "x"])
-    assert not group.supports("consumer", ["x"])
-    assert not group.supports("connect", ["range"])
+    assert group.supports_protocols("consumer", ["sticky", "x"])
+    assert not group.supports_protocols("consumer", ["x"])
+    assert not group.supports_protocols("connect", ["range"])
     group.add(member("b", "range", "x"))
-    assert group.supports("consumer", ["range"])
-    assert not group.supports("consumer", ["sticky"])
+    assert group.supports_protocols("consumer", ["range"])
+    assert not group.supports_protocols("consumer", ["sticky"])
 
 
 def test_a_name_offered_twice_counts_once() -> None:
     group = group_of(member("a", "range", "range"), member("b", "sticky", "range"))
-    assert group.candidates() == {"range"}
+    assert group.candidate_protocols() == {"range"}
 
 
 # --- members of a group
@@ -120,7 +120,7 @@ def test_an_update_replaces_protocols_and_timeouts() -> None:
     one = member("a", "range")
     group = group_of(one, member("b", "range", "sticky"))
     group.update(one, (("sticky", b""),), 5_000, 700)
-    assert group.candidates() == {"sticky"}
+    assert group.candidate_protocols() == {"sticky"}
     assert (group.rebalance_timeout_ms, one.session_timeout_ms) == (5_000, 700)
 
 
@@ -128,11 +128,11 @@ def test_an_update_replaces_protocols_and_timeouts() -> None:
 def test_replacing_a_static_member() -> None:
     group = group_of(member("a", instance="one", join=PARKED), member("b"))
     with pytest.raises(ValueError, match="unknown"):
-        group.replace_static("unknown", "c")
-    old, new = group.replace_static("one", "c")
-    assert (old.member_id, old.parked_join, new.parked_join) == ("a", PARKED, None)
+        group.replace_static_member("unknown", "c")
+    old, new = group.replace_static_member("one", "c")
+    assert (old.member_id, old.awaiting_join, new.awaiting_join) == ("a", PARKED, None)
     assert group.static_members == {"one": "c"}
-    assert (group.leader_id, group.joined_count) == ("c", 0)
+    assert (group.leader_id, group.awaiting_join_count) == ("c", 0)
     assert set(group.members) == {"b", "c"}
 
 
@@ -142,7 +142,7 @@ def test_pending_ids() -> None:
     with pytest.raises(ValueError, match="a is a member"):
         group.add_pending_join("a")
     group.add_pending_join("b")
-    assert not group.all_have_joined
+    assert not group.has_all_members_joined
     group.add(member("b"))
     assert group.pending_joins == set()
 
@@ -165,8 +165,8 @@ def test_pending_syncs() -> None:
     group.add_pending_sync("b")
     group.remove("a")
     assert group.pending_syncs == {"b"}
-    group.transition(PREPARING, 0)
-    group.next_generation(0)
+    group.transition(PREPARING_REBALANCE, 0)
+    group.init_next_generation(0)
     assert group.pending_syncs == set()
 
 
@@ -174,14 +174,14 @@ def test_pending_syncs() -> None:
 def test_a_parked_join_is_taken_once() -> None:
     one = member("a")
     group = group_of(one)
-    assert group.take_join(one) is None
-    assert group.park_join(one, PARKED) is None
-    assert group.joined_count == 1
-    assert group.park_join(one, Parked("later", 9)) == PARKED
-    assert group.joined_count == 1
-    assert group.take_join(one) == Parked("later", 9)
-    assert group.take_join(one) is None
-    assert group.joined_count == 0
+    assert group.take_awaiting_join(one) is None
+    assert group.await_join(one, PARKED) is None
+    assert group.awaiting_join_count == 1
+    assert group.await_join(one, DelayedRequest("later", 9)) == PARKED
+    assert group.awaiting_join_count == 1
+    assert group.take_awaiting_join(one) == DelayedRequest("later", 9)
+    assert group.take_awaiting_join(one) is None
+    assert group.awaiting_join_count == 0
 
 
 @pytest.mark.conformance("ST-063", "ST-064")
@@ -189,14 +189,14 @@ def test_the_leader_stays_if_it_has_joined_else_one_that_has_takes_over() -> Non
     leader, other = member("a"), member("b", join=PARKED)
     group = group_of(leader, other)
     assert group.leader_id == "a"
-    assert group.elect_joined_leader()
+    assert group.maybe_elect_joined_leader()
     assert group.leader_id == "b"
-    group.park_join(leader, PARKED)
-    assert group.elect_joined_leader()
+    group.await_join(leader, PARKED)
+    assert group.maybe_elect_joined_leader()
     assert group.leader_id == "b"
-    group.take_join(leader)
-    group.take_join(other)
-    assert not group.elect_joined_leader()
+    group.take_awaiting_join(leader)
+    group.take_awaiting_join(other)
+    assert not group.maybe_elect_joined_leader()
 
 
 def test_the_lead_passes_on_with_the_leader_s_removal() -> None:
@@ -209,11 +209,11 @@ def test_the_lead_passes_on_with_the_leader_s_removal() -> None:
 
 def test_the_member_check() -> None:
     group = group_of(member("a", instance="one"), member("b"))
-    assert group.check_member("a", "one") is ErrorCode.NONE
-    assert group.check_member("b", None) is ErrorCode.NONE
-    assert group.check_member("b", "one") is ErrorCode.FENCED_INSTANCE_ID
-    assert group.check_member("a", "two") is ErrorCode.UNKNOWN_MEMBER_ID
-    assert group.check_member("c", None) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert group.validate_member("a", "one") is ErrorCode.NONE
+    assert group.validate_member("b", None) is ErrorCode.NONE
+    assert group.validate_member("b", "one") is ErrorCode.FENCED_INSTANCE_ID
+    assert group.validate_member("a", "two") is ErrorCode.UNKNOWN_MEMBER_ID
+    assert group.validate_member("c", None) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 # --- generations
@@ -222,12 +222,12 @@ def test_the_member_check() -> None:
 @pytest.mark.conformance("ST-029", "ST-030")
 def test_the_next_generation() -> None:
     group = group_of(member("a"))
-    group.transition(PREPARING, 1)
-    group.next_generation(2)
-    assert (group.generation_id, group.state, group.protocol_name) == (1, COMPLETING, "range")
-    group.transition(PREPARING, 3)
+    group.transition(PREPARING_REBALANCE, 1)
+    group.init_next_generation(2)
+    assert (group.generation_id, group.state, group.protocol_name) == (1, COMPLETING_REBALANCE, "range")
+    group.transition(PREPARING_REBALANCE, 3)
     group.remove("a")
-    group.next_generation(4)
+    group.init_next_generation(4)
     assert (group.generation_id, group.state, group.protocol_name) == (2, EMPTY, None)
     assert group.state_timestamp_ms == 4
 
@@ -240,23 +240,23 @@ def test_subscribed_topics() -> None:
     group = group_of(subscriber("a", "one"))
     assert group.subscribed_topics is None
     assert not group.subscribes_to("one")  # still Empty
-    group.transition(PREPARING, 0)
+    group.transition(PREPARING_REBALANCE, 0)
     assert group.subscribes_to("anything")  # not known yet
-    group.next_generation(0)
+    group.init_next_generation(0)
     assert group.subscribed_topics == {"one"}
     group.add(subscriber("b", "two"))
     assert group.subscribed_topics == {"one"}
-    group.transition(PREPARING, 0)
-    group.next_generation(0)
+    group.transition(PREPARING_REBALANCE, 0)
+    group.init_next_generation(0)
     assert group.subscribed_topics == {"one", "two"}
     assert group.subscribes_to("two") and not group.subscribes_to("three")
-    group.transition(PREPARING, 0)
+    group.transition(PREPARING_REBALANCE, 0)
     for member_id in ("a", "b"):
         group.remove(member_id)
-    group.next_generation(0)
+    group.init_next_generation(0)
     assert group.subscribed_topics == frozenset()
     other = group_of(member("a"), protocol_type="connect")
-    other.transition(PREPARING, 0)
-    other.next_generation(0)
+    other.transition(PREPARING_REBALANCE, 0)
+    other.init_next_generation(0)
     assert other.subscribed_topics is None
     assert not other.subscribes_to("one")

@@ -15,7 +15,16 @@ from group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
 from group_invariants import check_books, check_state, check_timers
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, REPLIES, Action, Ask, GroupState
+from spark_groupsource.group.states import (
+    COMPLETING_REBALANCE,
+    DEAD,
+    EMPTY,
+    GROUP_RULES,
+    PREPARING_REBALANCE,
+    GroupAction,
+    GroupOperation,
+    GroupState,
+)
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -82,10 +91,10 @@ def staged(context: GroupContext, state: GroupState) -> Cast:
     assert leader.response.leader == leader.member_id
     generation_id = leader.response.generation_id
     members = [(leader.member_id, None), (follower.member_id, None), (static.member_id, "i")]
-    if state is not COMPLETING:
+    if state is not COMPLETING_REBALANCE:
         for member_id, instance_id in members:
             context.sync(member_id, generation_id, {member_id: b"mine"}, instance=instance_id)
-    if state is PREPARING:
+    if state is PREPARING_REBALANCE:
         context.join(leader.member_id, rebalance_ms=LONG_MS)
     if state is EMPTY:
         context.leave(*members)
@@ -109,7 +118,7 @@ def staged(context: GroupContext, state: GroupState) -> Cast:
 
 def snapshot(context: GroupContext) -> object:
     """All a request could change."""
-    group = context.shard._find(GROUP)
+    group = context.shard.group(GROUP)
     soft = group and (
         group.state,
         group.generation_id,
@@ -133,56 +142,58 @@ Expected = tuple[ErrorCode | None, bool]
 """The error, None for a request that is parked, and whether the session is renewed."""
 
 
-def expected_of_member(state: GroupState, ask: Ask, who: Who, generation: Generation) -> Expected:
+def expected_of_member(state: GroupState, ask: GroupOperation, who: Who, generation: Generation) -> Expected:
     """Member, then generation, then state."""
-    answer = REPLIES[state][ask]
-    if state is DEAD or (state is EMPTY and ask is Ask.SYNC):
+    answer = GROUP_RULES[state][ask]
+    if state is DEAD or (state is EMPTY and ask is GroupOperation.SYNC):
         return answer.error, False
     error = member_error(state, who)
     if error is NONE and generation is not Generation.RIGHT:
         error = ILLEGAL
     if error is not NONE:
         return error, False
-    return (None if answer.action is Action.COLLECT else answer.error), answer.renews_session
+    return (None if answer.action is GroupAction.AWAIT_SYNC else answer.error), answer.renews_session
 
 
 def expected_of_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
     if state is EMPTY and generation is Generation.NO:
-        return REPLIES[state][Ask.COMMIT_SIMPLE].error, False
+        return GROUP_RULES[state][GroupOperation.COMMIT_SIMPLE].error, False
     if state is not DEAD and generation is Generation.NO and who is Who.NOBODY:
-        return REPLIES[state][Ask.COMMIT_SIMPLE].error, False
-    return expected_of_member(state, Ask.COMMIT_MEMBER, who, generation)
+        return GROUP_RULES[state][GroupOperation.COMMIT_SIMPLE].error, False
+    return expected_of_member(state, GroupOperation.COMMIT_MEMBER, who, generation)
 
 
 def expected_of_transactional_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
     if generation is Generation.NO and (state is EMPTY or who is Who.NOBODY):
-        return REPLIES[state][Ask.COMMIT_TRANSACTIONAL].error, False
-    return expected_of_member(state, Ask.COMMIT_TRANSACTIONAL, who, generation)
+        return GROUP_RULES[state][GroupOperation.COMMIT_TRANSACTIONAL].error, False
+    return expected_of_member(state, GroupOperation.COMMIT_TRANSACTIONAL, who, generation)
 
 
 def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
-    cells = REPLIES[state]
+    cells = GROUP_RULES[state]
     if state is DEAD:
-        return cells[Ask.JOIN_KNOWN].error, False
+        return cells[GroupOperation.JOIN_KNOWN].error, False
     if who is Who.NOBODY or who is Who.PENDING or (who is Who.RETURNED and state is EMPTY):
-        assert cells[Ask.JOIN_NEW].action is Action.ADMIT
+        assert cells[GroupOperation.JOIN_NEW].action is GroupAction.ADD_MEMBER
         return None, False
     if who is Who.RETURNED:
         # in Stable the vote stays as it is, so the record is stored and the join answered
-        return (NONE if cells[Ask.REPLACE_STATIC].action is Action.KEEP_VOTE else None), False
+        return (
+            NONE if cells[GroupOperation.REPLACE_STATIC].action is GroupAction.STORE_IF_PROTOCOL_KEPT else None
+        ), False
     error = member_error(state, who)
     if error is not NONE:
         return error, False
-    action = cells[Ask.JOIN_KNOWN].action
-    answered = action is Action.ANSWER_UNCHANGED or (
-        action is Action.ANSWER_UNCHANGED_FOLLOWER and who is not Who.LEADER
+    action = cells[GroupOperation.JOIN_KNOWN].action
+    answered = action is GroupAction.RETURN_IF_UNCHANGED or (
+        action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and who is not Who.LEADER
     )
     return (NONE if answered and not changed else None), False
 
 
 def expected_of_leave(state: GroupState, who: Who) -> Expected:
     if state is DEAD:
-        return REPLIES[state][Ask.LEAVE].error, False
+        return GROUP_RULES[state][GroupOperation.LEAVE].error, False
     if who is Who.PENDING or (who is Who.RETURNED and state is not EMPTY):
         return NONE, False  # a pending id goes; an operator removes a static member by its instance id
     return member_error(state, who), False
@@ -195,7 +206,7 @@ def check(context: GroupContext, before: object, answer: ErrorCode | None, expec
         assert context.session_deadline(asker) == context.clock.now_ms() + SESSION_MS
     elif error not in (None, NONE):
         assert snapshot(context) == before, "a refused request has changed something"
-    group = context.shard._find(GROUP)
+    group = context.shard.group(GROUP)
     if group is not None and group.state is not DEAD:
         check_books(group)
         check_timers(group, context.timers)
@@ -228,11 +239,11 @@ def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, c
     if api is JoinGroupRequest:
         return expected_of_join(state, who, changed)
     if api is SyncGroupRequest:
-        error, renews = expected_of_member(state, Ask.SYNC, who, generation)
+        error, renews = expected_of_member(state, GroupOperation.SYNC, who, generation)
         # the leader's assignment is stored, and everybody is answered
         return (NONE if error is None and who is Who.LEADER else error), renews
     if api is HeartbeatRequest:
-        return expected_of_member(state, Ask.HEARTBEAT, who, generation)
+        return expected_of_member(state, GroupOperation.HEARTBEAT, who, generation)
     if api is LeaveGroupRequest:
         return expected_of_leave(state, who)
     if api is OffsetCommitRequest:
@@ -250,9 +261,9 @@ OF_MEMBERS = {
     TxnOffsetCommitRequest: (tuple(Generation), (False,)),
 }
 OF_ANYBODY = {
-    OffsetFetchRequest: Ask.FETCH,
-    OffsetDeleteRequest: Ask.DELETE_OFFSETS,
-    DeleteGroupsRequest: Ask.DELETE_GROUP,
+    OffsetFetchRequest: GroupOperation.FETCH,
+    OffsetDeleteRequest: GroupOperation.DELETE_OFFSETS,
+    DeleteGroupsRequest: GroupOperation.DELETE_GROUP,
     DescribeGroupsRequest: None,
     ListGroupsRequest: None,
 }
@@ -302,14 +313,14 @@ def test_every_request_of_anybody_in_every_state(state: GroupState, api: Any) ->
         assert context.list()[GROUP].group_state == state.value
 
     answer = OF_ANYBODY[api]
-    assert error is (NONE if answer is None else REPLIES[state][answer].error)
+    assert error is (NONE if answer is None else GROUP_RULES[state][answer].error)
     if api in (OffsetFetchRequest, DescribeGroupsRequest, ListGroupsRequest) or error is not NONE:
         assert snapshot(context) == before
     if api is OffsetDeleteRequest and error is NONE:
         # the subscriptions cannot be read, so where there are members every topic counts as subscribed to
         assert context.fetch() == ({} if state is EMPTY else {("topic", 0): 7})
     if api is DeleteGroupsRequest and error is NONE:
-        assert context.shard._find(GROUP) is None and context.fetch() == {}
+        assert context.shard.group(GROUP) is None and context.fetch() == {}
 
 
 def test_every_request_of_the_coordinator_is_walked() -> None:

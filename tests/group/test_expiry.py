@@ -8,7 +8,7 @@ import pytest
 from group_context import CONFIG, GROUP, REBALANCE_MS, GroupContext, subscribing
 
 from spark_groupsource.group import GroupConfig
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, GroupState
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupState
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, decode_key
 
@@ -74,7 +74,7 @@ def test_an_empty_group_s_offsets_expire_after_it_emptied(context: GroupContext)
     context.clock.advance_ms(1)
     assert expire(context) == 2  # the offset and the group
     assert context.state() is DEAD
-    assert context.shard.ledger.groups == {}
+    assert context.shard.store.groups == {}
 
 
 @pytest.mark.conformance("ST-026")
@@ -84,7 +84,7 @@ def test_nothing_expires_once_a_member_is_back(context: GroupContext) -> None:
     context.leave((member.member_id, None))
     context.clock.advance_ms(RETENTION_MS)
     context.join(protocols=subscribing("topic"))
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert expire(context) == 0
 
 
@@ -121,7 +121,9 @@ def test_a_loaded_group_without_a_record_goes_with_its_offsets(context: GroupCon
 
 @pytest.mark.conformance("ST-068")
 @pytest.mark.parametrize("protocol_type", ["consumer", "connect"])
-@pytest.mark.parametrize("state", [EMPTY, PREPARING, COMPLETING, STABLE], ids=lambda state: state.value)
+@pytest.mark.parametrize(
+    "state", [EMPTY, PREPARING_REBALANCE, COMPLETING_REBALANCE, STABLE], ids=lambda state: state.value
+)
 def test_which_groups_lose_offsets(context: GroupContext, state: GroupState, protocol_type: str) -> None:
     """An Empty one all, a Stable one of consumers what nobody subscribes to, every other one none."""
     (member,) = context.completing(
@@ -132,9 +134,9 @@ def test_which_groups_lose_offsets(context: GroupContext, state: GroupState, pro
     context.commit(2, member.member_id, 1, topic="old")
     if state is EMPTY:
         context.leave((member.member_id, None))
-    elif state is PREPARING:
+    elif state is PREPARING_REBALANCE:
         context.join(protocol_type=protocol_type, protocols=subscribing("topic"), rebalance_ms=600_000)
-    elif state is COMPLETING:
+    elif state is COMPLETING_REBALANCE:
         context.join(member.member_id, protocol_type=protocol_type, protocols=subscribing("topic"))
     context.clock.advance_ms(RETENTION_MS)
     assert context.state() is state
@@ -190,7 +192,7 @@ def test_an_empty_group_without_offsets_goes_at_once(context: GroupContext) -> N
     (member,) = context.stable(session_ms=600_000)
     assert expire(context) == 0
     context.join(session_ms=600_000)
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert expire(context) == 0
     context.advance(REBALANCE_MS)
     (newcomer,) = context.group().members
@@ -205,7 +207,7 @@ def test_a_group_with_a_pending_id_is_left_alone(context: GroupContext) -> None:
     pending = context.join(version=4)
     assert expire(context) == 0
     context.join(pending.member_id, version=4)
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
 
 
 def test_a_group_whose_last_offset_was_deleted_goes_without_a_record(context: GroupContext) -> None:
@@ -234,7 +236,7 @@ def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext
     context.commit(2, group="simple")
     context.commit(3, group="simple", topic="other")
     gone = [TopicPartition("topic", 0), TopicPartition("never", 0)]
-    context.settle(context.shard.partitions_deleted(gone, context.clock.timestamp_ms()))
+    context.settle(context.shard.on_partitions_deleted(gone, context.clock.timestamp_ms()))
     assert context.fetch() == {("topic", 1): 1}
     assert context.fetch(group="simple") == {("other", 0): 3}
     assert context.state(GROUP) is STABLE
@@ -245,7 +247,7 @@ def test_offsets_of_deleted_partitions_go_though_their_transaction_is_open(conte
     context.commit_in_transaction(1, partitions=(0, 1))
     context.commit(2, partitions=(0,))
     records = len(context.log)
-    context.settle(context.shard.partitions_deleted([TopicPartition("topic", 0)], context.clock.timestamp_ms()))
+    context.settle(context.shard.on_partitions_deleted([TopicPartition("topic", 0)], context.clock.timestamp_ms()))
     assert len(context.log) == records + 1
     context.end_transaction(7, True)
     assert context.fetch() == {("topic", 1): 1}

@@ -8,7 +8,7 @@ import pytest
 from group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, Answer, GroupContext
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 
 NEW_MEMBER_MS = CONFIG.group_new_member_join_timeout_ms
 
@@ -30,7 +30,7 @@ FOUR_OF_FIVE = sorted(["NONE"] * 4 + ["GROUP_MAX_SIZE_REACHED"])
 
 @pytest.mark.conformance("GC-003")
 def test_join_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     assert context.join().error is ErrorCode.NOT_COORDINATOR
 
 
@@ -182,7 +182,7 @@ def test_leader_and_follower_learn_the_protocol_type(context: GroupContext) -> N
 @pytest.mark.conformance("GC-004", "JM-007")
 def test_a_full_group_refuses_a_new_member(context: GroupContext) -> None:
     context.completing(4)
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
     answer = context.join()
     assert (answer.error, answer.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
 
@@ -215,7 +215,7 @@ def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> No
 def test_parked_members_may_join_again_without_being_counted_twice(context: GroupContext) -> None:
     ids = [context.join(version=4).member_id for _ in range(5)]
     first = [context.join(member_id, version=4) for member_id in ids]
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     second = [context.join(member_id, version=4) for member_id in ids]
     context.advance(4 * DELAY_MS)
     assert errors(second) == FOUR_OF_FIVE
@@ -228,7 +228,7 @@ def test_the_last_to_rejoin_a_group_over_its_limit_are_turned_away() -> None:
     wide = GroupContext(replace(CONFIG, group_max_size=6))
     members = wide.stable(6)
     context = GroupContext(CONFIG, log=wide.log)
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert len(context.group().members) == 6
 
     answers = [context.join(member.member_id) for member in members]
@@ -269,7 +269,7 @@ def test_a_new_member_parked_too_long_is_sent_away_and_the_old_one_stays(context
 def test_new_members_silent_after_join_are_removed(context: GroupContext) -> None:
     context.completing(2, rebalance_ms=10 * SESSION_MS)
     context.advance(SESSION_MS - 1)
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
     context.advance(1)
     assert context.state() is EMPTY
     assert context.group().generation_id == 2
@@ -298,8 +298,8 @@ def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_
     assert not context.group().members
     context.advance(100)  # the join phase ends with nobody
     assert (context.state(), context.group().generation_id) == (EMPTY, 1)
-    assert context.shard.ledger.groups[GROUP].members == ()
-    assert context.shard.ledger.groups[GROUP].protocol_type == "consumer"
+    assert context.shard.store.groups[GROUP].members == ()
+    assert context.shard.store.groups[GROUP].protocol_type == "consumer"
 
 
 # --- pending ids
@@ -326,7 +326,7 @@ def rebalancing_with_a_pending_id(context: GroupContext) -> tuple[list[Answer], 
     first, second = context.stable(2)
     pending = context.join(version=4).member_id
     answers = [context.join(first.member_id), context.join(second.member_id)]
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert all(answer.parked for answer in answers)
     return answers, pending
 
@@ -338,7 +338,7 @@ def test_a_phase_waits_for_a_pending_id(context: GroupContext) -> None:
     assert {answer.error for answer in answers} == {ErrorCode.NONE}
     assert len(context.group().members) == 3
     assert context.group().pending_joins == set()
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.conformance("GC-087", "JM-087")
@@ -383,14 +383,14 @@ def test_an_unchanged_leader_asks_for_a_rebalance(context: GroupContext) -> None
     (member,) = context.stable()
     answer = context.join(member.member_id)
     assert answer.response.generation_id == 2
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.conformance("JM-036")
 def test_a_follower_with_other_metadata_asks_for_a_rebalance(context: GroupContext) -> None:
     _, follower = context.stable(2)
     assert context.join(follower.member_id, protocols=[("range", b"other")]).parked
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
 
 
 @pytest.mark.conformance("JM-034")
@@ -398,7 +398,7 @@ def test_other_metadata_while_completing_begins_again(context: GroupContext) -> 
     (member,) = context.completing()
     answer = context.join(member.member_id, protocols=[("range", b"other")])
     assert answer.response.generation_id == 2
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.parametrize("who, listed", [(0, 2), (1, 0)])
@@ -407,7 +407,7 @@ def test_a_lost_join_answer_is_repeated(context: GroupContext, who: int, listed:
     answer = context.join(members[who].member_id)
     assert answer.response.generation_id == 1
     assert len(answer.response.members) == listed
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_a_group_that_died_during_the_delay_is_left_alone(context: GroupContext)
 def test_a_join_that_makes_a_group_is_recorded(context: GroupContext) -> None:
     context.join(version=4)
     assert len(context.log) == 1
-    stored = context.shard.ledger.groups[GROUP]
+    stored = context.shard.store.groups[GROUP]
     assert (stored.protocol_type, stored.generation_id, stored.members) == ("", 0, ())
 
 

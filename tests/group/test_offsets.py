@@ -8,7 +8,7 @@ import pytest
 from group_context import CONFIG, GROUP, GroupContext, subscribing
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetFetchRequest
 
@@ -50,7 +50,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 @pytest.mark.conformance("SM-041", "SM-036")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     assert context.commit(1) == [ErrorCode.NOT_COORDINATOR]
     assert context.log == []
 
@@ -73,7 +73,7 @@ def test_members_are_checked(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-111", "GC-112", "GC-113", "OM-007", "ST-065")
 def test_while_completing(context: GroupContext) -> None:
     (member,) = context.completing()
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
     assert context.commit(1, member.member_id, 1) == [ErrorCode.REBALANCE_IN_PROGRESS]
     assert context.commit(1, "made-up", 1) == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert context.commit(1, member.member_id, 0) == [ErrorCode.ILLEGAL_GENERATION]
@@ -83,7 +83,7 @@ def test_while_completing(context: GroupContext) -> None:
 def test_while_preparing_the_old_generation_still_commits(context: GroupContext) -> None:
     (member,) = context.stable()
     context.join()
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert context.commit(5, member.member_id, 1) == NONE
     assert context.fetch() == {TP: 5}
 
@@ -128,14 +128,14 @@ def test_offset_metadata_and_epoch_are_returned(context: GroupContext) -> None:
 @pytest.mark.conformance("MI-008")
 def test_null_metadata_is_stored_as_empty(context: GroupContext) -> None:
     context.commit(1, metadata=None)
-    assert context.shard.ledger.offsets[GROUP][TP].metadata == ""
+    assert context.shard.store.offsets[GROUP][TP].metadata == ""
 
 
 @pytest.mark.conformance("OM-009", "SM-057", "MI-008")
 @pytest.mark.parametrize("version", [2, 4, 5])
 def test_retention_of_the_request(context: GroupContext, version: int) -> None:
     context.commit(1, retention_ms=1_234, version=version)
-    stored = context.shard.ledger.offsets[GROUP][TP]
+    stored = context.shard.store.offsets[GROUP][TP]
     assert stored.commit_timestamp_ms == context.clock.timestamp_ms()
     assert stored.expire_timestamp_ms == (context.clock.timestamp_ms() + 1_234 if version < 5 else -1)
     assert context.log[0][1] is not None
@@ -228,7 +228,7 @@ def test_a_dead_group_has_no_offsets(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-109", "SM-012")
 @pytest.mark.parametrize("version", range(1, 10))
 def test_fetch_where_the_partition_is_not_owned(context: GroupContext, version: int) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     response = context.fetch_answer(GROUP, [TP], version).response
     if version >= 8:
         (error,) = [group.error_code for group in response.groups]

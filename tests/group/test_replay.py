@@ -8,8 +8,8 @@ import pytest
 from group_context import CONFIG, GROUP, SESSION_MS, GroupContext, subscribing
 
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
-from spark_groupsource.group.ledger import Ledger
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import (
     GroupKey,
@@ -69,7 +69,7 @@ def stored_group(*members: MemberValue, version: int = 3, protocol_type: str = "
 )
 def test_offset_records_of_known_bytes(hex_value: str, expected: OffsetValue) -> None:
     context = GroupContext(log=[(KEY, bytes.fromhex(hex_value))])
-    assert context.shard.ledger.offsets == {"g1": {ORDERS_3: expected}}
+    assert context.shard.store.offsets == {"g1": {ORDERS_3: expected}}
     assert context.fetch(group="g1") == {ORDERS_3: 42}
     assert context.describe("g1").group_state == "Empty"
 
@@ -94,7 +94,7 @@ def test_what_is_written_has_these_bytes() -> None:
 @pytest.mark.parametrize("key", [KEY, GROUP_KEY], ids=["offset", "group"])
 def test_a_value_of_an_unknown_version_is_an_error(key: bytes) -> None:
     with pytest.raises(CorruptRecordError, match="version 5"):
-        Ledger().replay(key, b"\x00\x05" + bytes(40))
+        GroupStore().replay(key, b"\x00\x05" + bytes(40))
 
 
 @pytest.mark.conformance("SM-068", "SM-069")
@@ -197,7 +197,7 @@ def test_a_group_with_members_is_stable_at_once() -> None:
     described = context.describe()
     assert {m.member_id: m.member_assignment for m in described.members} == {"a": b"mine", "b": b"mine"}
     assert {m.client_host for m in described.members} == {"/10.0.0.7"}
-    assert context.shard.ledger.offsets[GROUP][TopicPartition("topic", 0)].expire_timestamp_ms == -1
+    assert context.shard.store.offsets[GROUP][TopicPartition("topic", 0)].expire_timestamp_ms == -1
 
 
 @pytest.mark.conformance("SM-025")
@@ -242,7 +242,7 @@ def test_a_loaded_group_over_its_limit_is_rebalanced() -> None:
     members = [member_value(f"m{i}") for i in range(3)]
     config = replace(CONFIG, group_max_size=2)
     context = GroupContext(config, log=[(group_key(), stored_group(*members))])
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert len(context.group().members) == 3
     assert context.heartbeat("m0", 5) is ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -268,7 +268,7 @@ def test_a_round_in_flight_is_lost_and_the_last_stored_one_holds() -> None:
     before = GroupContext()
     (member,) = before.stable()
     before.join(member.member_id)
-    assert (before.state(), before.group().generation_id) == (COMPLETING, 2)
+    assert (before.state(), before.group().generation_id) == (COMPLETING_REBALANCE, 2)
     context = GroupContext(log=before.log)
     assert (context.state(), context.group().generation_id) == (STABLE, 1)
     assert context.heartbeat(member.member_id, 2) is ErrorCode.ILLEGAL_GENERATION
@@ -280,4 +280,4 @@ def test_a_member_that_kept_only_one_protocol_may_bring_the_others_again() -> No
     _, follower = before.stable(2, protocols=two)
     context = GroupContext(log=before.log)
     assert context.join(follower.member_id, protocols=two).parked  # other metadata than what is stored
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE

@@ -7,7 +7,7 @@ from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContex
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import JoinTimer, SessionTimer, SyncTimer
-from spark_groupsource.group.states import COMPLETING, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -22,7 +22,7 @@ def context() -> GroupContext:
 
 @pytest.mark.conformance("GC-065", "GC-122", "GC-131")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     assert context.heartbeat("member", 1) is ErrorCode.NOT_COORDINATOR
     assert context.leave(("member", None)).error is ErrorCode.NOT_COORDINATOR
     assert context.leave(("", "instance"), ("", "other")).error is ErrorCode.NOT_COORDINATOR
@@ -192,7 +192,7 @@ def test_a_member_leaves(context: GroupContext, version: int) -> None:
     assert context.state() is EMPTY
     assert context.timers == {}
     assert len(context.log) == records + 1
-    stored = context.shard.ledger.groups[GROUP]
+    stored = context.shard.store.groups[GROUP]
     assert stored.members == ()
     assert (stored.generation_id, stored.protocol_type) == (2, "consumer")
     assert stored.protocol_name is stored.leader is None
@@ -264,7 +264,7 @@ def test_a_parked_join_of_one_who_leaves_is_answered(context: GroupContext) -> N
     parked = context.join(follower.member_id, protocols=[("range", b"new")])
     context.leave((follower.member_id, None))
     assert parked.error is UNKNOWN
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
 
 
 def test_a_parked_sync_of_one_who_leaves_is_answered(context: GroupContext) -> None:
@@ -272,7 +272,7 @@ def test_a_parked_sync_of_one_who_leaves_is_answered(context: GroupContext) -> N
     parked = context.sync(follower.member_id, 1)
     context.leave((follower.member_id, None))
     assert parked.error is UNKNOWN
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
 
 
 def test_the_last_missing_member_leaving_completes_the_phase(context: GroupContext) -> None:
@@ -280,7 +280,7 @@ def test_the_last_missing_member_leaving_completes_the_phase(context: GroupConte
     parked = context.join(leader.member_id)
     context.leave((follower.member_id, None))
     assert parked.response.generation_id == 2
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 def test_all_leaving_in_the_initial_delay_ends_it_empty(context: GroupContext) -> None:
@@ -288,7 +288,7 @@ def test_all_leaving_in_the_initial_delay_ends_it_empty(context: GroupContext) -
     member_id = next(iter(context.group().members))
     context.leave((member_id, None))
     assert answer.error is UNKNOWN
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     context.advance(DELAY_MS)
     assert (context.state(), context.group().generation_id) == (EMPTY, 1)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.ledger import Ledger
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.group.members import Protocols
-from spark_groupsource.group.states import EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 
 GROUPS = st.sampled_from(["a", "a", "b"])
@@ -41,7 +41,7 @@ class Coordinator(RuleBasedStateMachine):
 
     def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
         """A member that is, one that was, or nobody."""
-        group = self.context.shard._find(group_id)
+        group = self.context.shard.group(group_id)
         members = list(group.members.values()) if group else []
         generation_id = group.generation_id if group else 0
         if at < len(members):
@@ -63,14 +63,14 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(group=GROUPS)
     def all_join(self, group: str) -> None:
-        found = self.context.shard._find(group)
+        found = self.context.shard.group(group)
         for member in list(found.members.values()) if found else []:
             instance = member.group_instance_id
             self.context.join(member.member_id, group=group, instance=instance, protocols=member.protocols)
 
     @rule(group=GROUPS)
     def all_sync(self, group: str) -> None:
-        found = self.context.shard._find(group)
+        found = self.context.shard.group(group)
         members = list(found.members) if found else []
         for member_id in members:
             assignments = {m: f"{m}@{found.generation_id}".encode() for m in members}
@@ -83,11 +83,11 @@ class Coordinator(RuleBasedStateMachine):
         """Lets the clients of a group do what it takes to be Stable, if the log lets them."""
         self.context.release_appends()
         self.all_join(group)
-        if not self.context.shard.ledger.knows(group):
+        if not self.context.shard.store.contains(group):
             self.context.join(group=group)
-        found = self.context.shard._find(group)
+        found = self.context.shard.group(group)
         for _ in range(4):
-            if found is not None and found.state is PREPARING:
+            if found is not None and found.state is PREPARING_REBALANCE:
                 self.context.advance(50)
         self.all_sync(group)
 
@@ -152,7 +152,7 @@ class Coordinator(RuleBasedStateMachine):
         if not really:
             return
         self.context.release_appends()
-        self.context.settle(self.context.shard.unload(self.context.clock.now_ms(), 0))
+        self.context.settle(self.context.shard.on_unloaded(self.context.clock.now_ms(), 0))
         assert self.context.parked_count() == 0
         ids = self.context._ids
         self.context = GroupContext(self.context.config, log=self.context.log)
@@ -161,14 +161,14 @@ class Coordinator(RuleBasedStateMachine):
 
     @invariant()
     def the_log_holds_the_lasting_state(self) -> None:
-        ledger = Ledger()
+        store = GroupStore()
         for key, value in self.context.log:
-            ledger.replay(key, value)
-        assert ledger == self.context.shard.ledger
+            store.replay(key, value)
+        assert store == self.context.shard.store
 
     @invariant()
     def every_group_is_sound(self) -> None:
-        for group in self.context.shard._groups.values():
+        for group in self.context.shard.groups.values():
             check_books(group)
             check_timers(group, self.context.timers)
             check_state(group, appends_pending=bool(self.context._held))
@@ -177,10 +177,10 @@ class Coordinator(RuleBasedStateMachine):
     def a_restart_finds_what_was_promised(self) -> None:
         if self.failed or self.context._held:
             return  # a group that emptied, and could not be stored so, is found as it was before
-        for group in self.context.shard._groups.values():
+        for group in self.context.shard.groups.values():
             if group.state not in (EMPTY, STABLE):
                 continue
-            stored = ClassicGroup.from_value(group.group_id, self.context.shard.ledger.groups.get(group.group_id))
+            stored = ClassicGroup.from_value(group.group_id, self.context.shard.store.groups.get(group.group_id))
             assert promised(stored) == promised(group)
 
 

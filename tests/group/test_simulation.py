@@ -16,12 +16,12 @@ from sim_world import run
 from simulation import main, simulate
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import SessionTimer, offsets, rebalance, sessions, shard, sync
-from spark_groupsource.group.answers import join_answer, sync_success
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.ledger import Ledger
-from spark_groupsource.group.outcome import Turn
-from spark_groupsource.group.pending import PendingOffsets
+from spark_groupsource.group import SessionTimer, committed_offsets, group_shard, member_sessions, rebalance, sync_group
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.group.outcome import OutcomeBuilder
+from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
+from spark_groupsource.group.responses import join_response, sync_success_response
 from spark_groupsource.wire.group_records import GroupKey, decode_key
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20240"))
@@ -42,40 +42,42 @@ def test_whatever_happens_the_invariants_hold_and_everybody_gets_in(part: int) -
 
 def two_leaders(patch: Patch) -> None:
     patch.setattr(
-        rebalance, "join_success", lambda group, member_id: join_answer(group, member_id, member_id, with_members=True)
+        rebalance, "join_success_response", lambda group, member_id: join_response(
+            group, member_id, member_id, with_members=True
+        )
     )
 
 
 def generations_do_not_count(patch: Patch) -> None:
-    def believe(turn: Turn, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
+    def believe(turn: OutcomeBuilder, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
         return ErrorCode.NONE
 
-    patch.setattr(offsets, "_check_commit", believe)
+    patch.setattr(committed_offsets, "_check_commit", believe)
 
 
 def heartbeats_are_believed(patch: Patch) -> None:
-    patch.setattr(sessions, "_heartbeat", lambda turn, group, request: ErrorCode.NONE)
+    patch.setattr(member_sessions, "_heartbeat", lambda turn, group, request: ErrorCode.NONE)
 
 
 def followers_get_the_leader_s_share(patch: Patch) -> None:
     def hand_out(group: ClassicGroup, assignment: bytes) -> Any:
-        return sync_success(group, group.members[group.leader_id or ""].assignment)
+        return sync_success_response(group, group.members[group.leader_id or ""].assignment)
 
-    patch.setattr(sync, "sync_success", hand_out)
+    patch.setattr(sync_group, "sync_success_response", hand_out)
 
 
 def commits_are_dropped(patch: Patch) -> None:
-    store = Turn.store_offset
+    store = OutcomeBuilder.store_offset
 
-    def forget(turn: Turn, key: Any, value: Any) -> None:
+    def forget(turn: OutcomeBuilder, key: Any, value: Any) -> None:
         if value is None or key.partition != 1:
             store(turn, key, value)
 
-    patch.setattr(Turn, "store_offset", forget)
+    patch.setattr(OutcomeBuilder, "store_offset", forget)
 
 
 def failed_commits_are_acknowledged(patch: Patch) -> None:
-    patch.setattr(offsets, "commit_failed", lambda response, error: response)
+    patch.setattr(committed_offsets, "failed_commit_response", lambda response, error: response)
 
 
 def replay_forgets_a_member(patch: Patch) -> None:
@@ -90,18 +92,20 @@ def replay_forgets_a_member(patch: Patch) -> None:
 
 
 def replay_keeps_what_was_deleted(patch: Patch) -> None:
-    replay = Ledger.replay
+    replay = GroupStore.replay
 
-    def keep(ledger: Ledger, key: bytes, value: bytes | None, *args: Any) -> None:
+    def keep(store: GroupStore, key: bytes, value: bytes | None, *args: Any) -> None:
         if value is not None or isinstance(decode_key(key), GroupKey):
-            replay(ledger, key, value, *args)
+            replay(store, key, value, *args)
 
-    patch.setattr(Ledger, "replay", keep)
+    patch.setattr(GroupStore, "replay", keep)
 
 
 def aborted_offsets_count(patch: Patch) -> None:
-    end = PendingOffsets.end
-    patch.setattr(PendingOffsets, "end", lambda pending, producer_id, committed: end(pending, producer_id, True))
+    end = PendingTransactionalOffsets.end
+    patch.setattr(
+        PendingTransactionalOffsets, "end", lambda pending, producer_id, committed: end(pending, producer_id, True)
+    )
 
 
 def subscribed_offsets_expire(patch: Patch) -> None:
@@ -117,11 +121,11 @@ def join_phases_do_not_end(patch: Patch) -> None:
 
 
 def nobody_is_told_of_a_round(patch: Patch) -> None:
-    patch.setattr(sessions, "rebalance_or_complete", lambda turn, group, reason: None)
+    patch.setattr(member_sessions, "rebalance_or_complete", lambda turn, group, reason: None)
 
 
 def restarts_begin_no_sessions(patch: Patch) -> None:
-    patch.setattr(shard, "SessionTimer", lambda group_id, member_id: SessionTimer(group_id, "nobody"))
+    patch.setattr(group_shard, "SessionTimer", lambda group_id, member_id: SessionTimer(group_id, "nobody"))
 
 
 BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [

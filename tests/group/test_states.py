@@ -9,45 +9,45 @@ import pytest
 from group_context import GROUP, RANGE, SESSION_MS, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic import ClassicGroup
+from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.states import (
-    COMPLETING,
+    COMPLETING_REBALANCE,
     DEAD,
     EMPTY,
-    PREPARING,
-    REPLIES,
+    GROUP_RULES,
+    GROUP_TRANSITIONS,
+    PREPARING_REBALANCE,
     STABLE,
-    TRANSITIONS,
-    Action,
-    Ask,
+    GroupAction,
+    GroupOperation,
     GroupState,
-    IllegalTransition,
+    IllegalTransitionError,
     can_rebalance,
 )
 
 LEGAL = {
-    (STABLE, PREPARING): "ST-005",
+    (STABLE, PREPARING_REBALANCE): "ST-005",
     (STABLE, DEAD): "ST-006",
-    (COMPLETING, PREPARING): "ST-007",
-    (PREPARING, DEAD): "ST-008",
-    (PREPARING, EMPTY): "ST-009",
+    (COMPLETING_REBALANCE, PREPARING_REBALANCE): "ST-007",
+    (PREPARING_REBALANCE, DEAD): "ST-008",
+    (PREPARING_REBALANCE, EMPTY): "ST-009",
     (EMPTY, DEAD): "ST-010",
-    (COMPLETING, STABLE): "ST-011",
+    (COMPLETING_REBALANCE, STABLE): "ST-011",
     (DEAD, DEAD): "ST-018",
-    (EMPTY, PREPARING): None,
-    (PREPARING, COMPLETING): None,
-    (COMPLETING, DEAD): None,
+    (EMPTY, PREPARING_REBALANCE): None,
+    (PREPARING_REBALANCE, COMPLETING_REBALANCE): None,
+    (COMPLETING_REBALANCE, DEAD): None,
 }
 ILLEGAL = {
     (EMPTY, STABLE): "ST-012",
     (STABLE, STABLE): "ST-013",
-    (EMPTY, COMPLETING): "ST-014",
-    (PREPARING, PREPARING): "ST-015",
-    (PREPARING, STABLE): "ST-016",
-    (COMPLETING, COMPLETING): "ST-017",
+    (EMPTY, COMPLETING_REBALANCE): "ST-014",
+    (PREPARING_REBALANCE, PREPARING_REBALANCE): "ST-015",
+    (PREPARING_REBALANCE, STABLE): "ST-016",
+    (COMPLETING_REBALANCE, COMPLETING_REBALANCE): "ST-017",
     (DEAD, STABLE): "ST-019",
-    (DEAD, PREPARING): "ST-020",
-    (DEAD, COMPLETING): "ST-021",
+    (DEAD, PREPARING_REBALANCE): "ST-020",
+    (DEAD, COMPLETING_REBALANCE): "ST-021",
 }
 
 
@@ -64,12 +64,12 @@ def transition_cases() -> list[object]:
 def test_only_the_transitions_of_the_table_are_allowed(old: GroupState, new: GroupState) -> None:
     group = ClassicGroup(GROUP)
     group.state = old
-    assert (old in TRANSITIONS[new]) is ((old, new) in LEGAL)
+    assert (old in GROUP_TRANSITIONS[new]) is ((old, new) in LEGAL)
     if (old, new) in LEGAL:
         group.transition(new, 5)
         assert (group.state, group.state_timestamp_ms) == (new, 5)
     else:
-        with pytest.raises(IllegalTransition, match=f"{GROUP} cannot go from {old.value} to {new.value}"):
+        with pytest.raises(IllegalTransitionError, match=f"{GROUP} cannot go from {old.value} to {new.value}"):
             group.transition(new, 5)
         assert group.state is old
 
@@ -78,8 +78,8 @@ def test_only_the_transitions_of_the_table_are_allowed(old: GroupState, new: Gro
     "state, allowed",
     [
         pytest.param(STABLE, True, marks=pytest.mark.conformance("ST-001")),
-        pytest.param(COMPLETING, True, marks=pytest.mark.conformance("ST-002")),
-        pytest.param(PREPARING, False, marks=pytest.mark.conformance("ST-003")),
+        pytest.param(COMPLETING_REBALANCE, True, marks=pytest.mark.conformance("ST-002")),
+        pytest.param(PREPARING_REBALANCE, False, marks=pytest.mark.conformance("ST-003")),
         pytest.param(DEAD, False, marks=pytest.mark.conformance("ST-004")),
         (EMPTY, True),
     ],
@@ -97,11 +97,11 @@ def in_state(context: GroupContext, state: GroupState) -> list[Joined]:
         context.commit(7)
         return []
     members = context.completing(instances=["i-0", "i-1"])
-    if state is COMPLETING:
+    if state is COMPLETING_REBALANCE:
         return members
     for member in members:
         context.sync(member.member_id, 1, {}, instance=member.instance_id)
-    if state is PREPARING:
+    if state is PREPARING_REBALANCE:
         context.join(members[0].member_id, instance="i-0")  # the leader asks for it
     if state is DEAD:
         context.kill()
@@ -123,40 +123,42 @@ def sync_error(context: GroupContext, member: Joined) -> ErrorCode | None:
     return None if answer.parked else answer.error
 
 
-ASKS: dict[Ask, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
-    Ask.JOIN_NEW: lambda c, m: join_error(c, "", None),
-    Ask.JOIN_KNOWN: lambda c, m: join_error(c, follower(m).member_id, follower(m).instance_id),
-    Ask.REPLACE_STATIC: lambda c, m: join_error(c, "", "i-1"),
-    Ask.SYNC: lambda c, m: sync_error(c, follower(m)),
-    Ask.HEARTBEAT: lambda c, m: c.heartbeat(follower(m).member_id, follower(m).generation_id),
-    Ask.LEAVE: lambda c, m: c.leave(("not-a-member", None)).error,
-    Ask.COMMIT_MEMBER: lambda c, m: c.commit(1, follower(m).member_id, follower(m).generation_id)[0],
-    Ask.COMMIT_SIMPLE: lambda c, m: c.commit(1)[0],
-    Ask.COMMIT_TRANSACTIONAL: lambda c, m: c.commit_in_transaction(
+ASKS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
+    GroupOperation.JOIN_NEW: lambda c, m: join_error(c, "", None),
+    GroupOperation.JOIN_KNOWN: lambda c, m: join_error(c, follower(m).member_id, follower(m).instance_id),
+    GroupOperation.REPLACE_STATIC: lambda c, m: join_error(c, "", "i-1"),
+    GroupOperation.SYNC: lambda c, m: sync_error(c, follower(m)),
+    GroupOperation.HEARTBEAT: lambda c, m: c.heartbeat(follower(m).member_id, follower(m).generation_id),
+    GroupOperation.LEAVE: lambda c, m: c.leave(("not-a-member", None)).error,
+    GroupOperation.COMMIT_MEMBER: lambda c, m: c.commit(1, follower(m).member_id, follower(m).generation_id)[0],
+    GroupOperation.COMMIT_SIMPLE: lambda c, m: c.commit(1)[0],
+    GroupOperation.COMMIT_TRANSACTIONAL: lambda c, m: c.commit_in_transaction(
         1, follower(m).member_id if m else "", follower(m).generation_id if m else -1, instance=follower(m).instance_id
     )[0],
-    Ask.FETCH: lambda c, m: ErrorCode(c.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code),
-    Ask.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
-    Ask.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
+    GroupOperation.FETCH: lambda c, m: ErrorCode(
+        c.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code
+    ),
+    GroupOperation.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
+    GroupOperation.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
 }
-PARKING = {Action.ADMIT, Action.PARK, Action.COLLECT, Action.REBALANCE}
+PARKING = {GroupAction.ADD_MEMBER, GroupAction.AWAIT_JOIN, GroupAction.AWAIT_SYNC, GroupAction.REBALANCE}
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
-def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: Ask) -> None:
+def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: GroupOperation) -> None:
     context = GroupContext()
     members = in_state(context, state)
     context.clock.advance_ms(1)
-    answer = REPLIES[state][ask]
-    if ask is Ask.REPLACE_STATIC and state in (EMPTY, DEAD):
+    answer = GROUP_RULES[state][ask]
+    if ask is GroupOperation.REPLACE_STATIC and state in (EMPTY, DEAD):
         return  # such a group knows no instance; the cell is reached in the test below
 
     error = ASKS[ask](context, members)
 
     if answer.action in PARKING:
         # everybody but the last to join a phase waits; in PreparingRebalance the follower is that last one
-        last = state is PREPARING and ask in (Ask.JOIN_KNOWN, Ask.REPLACE_STATIC)
+        last = state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
         assert error is (ErrorCode.NONE if last else None)
     else:
         assert error is answer.error
@@ -166,15 +168,15 @@ def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: A
     assert context.state() is after(state, ask)
 
 
-def after(state: GroupState, ask: Ask) -> GroupState:
-    if ask is Ask.DELETE_GROUP and state is EMPTY:
+def after(state: GroupState, ask: GroupOperation) -> GroupState:
+    if ask is GroupOperation.DELETE_GROUP and state is EMPTY:
         return DEAD
-    if ask is Ask.JOIN_NEW and state is not DEAD:
-        return PREPARING
-    if ask is Ask.REPLACE_STATIC and state is COMPLETING:
-        return PREPARING
-    if state is PREPARING and ask in (Ask.JOIN_KNOWN, Ask.REPLACE_STATIC):
-        return COMPLETING  # the last one that was waited for
+    if ask is GroupOperation.JOIN_NEW and state is not DEAD:
+        return PREPARING_REBALANCE
+    if ask is GroupOperation.REPLACE_STATIC and state is COMPLETING_REBALANCE:
+        return PREPARING_REBALANCE
+    if state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC):
+        return COMPLETING_REBALANCE  # the last one that was waited for
     return state
 
 
@@ -201,7 +203,7 @@ def test_offsets_of_another_protocol_type_are_deleted_from_an_empty_group_only(s
         (member,) = context.completing(protocol_type="connect")
         if state is STABLE:
             context.sync(member.member_id, 1, protocol_type="connect")
-        if state is PREPARING:
+        if state is PREPARING_REBALANCE:
             context.join(protocol_type="connect")
     else:
         context.kill()
@@ -209,13 +211,13 @@ def test_offsets_of_another_protocol_type_are_deleted_from_an_empty_group_only(s
 
     answer = context.delete_offsets(("topic", 0))
 
-    assert answer.error is REPLIES[state][Ask.DELETE_OFFSETS_OTHER].error
+    assert answer.error is GROUP_RULES[state][GroupOperation.DELETE_OFFSETS_OTHER].error
     if state is EMPTY:
         assert context.fetch() == {("kept", 0): 2}
 
 
 def test_the_tables_are_complete() -> None:
-    assert set(TRANSITIONS) == set(GroupState)
-    assert set(REPLIES) == set(GroupState)
+    assert set(GROUP_TRANSITIONS) == set(GroupState)
+    assert set(GROUP_RULES) == set(GroupState)
     for state in GroupState:
-        assert set(REPLIES[state]) == set(Ask), state
+        assert set(GROUP_RULES[state]) == set(GroupOperation), state

@@ -9,7 +9,7 @@ from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, Gro
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import JoinTimer, SessionTimer
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 
 LEADER, FOLLOWER = "leader-instance", "follower-instance"
 TWO = [("range", b""), ("roundrobin", b"")]
@@ -114,7 +114,7 @@ def test_a_duplicate_fences_a_parked_join(context: GroupContext) -> None:
     duplicate = context.join(instance=FOLLOWER, protocols=[("range", b"new")])
     assert (parked.error, parked.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
     assert duplicate.parked
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
 
 
 @pytest.mark.conformance("GC-030", "JM-051", "JM-046")
@@ -123,14 +123,14 @@ def test_a_duplicate_fences_a_parked_sync_and_begins_again(context: GroupContext
     rejoined = context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])
     context.join(follower.member_id, instance=FOLLOWER)
     generation = rejoined.response.generation_id
-    assert (generation, context.state()) == (2, COMPLETING)
+    assert (generation, context.state()) == (2, COMPLETING_REBALANCE)
     parked = context.sync(follower.member_id, generation, instance=FOLLOWER)
     assert parked.parked
 
     duplicate = context.join(instance=FOLLOWER)
 
     assert parked.error is ErrorCode.FENCED_INSTANCE_ID
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     context.advance(REBALANCE_MS)
     assert duplicate.response.generation_id == generation + 1
     assert duplicate.response.leader == duplicate.member_id
@@ -235,7 +235,7 @@ def test_a_returning_member_is_answered_only_when_it_is_stored(context: GroupCon
     context.hold_appends = True
     answer = context.join(instance=FOLLOWER)
     assert answer.parked
-    stored = {m.group_instance_id: m.member_id for m in context.shard.ledger.groups[GROUP].members}
+    stored = {m.group_instance_id: m.member_id for m in context.shard.store.groups[GROUP].members}
     context.release_appends()
     assert stored[FOLLOWER] == answer.member_id
 
@@ -247,7 +247,7 @@ def test_a_rebalance_that_overtakes_the_append_answers_the_returning_member(cont
     leader_join = context.join(leader.member_id, instance=LEADER)
     assert answer.response.generation_id == leader_join.response.generation_id == 2
     context.release_appends()  # answers nobody twice
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.conformance("GC-042", "JM-061")
@@ -265,7 +265,7 @@ def test_protocols_that_change_the_vote_rebalance(context: GroupContext) -> None
     leader, _ = pair(context, protocols=TWO)
     answer = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
     assert answer.parked
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     context.join(leader.member_id, instance=LEADER, protocols=TWO)
     assert answer.response.generation_id == 2
     assert answer.response.protocol_name == "roundrobin"
@@ -296,8 +296,8 @@ def test_a_return_that_cannot_be_stored_is_undone(context: GroupContext, version
     group = context.group()
     assert group.leader_id == leader.member_id
     assert group.members[leader.member_id].protocols == tuple(TWO)
-    assert group.candidates() == {"range", "roundrobin"}
-    assert group.joined_count == 0
+    assert group.candidate_protocols() == {"range", "roundrobin"}
+    assert group.awaiting_join_count == 0
     assert set(context.timers) == {SessionTimer(GROUP, m.member_id) for m in (leader, follower)}
     assert context.sync(leader.member_id, 1, instance=LEADER).response.assignment == leader.member_id.encode()
     assert context.join(follower.member_id, instance=FOLLOWER, protocols=TWO).error is ErrorCode.NONE
@@ -354,7 +354,7 @@ def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, Answer]:
     context.sync(second.member_id, 1)
     context.join(second.member_id, protocols=[("range", b"new")])
     context.leave((second.member_id, None))
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     return leader, second
 
 
@@ -363,7 +363,7 @@ def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupCont
     only_a_silent_static_leader(context)
     for _ in range(3):
         context.advance(REBALANCE_MS)
-        assert (context.state(), context.group().generation_id) == (PREPARING, 1)
+        assert (context.state(), context.group().generation_id) == (PREPARING_REBALANCE, 1)
     assert context.kinds().count("rebalance_prolonged") >= 2
     context.advance(10 * SESSION_MS)
     assert (context.state(), context.group().generation_id) == (EMPTY, 2)
@@ -378,7 +378,7 @@ def test_a_prolonged_phase_completes_when_all_static_members_are_back(context: G
     context.leave((newcomer, None))
     for times in range(1, 4):
         context.advance(REBALANCE_MS)
-        assert (context.state(), context.group().generation_id) == (PREPARING, 1)
+        assert (context.state(), context.group().generation_id) == (PREPARING_REBALANCE, 1)
         assert context.timers[JoinTimer(GROUP)] == context.clock.now_ms() + REBALANCE_MS
         assert context.kinds().count("rebalance_prolonged") == times
     answers = [context.join(leader.member_id, instance=LEADER), context.join(follower.member_id, instance=FOLLOWER)]

@@ -9,7 +9,7 @@ from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContex
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import SyncTimer
-from spark_groupsource.group.states import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
+from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.wire.messages import DeleteGroupsRequest
 
 
@@ -34,7 +34,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-079")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.unload(0)
+    context.shard.on_unloaded(0)
     assert context.sync("member", 1).error is ErrorCode.NOT_COORDINATOR
 
 
@@ -64,7 +64,7 @@ def test_another_protocol_type_or_name(context: GroupContext, who: int, wrong: d
     answer = context.sync(members[who].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
     assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert (answer.response.protocol_type, answer.response.assignment) == (None, b"")
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
 
 
 def test_version_5_must_name_type_and_name(context: GroupContext) -> None:
@@ -118,9 +118,9 @@ def test_leader_after_follower(context: GroupContext) -> None:
     context.sync(leader.member_id, 1, {follower.member_id: b"two"})
     assert parked.response.assignment == b"two"
     # answered once: nothing is parked any more, and nothing happens to it (a second answer would fail in `deliver`)
-    assert not any(member.parked_sync for member in context.group().members.values())
+    assert not any(member.awaiting_sync for member in context.group().members.values())
     assert context.sync(leader.member_id, 1, {follower.member_id: b"three"}).response.assignment == b""
-    context.settle(context.shard.unload(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
     assert parked.response.assignment == b"two"
 
 
@@ -128,7 +128,7 @@ def test_leader_after_follower(context: GroupContext) -> None:
 def test_the_round_is_stored_with_members_and_assignments(context: GroupContext) -> None:
     leader, follower = context.completing(2, protocols=[("range", b"wants")])
     context.sync(leader.member_id, 1, {leader.member_id: b"one", "nobody": b"x"})
-    stored = context.shard.ledger.groups[GROUP]
+    stored = context.shard.store.groups[GROUP]
     assert (stored.protocol_type, stored.generation_id, stored.protocol_name) == ("consumer", 1, "range")
     assert stored.leader == leader.member_id
     assert {m.member_id: (m.subscription, m.assignment) for m in stored.members} == {
@@ -151,7 +151,7 @@ def test_nobody_is_answered_before_the_round_is_stored(context: GroupContext) ->
     context.hold_appends = True
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
     assert parked.parked and own.parked
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE
     context.release_appends()
     assert parked.response.assignment == b"two"
     assert context.state() is STABLE
@@ -165,7 +165,7 @@ def test_a_round_that_is_stored_too_late_changes_nothing(context: GroupContext) 
     context.join()  # somebody new
     assert parked.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
     context.release_appends()
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert context.group().members[follower.member_id].assignment == b""
 
 
@@ -204,7 +204,7 @@ def test_an_assignment_that_cannot_be_stored(context: GroupContext, append_error
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
     assert parked.error is own.error is told
     assert own.response.assignment == b""
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     context.append_error = None
     again = [context.join(m.member_id) for m in (leader, follower)]
     assert [a.response.generation_id for a in again] == [2, 2]
@@ -309,4 +309,4 @@ def test_a_later_member_shares_the_phase_that_runs(context: GroupContext) -> Non
     rejoined = context.join(leader.member_id)
     assert [a.response.generation_id for a in (second, third, rejoined)] == [2, 2, 2]
     context.advance(DELAY_MS)
-    assert context.state() is COMPLETING
+    assert context.state() is COMPLETING_REBALANCE

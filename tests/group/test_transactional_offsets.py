@@ -9,7 +9,7 @@ from group_context import CONFIG, GROUP, GroupContext
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupConfig, verification_error
-from spark_groupsource.group.states import DEAD, EMPTY, PREPARING
+from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetValue
 
@@ -61,7 +61,7 @@ def test_offsets_of_an_aborted_transaction_are_never_seen(context: GroupContext)
     assert stable_fetch(context, P0) == {P0: UNSTABLE}
     context.end_transaction(7, False)
     assert context.fetch(P0) == stable_fetch(context, P0) == {P0: -1}
-    assert not context.shard.ledger.pending
+    assert not context.shard.store.pending
 
 
 @pytest.mark.conformance("GC-105")
@@ -87,7 +87,7 @@ def test_one_producer_two_groups_each_with_its_own_partition_s_marker() -> None:
 def test_each_producer_s_marker_releases_its_own_offsets(context: GroupContext) -> None:
     context.commit_in_transaction(1, producer_id=7)
     context.commit_in_transaction(2, producer_id=8, partitions=(1,))
-    pending = context.shard.ledger.pending
+    pending = context.shard.store.pending
     assert set(pending.of(GROUP)) == {TopicPartition(*P0), TopicPartition(*P1)} and not pending.of("other")
     context.end_transaction(8, True)
     assert stable_fetch(context, P0, P1) == {P0: UNSTABLE, P1: 2}
@@ -123,7 +123,7 @@ def test_a_transactional_offset_keeps_what_the_request_says_and_has_no_expiry(co
     context.commit_in_transaction(6, partitions=(1,), metadata=(None,))
     context.end_transaction(7, True)
     now = context.clock.timestamp_ms()
-    assert context.shard.ledger.offsets_of(GROUP) == {
+    assert context.shard.store.offsets_of(GROUP) == {
         TopicPartition(*P0): OffsetValue(5, 3, "note", now, -1),
         TopicPartition(*P1): OffsetValue(6, -1, "", now, -1),
     }
@@ -132,7 +132,7 @@ def test_a_transactional_offset_keeps_what_the_request_says_and_has_no_expiry(co
 @pytest.mark.conformance("OM-058")
 def test_plain_and_transactional_offsets_of_a_partition_count_once(context: GroupContext) -> None:
     def count() -> int:
-        return sum(map(len, context.shard.ledger.offsets.values()))
+        return sum(map(len, context.shard.store.offsets.values()))
 
     context.commit(1)
     context.commit_in_transaction(2, partitions=(0, 1))
@@ -256,7 +256,7 @@ def test_producers_that_do_not_say_who_they_are_may_commit_among_members(context
     context.stable()
     assert context.commit_in_transaction(4, version=version) == [NONE]
     context.join()
-    assert context.state() is PREPARING
+    assert context.state() is PREPARING_REBALANCE
     assert context.commit_in_transaction(5, version=version) == [NONE]
     context.end_transaction(7, True)
     assert context.fetch(P0) == {P0: 5}
@@ -266,7 +266,7 @@ def test_producers_that_do_not_say_who_they_are_may_commit_among_members(context
 def test_metadata_that_is_too_long_fails_its_own_partition_alone(context: GroupContext) -> None:
     long = "x" * (GroupConfig().offset_metadata_max_bytes + 1)
     assert context.commit_in_transaction(1, metadata=(long,)) == [ErrorCode.OFFSET_METADATA_TOO_LARGE]
-    assert not context.shard.ledger.pending
+    assert not context.shard.store.pending
     codes = context.commit_in_transaction(1, partitions=(0, 1), metadata=(long, "fine"))
     assert codes == [ErrorCode.OFFSET_METADATA_TOO_LARGE, NONE]
     context.end_transaction(7, True)
@@ -277,7 +277,7 @@ def test_metadata_that_is_too_long_fails_its_own_partition_alone(context: GroupC
 def test_an_append_that_fails_leaves_nothing_pending(context: GroupContext) -> None:
     context.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
     assert context.commit_in_transaction(1) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-    assert not context.shard.ledger.pending and context.state() is DEAD
+    assert not context.shard.store.pending and context.state() is DEAD
     assert stable_fetch(context, P0) == {P0: -1}
     context.append_error = None
     context.end_transaction(7, True)
@@ -357,7 +357,7 @@ def test_a_pending_offset_keeps_the_one_before_and_the_group_from_expiring() -> 
 def test_deleted_partitions_take_pending_offsets_along(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
     now = context.clock.timestamp_ms()
-    context.settle(context.shard.partitions_deleted([TopicPartition(*P0)], now))
+    context.settle(context.shard.on_partitions_deleted([TopicPartition(*P0)], now))
     context.end_transaction(7, True)
     assert context.fetch(P0, P1) == {P0: -1, P1: 1}
 
@@ -372,12 +372,12 @@ def test_the_log_tells_a_restart_the_same(context: GroupContext) -> None:
     context.commit(4, partitions=(1,))
     context.delete_offsets(("topic", 2))
     restarted = context.restarted()
-    assert restarted.shard.ledger == context.shard.ledger
+    assert restarted.shard.store == context.shard.store
     for each in (context, restarted):
         each.end_transaction(7, True)
         each.end_transaction(8, True)
     assert restarted.fetch() == context.fetch() == {P0: 2, P1: 4}
-    assert restarted.restarted().shard.ledger == context.shard.ledger
+    assert restarted.restarted().shard.store == context.shard.store
 
 
 @pytest.mark.conformance("SM-004")

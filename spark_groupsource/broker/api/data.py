@@ -15,7 +15,7 @@ from spark_groupsource.records.batch import BatchHeader
 from spark_groupsource.storage.leader_epochs import EpochEnd
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, Verify
-from spark_groupsource.transactions import Producer
+from spark_groupsource.transactions import ProducerIdAndEpoch
 from spark_groupsource.wire.messages import (
     DeleteRecordsResponse,
     ListOffsetsResponse,
@@ -140,7 +140,7 @@ def _verification(
         if transactional_id is None:
             text = "records of a transaction came in a request without transactional id"
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
-        producer = Producer(header.producer_id, header.producer_epoch)
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
         code = broker.transactions.verify(transactional_id, producer, topic_partition)
         if code is ErrorCode.NONE:
             return

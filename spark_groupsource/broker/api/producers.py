@@ -8,7 +8,7 @@ from __future__ import annotations
 from spark_groupsource.broker.node import Broker, Call
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.producer_state import ProducerEntry
-from spark_groupsource.transactions.states import NAMES
+from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.messages import (
     DescribeProducersResponse,
     DescribeTransactionsResponse,
@@ -75,7 +75,7 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
     return _Described(
         error_code=code,
         transactional_id=transactional_id,
-        transaction_state=NAMES[value.status] if value else "",
+        transaction_state=TRANSACTION_STATE_NAMES[value.status] if value else "",
         transaction_timeout_ms=value.timeout_ms if value else 0,
         transaction_start_time_ms=value.start_ms if value else 0,
         producer_id=value.producer_id if value else 0,
@@ -95,16 +95,20 @@ def list_transactions(broker: Broker, call: Call, request: Message) -> Message:
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     now_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
     found = [
-        _Listed(transactional_id=name, producer_id=value.producer_id, transaction_state=NAMES[value.status])
+        _Listed(
+            transactional_id=name,
+            producer_id=value.producer_id,
+            transaction_state=TRANSACTION_STATE_NAMES[value.status],
+        )
         for shard in shards
         for name, value in shard.transactions.items()
-        if (not states or NAMES[value.status] in states)
+        if (not states or TRANSACTION_STATE_NAMES[value.status] in states)
         and (not producer_ids or value.producer_id in producer_ids)
         and (duration_ms < 0 or now_ms - value.start_ms > duration_ms)
     ]
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
-        unknown_state_filters=sorted(states - set(NAMES.values())),
+        unknown_state_filters=sorted(states - set(TRANSACTION_STATE_NAMES.values())),
         transaction_states=found,
     )

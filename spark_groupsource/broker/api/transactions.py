@@ -13,7 +13,7 @@ from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.transactions import Producer
+from spark_groupsource.transactions import ProducerIdAndEpoch
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnResponse,
@@ -34,8 +34,8 @@ _AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
 def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
     """A producer id with its epoch: for a transactional id the next epoch, which fences whoever had the one before."""
     has_id, has_epoch = request.producer_id >= 0, request.producer_epoch >= 0
-    known = Producer(request.producer_id, request.producer_epoch) if has_id and has_epoch else None
-    producer = Producer(-1, -1)
+    known = ProducerIdAndEpoch(request.producer_id, request.producer_epoch) if has_id and has_epoch else None
+    producer = ProducerIdAndEpoch(-1, -1)
     if has_id != has_epoch:
         code = ErrorCode.INVALID_REQUEST
     elif request.transactional_id is None:
@@ -55,12 +55,12 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
     )
 
 
-def _init_idempotent(broker: Broker) -> tuple[ErrorCode, Producer]:
+def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
     try:
-        return ErrorCode.NONE, Producer(broker.data.next_producer_id(), 0)
+        return ErrorCode.NONE, ProducerIdAndEpoch(broker.data.next_producer_id(), 0)
     except StorageError as error:
         broker.report(str(error))
-        return ErrorCode.KAFKA_STORAGE_ERROR, Producer(-1, -1)
+        return ErrorCode.KAFKA_STORAGE_ERROR, ProducerIdAndEpoch(-1, -1)
 
 
 def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
@@ -71,7 +71,7 @@ def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
     if unknown:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     else:
-        producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
             code = broker.transactions.add(call.node_id, request.v3_and_below_transactional_id, producer, wanted)
         except ApiError as error:
@@ -99,7 +99,7 @@ def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
     """Takes the partition of the group log that holds a group into a transaction."""
     try:
         partition = broker.coordinator.seats.partition_of(request.group_id)
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
         code = broker.transactions.add(call.node_id, request.transactional_id, producer, [partition])
     except ApiError as error:
         code = error.code
@@ -108,7 +108,7 @@ def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
 
 def end(broker: Broker, call: Call, request: Message) -> Message:
     """Commits or aborts a transaction."""
-    producer = Producer(request.producer_id, request.producer_epoch)
+    producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         code = broker.transactions.end(call.node_id, request.transactional_id, producer, bool(request.committed))
     except ApiError as error:
@@ -145,7 +145,7 @@ def commit_offsets(broker: Broker, call: Call, request: Message) -> Message | Un
 
 def _vouched(broker: Broker, call: Call, request: Message) -> ErrorCode:
     """Whether the transaction will end what is committed in it: AddOffsetsToTxn came before."""
-    producer = Producer(request.producer_id, request.producer_epoch)
+    producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         partition = broker.coordinator.seats.partition_of(request.group_id)
         code = broker.transactions.verify(request.transactional_id, producer, partition)

@@ -23,8 +23,8 @@ from spark_groupsource.group import (
     SetTimer,
     TransactionProducer,
     error_response,
-    merge,
-    split,
+    merge_responses,
+    split_request,
 )
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import CONTROL_COMMIT, Record, control_type, decode_records, encode_batch
@@ -98,7 +98,7 @@ class CoordinatorRuntime:
 
     def loaded(self, seat: Seat[GroupShard]) -> None:
         """Who waited for the shard is answered, and what was deleted meanwhile is removed from it."""
-        self._apply(seat, seat.shard.loaded(self._now_ms, self._timestamp_ms))
+        self._apply(seat, seat.shard.on_loaded(self._now_ms, self._timestamp_ms))
         if seat.partition in self._deleted:
             self._remove_offsets(seat, self._deleted.pop(seat.partition))
 
@@ -106,7 +106,7 @@ class CoordinatorRuntime:
         """Another node leads the partition now: who waits for an answer is sent there, where the shard is loaded."""
         seat = self.seats.resign(partition)
         if seat is not None:
-            self._apply(seat, seat.shard.unload(self._now_ms, self._timestamp_ms))
+            self._apply(seat, seat.shard.on_unloaded(self._now_ms, self._timestamp_ms))
 
     # --- requests and timers ---
 
@@ -122,7 +122,7 @@ class CoordinatorRuntime:
         except ApiError:
             self._reply(call.token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, call.api_version))
             return
-        parts = split(request, call.api_version, count)
+        parts = split_request(request, call.api_version, count)
         if request.API_KEY == ListGroupsRequest.API_KEY:
             parts = {partition: part for partition, part in parts.items() if self.seats.leads(call.node_id, partition)}
         if len(parts) == 1:
@@ -130,7 +130,7 @@ class CoordinatorRuntime:
                 self._handle_part(call, partition, part, call.token)
             return
         if not parts:
-            self._reply(call.token, merge(request, call.api_version, []))
+            self._reply(call.token, merge_responses(request, call.api_version, []))
             return
         whole = _Whole(call.token, request, call.api_version, list(parts))
         for partition, part in parts.items():
@@ -164,7 +164,7 @@ class CoordinatorRuntime:
             seat.shard.end_transaction(producer_id, committed)
 
     def _remove_offsets(self, seat: Seat[GroupShard], topic_partitions: Sequence[TopicPartition]) -> None:
-        self._apply(seat, seat.shard.partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
+        self._apply(seat, seat.shard.on_partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
 
     def _handle_part(self, call: Call, partition: int, request: Message, token: object) -> None:
         seat = self.seats.seat(partition) if self.seats.leads(call.node_id, partition) else None
@@ -186,7 +186,7 @@ class CoordinatorRuntime:
             self._apply_timers(seat, outcome)
             for event in outcome.events:
                 # a partition without groups is loaded without a word: there are fifty of them
-                if event.kind != "loaded" or shard.ledger.groups or shard.ledger.offsets:
+                if event.kind != "loaded" or shard.store.groups or shard.store.offsets:
                     self._broker.report(event.text)
             following = None
             if outcome.records:
@@ -199,7 +199,7 @@ class CoordinatorRuntime:
                 producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
                 for record in outcome.records:
                     shard.replay(record.key, record.value, timestamp_ms=timestamp_ms, producer_id=producer_id)
-                following = shard.append_done(outcome, self._now_ms, self._timestamp_ms)
+                following = shard.append_succeeded(outcome, self._now_ms, self._timestamp_ms)
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
             outcome = following
@@ -239,7 +239,7 @@ class CoordinatorRuntime:
         whole.responses[token.partition] = response
         answers = [answer for answer in whole.responses.values() if answer is not None]
         if len(answers) == len(whole.responses):
-            self._reply(whole.token, merge(whole.request, whole.api_version, answers))
+            self._reply(whole.token, merge_responses(whole.request, whole.api_version, answers))
 
     def _set_expiry_timer(self) -> None:
         interval_ms = self._broker.config.group.offsets_retention_check_interval_ms

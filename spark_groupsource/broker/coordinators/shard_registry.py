@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, Iterator, NamedTuple, Protocol, TypeVar
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.group import group_partition
+from spark_groupsource.group import coordinator_partition
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment import StoredBatch
@@ -108,7 +108,7 @@ class Seats(Generic[Shard]):
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:
         """The partition whose leader coordinates a group or a transactional id. Raises: ApiError."""
-        return TopicPartition(self._topic.name, group_partition(coordinated_id, self.ensure_topic()))
+        return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.ensure_topic()))
 
     def node_of(self, coordinated_id: str) -> Node:
         """The node that coordinates a group or a transactional id. Raises: ApiError when its shard cannot be served."""

@@ -21,12 +21,12 @@ from spark_groupsource.broker.coordinators.timers import (
     TransactionTimer,
 )
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
-from spark_groupsource.group.failures import append_error
+from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.batch import Record, decode_records, encode_batch
 from spark_groupsource.storage.partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
-from spark_groupsource.transactions import Decision, Producer, TransactionConfig, TransactionShard, ends
+from spark_groupsource.transactions import Decision, ProducerIdAndEpoch, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
@@ -88,7 +88,7 @@ class TransactionRuntime:
         """Ends what was decided, and lets the time of open transactions go on."""
         for transactional_id, value in list(seat.shard.transactions.items()):
             self._set_timeout(seat, transactional_id)
-            if ends(value.status):
+            if is_ending(value.status):
                 self._finish(seat, transactional_id)
 
     def resign(self, partition: int) -> None:
@@ -111,37 +111,37 @@ class TransactionRuntime:
     # --- requests: each returns what is to be answered, and raises ApiError when this node cannot say ---
 
     def init(
-        self, node_id: int, transactional_id: str, timeout_ms: int, expected: Producer | None
-    ) -> tuple[ErrorCode, Producer]:
+        self, node_id: int, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
+    ) -> tuple[ErrorCode, ProducerIdAndEpoch]:
         """The producer id and epoch of a transactional id's new producer; of no meaning with an error."""
         seat = self._own_seat(node_id, transactional_id)
         fresh_id = self._broker.data.next_producer_id
         try:
-            decision = seat.shard.init(transactional_id, timeout_ms, expected, self._timestamp_ms, fresh_id)
+            decision = seat.shard.init_producer_id(transactional_id, timeout_ms, expected, self._timestamp_ms, fresh_id)
         except StorageError as error:
             self._broker.report(str(error))
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         error_code = self._apply(seat, transactional_id, decision)
         value = decision.value
         if error_code is not ErrorCode.NONE or value is None:
-            return error_code, Producer(-1, -1)
-        return error_code, Producer(value.producer_id, value.producer_epoch)
+            return error_code, ProducerIdAndEpoch(-1, -1)
+        return error_code, ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
 
     def add(
-        self, node_id: int, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
+        self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
     ) -> ErrorCode:
         """Takes partitions into a transaction, which begins with the first."""
         seat = self._own_seat(node_id, transactional_id)
-        decision = seat.shard.add(transactional_id, producer, partitions, self._timestamp_ms)
+        decision = seat.shard.add_partitions(transactional_id, producer, partitions, self._timestamp_ms)
         return self._apply(seat, transactional_id, decision)
 
-    def end(self, node_id: int, transactional_id: str, producer: Producer, committed: bool) -> ErrorCode:
+    def end(self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool) -> ErrorCode:
         """Ends a transaction; its markers are written when this returns, unless a partition cannot be written."""
         seat = self._own_seat(node_id, transactional_id)
-        decision = seat.shard.end(transactional_id, producer, committed, self._timestamp_ms)
+        decision = seat.shard.end_transaction(transactional_id, producer, committed, self._timestamp_ms)
         return self._apply(seat, transactional_id, decision)
 
-    def verify(self, transactional_id: str, producer: Producer, topic_partition: TopicPartition) -> ErrorCode:
+    def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, topic_partition: TopicPartition) -> ErrorCode:
         """Whether records in a partition belong to an open transaction, whichever node coordinates it."""
         try:
             seat = self._loaded_seat(self.seats.partition_of(transactional_id).partition)
@@ -186,9 +186,9 @@ class TransactionRuntime:
             self._store(seat, transactional_id, decision.value)
         except ApiError as error:
             return append_error(error.code)
-        seat.shard.stored(transactional_id, decision)
+        seat.shard.on_stored(transactional_id, decision)
         self._set_timeout(seat, transactional_id)
-        if ends(decision.value.status):
+        if is_ending(decision.value.status):
             self._finish(seat, transactional_id)
         return decision.error
 
@@ -203,18 +203,18 @@ class TransactionRuntime:
     def _finish(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
         """Writes the markers of a transaction whose end is decided, then that they are written."""
         value = seat.shard.transactions.get(transactional_id)
-        if value is None or not ends(value.status):
+        if value is None or not is_ending(value.status):
             return
         trouble = self._mark(seat, value)
         if not trouble:
-            decision = seat.shard.complete(transactional_id, self._timestamp_ms)
+            decision = seat.shard.complete_transaction(transactional_id, self._timestamp_ms)
             assert decision.value is not None
             try:
                 self._store(seat, transactional_id, decision.value)
             except ApiError as error:
                 trouble = str(error)
         if not trouble:
-            seat.shard.stored(transactional_id, decision)
+            seat.shard.on_stored(transactional_id, decision)
             self._stuck.discard(transactional_id)
             return
         if transactional_id not in self._stuck:
@@ -252,7 +252,7 @@ class TransactionRuntime:
         self._broker.timers.set(key, self._broker.clock.now_ms() + max(left_ms, 0))
 
     def _time_out(self, seat: Seat[TransactionShard], transactional_id: str) -> None:
-        decision = seat.shard.expire(transactional_id, self._timestamp_ms)
+        decision = seat.shard.abort_timed_out(transactional_id, self._timestamp_ms)
         if decision.value is not None:
             self._broker.report(f"the transaction of {transactional_id} is aborted: transaction.timeout.ms is over")
             self._apply(seat, transactional_id, decision)
@@ -266,7 +266,7 @@ class TransactionRuntime:
 
     def _forget_unused(self) -> None:
         for seat in self.seats.loaded():
-            for transactional_id in list(seat.shard.unused(self._timestamp_ms)):
+            for transactional_id in list(seat.shard.expired_ids(self._timestamp_ms)):
                 try:
                     self._store(seat, transactional_id, None)
                 except ApiError as error:

@@ -9,7 +9,7 @@ from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
-from spark_groupsource.group.fanout import group_partition
+from spark_groupsource.group.request_splitting import coordinator_partition
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.batch import decode_records, iter_batches
 from spark_groupsource.wire.group_records import GroupKey, decode_group_value, decode_key
@@ -66,7 +66,7 @@ def find_generation(
         partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=left_ms()).partitions_of(OFFSETS_TOPIC)
         if not partitions:
             return _UNKNOWN
-        tp = TopicPartition(OFFSETS_TOPIC, group_partition(group_id, len(partitions)))
+        tp = TopicPartition(OFFSETS_TOPIC, coordinator_partition(group_id, len(partitions)))
         start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=left_ms())[tp].offset
         end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
         found, look = None, _FIRST_LOOK

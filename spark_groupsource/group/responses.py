@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Sequence
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic import NO_GENERATION, NO_LEADER, ClassicGroup
+from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -23,13 +23,13 @@ from spark_groupsource.wire.messages import (
 )
 
 
-def join_success(group: ClassicGroup, member_id: str) -> Message:
+def join_success_response(group: ClassicGroup, member_id: str) -> Message:
     """The answer of the group's present generation; the leader's lists all members. O(members) for the leader."""
     leads = member_id == group.leader_id
-    return join_answer(group, member_id, group.leader_id or NO_LEADER, with_members=leads)
+    return join_response(group, member_id, group.leader_id or NO_LEADER, with_members=leads)
 
 
-def join_answer(
+def join_response(
     group: ClassicGroup, member_id: str, leader_id: str, *, with_members: bool, skip_assignment: bool = False
 ) -> Message:
     """The answer of the group's present generation as `leader_id` would lead it."""
@@ -58,7 +58,7 @@ def join_answer(
     )
 
 
-def join_error(
+def join_error_response(
     error: ErrorCode,
     member_id: str,
     api_version: int,
@@ -80,7 +80,7 @@ def join_error(
     )
 
 
-def sync_success(group: ClassicGroup, assignment: bytes) -> Message:
+def sync_success_response(group: ClassicGroup, assignment: bytes) -> Message:
     return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
@@ -90,19 +90,19 @@ def sync_success(group: ClassicGroup, assignment: bytes) -> Message:
     )
 
 
-def sync_error(error: ErrorCode) -> Message:
+def sync_error_response(error: ErrorCode) -> Message:
     return SyncGroupResponse(
         throttle_time_ms=0, error_code=error, protocol_type=None, protocol_name=None, assignment=b""
     )
 
 
 @lru_cache(maxsize=None)
-def heartbeat_answer(error: ErrorCode) -> Message:
+def heartbeat_response(error: ErrorCode) -> Message:
     """One message for everybody: it is only read."""
     return HeartbeatResponse(throttle_time_ms=0, error_code=error)
 
 
-def leave_answer(entries: Sequence[tuple[Message, ErrorCode]], api_version: int) -> Message:
+def leave_response(entries: Sequence[tuple[Message, ErrorCode]], api_version: int) -> Message:
     """`entries`: (identity as asked, its error)."""
     if api_version < 3:
         return LeaveGroupResponse(throttle_time_ms=0, error_code=entries[0][1], members=[])
@@ -118,11 +118,11 @@ def leave_answer(entries: Sequence[tuple[Message, ErrorCode]], api_version: int)
     )
 
 
-def leave_error(error: ErrorCode) -> Message:
+def leave_error_response(error: ErrorCode) -> Message:
     return LeaveGroupResponse(throttle_time_ms=0, error_code=error, members=[])
 
 
-def commit_answer(
+def commit_response(
     topics: Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]], *, transactional: bool = False
 ) -> Message:
     """`topics`: (name, (partition, error) ...); of OffsetCommit or of TxnOffsetCommit."""

@@ -13,17 +13,22 @@ Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `class
 from __future__ import annotations
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.answers import join_answer, join_error, join_success, sync_error
-from spark_groupsource.group.classic import NO_LEADER, UNKNOWN_MEMBER, ClassicGroup
-from spark_groupsource.group.members import Member, Parked, Protocols, new_member_id
-from spark_groupsource.group.outcome import RequestContext, StoreReplacement, Turn
+from spark_groupsource.group.classic_group import NO_LEADER, UNKNOWN_MEMBER, ClassicGroup
+from spark_groupsource.group.members import DelayedRequest, Member, Protocols, new_member_id
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreReplacement
 from spark_groupsource.group.rebalance import (
     maybe_complete_join,
     prepare_rebalance,
     rebalance_or_complete,
     remove_member,
 )
-from spark_groupsource.group.states import DEAD, EMPTY, PREPARING, STABLE, Action, Ask
+from spark_groupsource.group.responses import (
+    join_error_response,
+    join_response,
+    join_success_response,
+    sync_error_response,
+)
+from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupAction, GroupOperation
 from spark_groupsource.group.timers import JoinTimer, SessionTimer
 from spark_groupsource.wire.messages import Message
 
@@ -37,23 +42,23 @@ def protocols_of(request: Message) -> Protocols:
     return tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
 
 
-def join(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+def join_group(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
     """Answers or parks a JoinGroup; afterwards a phase that has become complete is completed."""
-    if not _accepts(group, request.member_id, turn.config.group_max_size):
-        _refuse(turn, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
+    if not _accepts(group, request.member_id, builder.config.group_max_size):
+        _refuse(builder, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
         if request.member_id in group.members:
-            remove_member(turn, group, request.member_id)
-            turn.event(
+            remove_member(builder, group, request.member_id)
+            builder.event(
                 "member_kicked",
                 group.group_id,
                 f"Member {request.member_id} is removed from group {group.group_id}: group.max.size is "
-                f"{turn.config.group_max_size}",
+                f"{builder.config.group_max_size}",
             )
     elif request.member_id == UNKNOWN_MEMBER:
-        _join_new(turn, group, request, context)
+        _join_new(builder, group, request, context)
     else:
-        _join_known(turn, group, request, context)
-    maybe_complete_join(turn, group)
+        _join_known(builder, group, request, context)
+    maybe_complete_join(builder, group)
 
 
 def _accepts(group: ClassicGroup, member_id: str, max_size: int) -> bool:
@@ -62,83 +67,83 @@ def _accepts(group: ClassicGroup, member_id: str, max_size: int) -> bool:
     if group.state in (EMPTY, DEAD):
         return True
     member = group.members.get(member_id)
-    if group.state is PREPARING:
-        return (member is not None and member.parked_join is not None) or group.joined_count < max_size
+    if group.state is PREPARING_REBALANCE:
+        return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < max_size
     return member is not None or len(group.members) < max_size
 
 
-def _refuse(turn: Turn, context: RequestContext, error: ErrorCode, member_id: str) -> None:
-    turn.reply(context.token, join_error(error, member_id, context.api_version))
+def _refuse(builder: OutcomeBuilder, context: RequestContext, error: ErrorCode, member_id: str) -> None:
+    builder.reply(context.token, join_error_response(error, member_id, context.api_version))
 
 
-def _join_new(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    answer = group.answer(Ask.JOIN_NEW)
-    if answer.action is Action.REFUSE:  # N1
-        return _refuse(turn, context, answer.error, UNKNOWN_MEMBER)
-    if not group.supports(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
-        return _refuse(turn, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
+def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+    rule = group.rule(GroupOperation.JOIN_NEW)
+    if rule.action is GroupAction.REJECT:  # N1
+        return _refuse(builder, context, rule.error, UNKNOWN_MEMBER)
+    if not group.supports_protocols(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
+        return _refuse(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
     instance_id = request.group_instance_id
     member_id = new_member_id(context.client_id, instance_id, context.fresh_id)
     if instance_id is None:
         if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:  # N3
-            return _require_member_id(turn, group, request, context, member_id)
-        return _add_member(turn, group, request, context, member_id)  # N4
+            return _require_member_id(builder, group, request, context, member_id)
+        return _add_member(builder, group, request, context, member_id)  # N4
     if instance_id not in group.static_members:  # N5
-        turn.event(
+        builder.event(
             "member_added",
             group.group_id,
             f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} "
             f"in {group.state.value} state. Created a new member id {member_id}",
         )
-        return _add_member(turn, group, request, context, member_id)
-    return _replace_static(turn, group, request, context, member_id)  # N6
+        return _add_member(builder, group, request, context, member_id)
+    return _replace_static(builder, group, request, context, member_id)  # N6
 
 
 def _require_member_id(
-    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
 ) -> None:
     group.add_pending_join(member_id)
-    turn.set_timer(SessionTimer(group.group_id, member_id), request.session_timeout_ms)
-    turn.event(
+    builder.set_timer(SessionTimer(group.group_id, member_id), request.session_timeout_ms)
+    builder.event(
         "member_pending",
         group.group_id,
         f"Dynamic member with unknown member id joins group {group.group_id} in {group.state.value} state. "
         f"Created a new member id {member_id} and requesting the member to rejoin with this id",
     )
-    _refuse(turn, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+    _refuse(builder, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
 
 
-def _join_known(turn: Turn, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    answer = group.answer(Ask.JOIN_KNOWN)
+def _join_known(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+    rule = group.rule(GroupOperation.JOIN_KNOWN)
     member_id, instance_id = request.member_id, request.group_instance_id
     if group.state is DEAD:  # K1
-        return _refuse(turn, context, answer.error, member_id)
+        return _refuse(builder, context, rule.error, member_id)
     protocols = protocols_of(request)
-    if not group.supports(request.protocol_type, [name for name, _ in protocols]):  # K2
-        return _refuse(turn, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+    if not group.supports_protocols(request.protocol_type, [name for name, _ in protocols]):  # K2
+        return _refuse(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
     if member_id in group.pending_joins:  # K3
         if instance_id is not None:
             raise RuntimeError(f"pending member {member_id} of group {group.group_id} has instance id {instance_id}")
-        return _add_member(turn, group, request, context, member_id)
-    error = group.check_member(member_id, instance_id)
+        return _add_member(builder, group, request, context, member_id)
+    error = group.validate_member(member_id, instance_id)
     if error is not ErrorCode.NONE:  # K4, K5, K6
-        return _refuse(turn, context, error, member_id)
-    if answer.action is Action.REFUSE:  # K13
-        return _refuse(turn, context, answer.error, member_id)
+        return _refuse(builder, context, error, member_id)
+    if rule.action is GroupAction.REJECT:  # K13
+        return _refuse(builder, context, rule.error, member_id)
     member = group.members[member_id]
     unchanged = member.protocols == protocols
     answers_now = unchanged and (
-        answer.action is Action.ANSWER_UNCHANGED  # K8: its answer was lost
-        or (answer.action is Action.ANSWER_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
+        rule.action is GroupAction.RETURN_IF_UNCHANGED  # K8: its answer was lost
+        or (rule.action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
     )
     if answers_now:
-        return turn.reply(context.token, join_success(group, member_id))
-    if answer.action is Action.PARK or not unchanged:  # K7, K9, K11
+        return builder.reply(context.token, join_success_response(group, member_id))
+    if rule.action is GroupAction.AWAIT_JOIN or not unchanged:  # K7, K9, K11
         reason = f"updating metadata for member {member_id} during {group.state.value}"
     else:  # K10
         reason = f"leader {member_id} re-joining group during {group.state.value}"
-    _update_and_park(turn, group, member, request, context)
-    rebalance_or_complete(turn, group, _with_client_reason(reason, request))
+    _update_and_park(builder, group, member, request, context)
+    rebalance_or_complete(builder, group, _with_client_reason(reason, request))
 
 
 def _with_client_reason(reason: str, request: Message) -> str:
@@ -146,15 +151,15 @@ def _with_client_reason(reason: str, request: Message) -> str:
 
 
 def _update_and_park(
-    turn: Turn, group: ClassicGroup, member: Member, request: Message, context: RequestContext
+    builder: OutcomeBuilder, group: ClassicGroup, member: Member, request: Message, context: RequestContext
 ) -> None:
     group.update(member, protocols_of(request), _rebalance_timeout_ms(request, context), request.session_timeout_ms)
-    displaced = group.park_join(member, Parked(context.token, context.api_version))
+    displaced = group.await_join(member, DelayedRequest(context.token, context.api_version))
     if displaced is not None:
         # The client asked again before it was answered, so nobody listens to the first answer any more. Kafka
         # forgets it; here it is answered so that whoever keeps the token can let it go.
-        error = join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, displaced.api_version)
-        turn.reply(displaced.token, error)
+        error = join_error_response(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, displaced.api_version)
+        builder.reply(displaced.token, error)
 
 
 def _rebalance_timeout_ms(request: Message, context: RequestContext) -> int:
@@ -162,7 +167,7 @@ def _rebalance_timeout_ms(request: Message, context: RequestContext) -> int:
 
 
 def _add_member(
-    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
 ) -> None:
     member = Member(
         member_id=member_id,
@@ -172,48 +177,48 @@ def _add_member(
         rebalance_timeout_ms=_rebalance_timeout_ms(request, context),
         session_timeout_ms=request.session_timeout_ms,
         protocols=protocols_of(request),
-        parked_join=Parked(context.token, context.api_version),
+        awaiting_join=DelayedRequest(context.token, context.api_version),
         is_new=True,
     )
-    if group.initial_phase:
+    if group.is_initial_rebalance:
         group.new_member_added = True
     if not group.members:
         group.protocol_type = request.protocol_type
     group.add(member)
     # the client cannot heartbeat before its first answer, so its session has not begun
-    turn.set_timer(SessionTimer(group.group_id, member_id), turn.config.group_new_member_join_timeout_ms)
+    builder.set_timer(SessionTimer(group.group_id, member_id), builder.config.group_new_member_join_timeout_ms)
     instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
-    rebalance_or_complete(turn, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
+    rebalance_or_complete(builder, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
 
 
 def _replace_static(
-    turn: Turn, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
 ) -> None:
     """N6: a static member has come back without its member id, usually after a restart."""
     instance_id = request.group_instance_id
-    answer = group.answer(Ask.REPLACE_STATIC)
-    if answer.action is Action.BUG:
+    rule = group.rule(GroupOperation.REPLACE_STATIC)
+    if rule.action is GroupAction.BUG:
         raise RuntimeError(
             f"group {group.group_id} in state {group.state.value} was not to have the member of instance {instance_id}"
         )
     old_leader_id = group.leader_id or NO_LEADER
     old_state = group.state.value
-    old, new = group.replace_static(instance_id, member_id)
-    _fence(turn, old)
-    turn.cancel_timer(SessionTimer(group.group_id, old.member_id))
-    _update_and_park(turn, group, new, request, context)
-    turn.set_timer(SessionTimer(group.group_id, member_id), new.session_timeout_ms)
-    turn.event(
+    old, new = group.replace_static_member(instance_id, member_id)
+    _fence(builder, old)
+    builder.cancel_timer(SessionTimer(group.group_id, old.member_id))
+    _update_and_park(builder, group, new, request, context)
+    builder.set_timer(SessionTimer(group.group_id, member_id), new.session_timeout_ms)
+    builder.event(
         "static_member_replaced",
         group.group_id,
         f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} in "
         f"{old_state} state. Replacing previously mapped member {old.member_id} with this groupInstanceId",
     )
-    if answer.action is Action.PARK:
+    if rule.action is GroupAction.AWAIT_JOIN:
         return
-    if answer.action is Action.KEEP_VOTE and group.select_protocol() == group.protocol_name:
-        turn.store_group(group.group_id, group.to_value(turn.timestamp_ms, lambda m: m.assignment))
-        turn.after_append = StoreReplacement(
+    if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT and group.select_protocol() == group.protocol_name:
+        builder.store_group(group.group_id, group.to_value(builder.timestamp_ms, lambda m: m.assignment))
+        builder.after_append = StoreReplacement(
             group_id=group.group_id,
             generation_id=group.generation_id,
             old_member=old,
@@ -223,52 +228,54 @@ def _replace_static(
             api_version=context.api_version,
         )
         return
-    if answer.action is Action.KEEP_VOTE:
+    if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT:
         reason = "group's selectedProtocol will change because static member"
     else:
         reason = "updating metadata for static member"
     reason = f"{reason} {member_id} with instance id {instance_id} joined"
-    prepare_rebalance(turn, group, _with_client_reason(reason, request))
+    prepare_rebalance(builder, group, _with_client_reason(reason, request))
 
 
-def _fence(turn: Turn, old: Member) -> None:
+def _fence(builder: OutcomeBuilder, old: Member) -> None:
     # two processes with one instance id: the later one wins, and the earlier one must know
-    if old.parked_join is not None:
-        error = join_error(ErrorCode.FENCED_INSTANCE_ID, old.member_id, old.parked_join.api_version)
-        turn.reply(old.parked_join.token, error)
-    if old.parked_sync is not None:
-        turn.reply(old.parked_sync.token, sync_error(ErrorCode.FENCED_INSTANCE_ID))
+    if old.awaiting_join is not None:
+        error = join_error_response(ErrorCode.FENCED_INSTANCE_ID, old.member_id, old.awaiting_join.api_version)
+        builder.reply(old.awaiting_join.token, error)
+    if old.awaiting_sync is not None:
+        builder.reply(old.awaiting_sync.token, sync_error_response(ErrorCode.FENCED_INSTANCE_ID))
 
 
-def replacement_stored(turn: Turn, group: ClassicGroup, stored: StoreReplacement) -> None:
+def replacement_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: StoreReplacement) -> None:
     """Answers the returned static member, unless a join phase has begun meanwhile and will answer it."""
     member = _waiting(group, stored)
     if member is None:
         return
-    group.take_join(member)
+    group.take_awaiting_join(member)
     leads = group.leader_id == member.member_id
     if stored.api_version >= _SKIP_ASSIGNMENT_VERSION:
-        answer = join_answer(
+        rule = join_response(
             group, member.member_id, group.leader_id or NO_LEADER, with_members=leads, skip_assignment=leads
         )
     else:
         # An older leader that learnt it leads would compute an assignment nobody takes. Told of its former id, it
         # takes itself for a follower and its SyncGroup fetches what it had.
-        answer = join_answer(group, member.member_id, stored.old_leader_id, with_members=False)
-    turn.reply(stored.token, answer)
+        rule = join_response(group, member.member_id, stored.old_leader_id, with_members=False)
+    builder.reply(stored.token, rule)
 
 
-def replacement_failed(turn: Turn, group: ClassicGroup, stored: StoreReplacement, error: ErrorCode) -> None:
+def replacement_failed(
+    builder: OutcomeBuilder, group: ClassicGroup, stored: StoreReplacement, error: ErrorCode
+) -> None:
     """Gives the static member its former id, protocols and timeouts back; the returned one is told the error."""
     if _waiting(group, stored) is None:
         return
     old = stored.old_member
-    group.restore_static(old, stored.new_member_id, stored.old_leader_id)
-    turn.cancel_timer(SessionTimer(group.group_id, stored.new_member_id))
-    turn.set_timer(SessionTimer(group.group_id, old.member_id), old.session_timeout_ms)
-    turn.reply(
+    group.restore_static_member(old, stored.new_member_id, stored.old_leader_id)
+    builder.cancel_timer(SessionTimer(group.group_id, stored.new_member_id))
+    builder.set_timer(SessionTimer(group.group_id, old.member_id), old.session_timeout_ms)
+    builder.reply(
         stored.token,
-        join_error(
+        join_error_response(
             error,
             UNKNOWN_MEMBER,
             stored.api_version,
@@ -283,17 +290,17 @@ def _waiting(group: ClassicGroup, stored: StoreReplacement) -> Member | None:
     if group.state is not STABLE or group.generation_id != stored.generation_id:
         return None
     member = group.members.get(stored.new_member_id)
-    if member is None or member.parked_join is None or member.parked_join.token != stored.token:
+    if member is None or member.awaiting_join is None or member.awaiting_join.token != stored.token:
         return None
     return member
 
 
-def new_group_failed(turn: Turn, group: ClassicGroup, member_id: str) -> None:
+def new_group_failed(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
     """Takes back the first member, or first pending id, of a group that could not be stored."""
     group.pending_joins.discard(member_id)
     if member_id in group.members:
         group.remove(member_id)
-    turn.cancel_timer(SessionTimer(group.group_id, member_id))
+    builder.cancel_timer(SessionTimer(group.group_id, member_id))
     if not group.members and not group.pending_joins:
-        turn.cancel_timer(JoinTimer(group.group_id))
-        group.transition(DEAD, turn.timestamp_ms)
+        builder.cancel_timer(JoinTimer(group.group_id))
+        group.transition(DEAD, builder.timestamp_ms)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import AbstractSet, Iterable
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.outcome import Turn
-from spark_groupsource.group.states import DEAD, STABLE, Ask
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.outcome import OutcomeBuilder
+from spark_groupsource.group.states import DEAD, STABLE, GroupOperation
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey
 from spark_groupsource.wire.messages import (
@@ -64,7 +64,7 @@ def describe(
 
 
 def _describe_unknown(group_id: str, api_version: int, include_authorized_operations: bool) -> Message:
-    unknown = describe_error(group_id, ErrorCode.NONE)
+    unknown = described_group_error(group_id, ErrorCode.NONE)
     unknown.group_state = DEAD.value
     if api_version >= _NOT_FOUND_VERSION:
         unknown.error_code = ErrorCode.GROUP_ID_NOT_FOUND
@@ -74,7 +74,7 @@ def _describe_unknown(group_id: str, api_version: int, include_authorized_operat
     return unknown
 
 
-def describe_error(group_id: str, error: ErrorCode) -> Message:
+def described_group_error(group_id: str, error: ErrorCode) -> Message:
     return DescribeGroupsResponse.DescribedGroup(
         error_code=error,
         error_message=None,
@@ -112,7 +112,7 @@ def _lowered(names: Iterable[str] | None) -> AbstractSet[str]:
 
 
 def delete_group(
-    turn: Turn,
+    builder: OutcomeBuilder,
     group: ClassicGroup | None,
     offsets: AbstractSet[TopicPartition],
     is_stored: bool,
@@ -120,21 +120,21 @@ def delete_group(
     """Tombstones for an Empty group and all its offsets, or the error that says why not."""
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
-    error = group.answer(Ask.DELETE_GROUP).error
+    error = group.rule(GroupOperation.DELETE_GROUP).error
     if error is ErrorCode.NONE:
-        remove_group(turn, group.group_id, offsets, is_stored)
+        remove_group(builder, group.group_id, offsets, is_stored)
     return error
 
 
-def remove_group(turn: Turn, group_id: str, offsets: AbstractSet[TopicPartition], is_stored: bool) -> None:
+def remove_group(builder: OutcomeBuilder, group_id: str, offsets: AbstractSet[TopicPartition], is_stored: bool) -> None:
     """Tombstones, also for pending offsets; none for the group itself where none of its records was ever written."""
     for topic, partition in sorted(offsets):
-        turn.store_offset(OffsetKey(group_id, topic, partition), None)
+        builder.store_offset(OffsetKey(group_id, topic, partition), None)
     if is_stored:
-        turn.store_group(group_id, None)
+        builder.store_group(group_id, None)
 
 
-def delete_answer(results: Iterable[tuple[str, ErrorCode]]) -> Message:
+def delete_groups_response(results: Iterable[tuple[str, ErrorCode]]) -> Message:
     """`results`: (group id, error)."""
     result_class = DeleteGroupsResponse.DeletableGroupResult
     return DeleteGroupsResponse(

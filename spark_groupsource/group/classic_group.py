@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Callable, Collection
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
-from spark_groupsource.group.members import Member, Parked, Protocols, most_voted
+from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
 from spark_groupsource.group.states import (
     DEAD,
     EMPTY,
-    REPLIES,
+    GROUP_RULES,
     STABLE,
-    Answer,
-    Ask,
+    GroupOperation,
+    GroupRule,
     GroupState,
     check_transition,
 )
@@ -32,11 +32,17 @@ UNKNOWN_MEMBER = ""
 class ClassicGroup:
     """Members, generation and state of one group.
 
-    Attributes: `members` (id -> member, in order of arrival), `static_members` (instance id -> member id),
-    `pending_joins` (ids told by MEMBER_ID_REQUIRED), `pending_syncs` (members that owe a SyncGroup), `joined_count`
-    (members with a parked JoinGroup), `subscribed_topics` (None: not known), `initial_phase` (the join phase runs
-    from Empty and so waits the initial delay), `new_member_added` and `initial_remaining_ms`, `initial_delay_ms`
-    (its windows).
+    Attributes:
+        members: member id -> member, in the order in which they joined.
+        static_members: group instance id -> member id.
+        pending_joins: member ids returned with MEMBER_ID_REQUIRED whose members have not joined yet.
+        pending_syncs: members of the current generation that have not sent SyncGroup yet.
+        awaiting_join_count: members whose JoinGroup awaits its response.
+        subscribed_topics: topics of all members, None if unknown.
+        is_initial_rebalance: whether the join phase began in Empty and therefore waits for the initial rebalance delay.
+        new_member_added: whether a member joined during the current window of the initial rebalance delay.
+        initial_delay_ms: length of the current window of the initial rebalance delay.
+        initial_remaining_ms: what remains for further windows.
     """
 
     def __init__(self, group_id: str, state_timestamp_ms: int = -1) -> None:
@@ -51,9 +57,9 @@ class ClassicGroup:
         self.static_members: dict[str, str] = {}
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
-        self.joined_count = 0
+        self.awaiting_join_count = 0
         self.subscribed_topics: frozenset[str] | None = None
-        self.initial_phase = False
+        self.is_initial_rebalance = False
         self.new_member_added = False
         self.initial_remaining_ms = 0
         self.initial_delay_ms = 0
@@ -67,9 +73,9 @@ class ClassicGroup:
         self.state = new_state
         self.state_timestamp_ms = timestamp_ms
 
-    def answer(self, ask: Ask) -> Answer:
+    def rule(self, ask: GroupOperation) -> GroupRule:
         """What the table says for the present state."""
-        return REPLIES[self.state][ask]
+        return GROUP_RULES[self.state][ask]
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -77,9 +83,9 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
-    def all_have_joined(self) -> bool:
+    def has_all_members_joined(self) -> bool:
         """Whether a join phase waits for nobody: every member's join is parked, and no id is pending."""
-        return self.joined_count == len(self.members) and not self.pending_joins
+        return self.awaiting_join_count == len(self.members) and not self.pending_joins
 
     # --- members
 
@@ -93,7 +99,7 @@ class ClassicGroup:
             self.static_members[member.group_instance_id] = member.member_id
         self.members[member.member_id] = member
         self._count_protocols(member, 1)
-        self.joined_count += member.parked_join is not None
+        self.awaiting_join_count += member.awaiting_join is not None
         self.pending_joins.discard(member.member_id)
         if self.leader_id is None:
             self.leader_id = member.member_id
@@ -104,7 +110,7 @@ class ClassicGroup:
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
         self._count_protocols(member, -1)
-        self.joined_count -= member.parked_join is not None
+        self.awaiting_join_count -= member.awaiting_join is not None
         self.pending_joins.discard(member_id)
         self.pending_syncs.discard(member_id)
         if self.leader_id == member_id:
@@ -123,7 +129,7 @@ class ClassicGroup:
             raise ValueError(f"{member_id} is not a member of group {self.group_id} and owes no SyncGroup")
         self.pending_syncs.add(member_id)
 
-    def replace_static(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
+    def replace_static_member(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
         """Moves a static member to a new id and returns it as it was, and as it is; what was parked stays behind.
 
         Raises: ValueError if the instance is not in the group.
@@ -133,14 +139,14 @@ class ClassicGroup:
             raise ValueError(f"instance {group_instance_id} is not in group {self.group_id}")
         old = self.members[old_id]
         new = old.copy()
-        new.member_id, new.parked_join, new.parked_sync = new_member_id, None, None
+        new.member_id, new.awaiting_join, new.awaiting_sync = new_member_id, None, None
         self._swap(old, new)
         return old, new
 
-    def restore_static(self, old: Member, new_member_id: str, leader_id: str) -> None:
-        """Undoes `replace_static`; requests the old member had parked were answered and do not come back."""
+    def restore_static_member(self, old: Member, new_member_id: str, leader_id: str) -> None:
+        """Undoes `replace_static_member`; requests the old member had parked were answered and do not come back."""
         restored = old.copy()
-        restored.parked_join = restored.parked_sync = None
+        restored.awaiting_join = restored.awaiting_sync = None
         self._swap(self.members[new_member_id], restored)
         self.leader_id = leader_id or None
 
@@ -164,30 +170,30 @@ class ClassicGroup:
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
 
-    def park_join(self, member: Member, parked: Parked) -> Parked | None:
+    def await_join(self, member: Member, parked: DelayedRequest) -> DelayedRequest | None:
         """Returns the request it replaces."""
-        displaced, member.parked_join = member.parked_join, parked
-        self.joined_count += displaced is None
+        displaced, member.awaiting_join = member.awaiting_join, parked
+        self.awaiting_join_count += displaced is None
         return displaced
 
-    def take_join(self, member: Member) -> Parked | None:
+    def take_awaiting_join(self, member: Member) -> DelayedRequest | None:
         """The member's parked JoinGroup, which is thereby no longer parked."""
-        parked, member.parked_join = member.parked_join, None
-        self.joined_count -= parked is not None
+        parked, member.awaiting_join = member.awaiting_join, None
+        self.awaiting_join_count -= parked is not None
         return parked
 
-    def elect_joined_leader(self) -> bool:
+    def maybe_elect_joined_leader(self) -> bool:
         """Keeps a leader that has joined, else takes the first member that has; False if none has. O(members)."""
         leader = self.members.get(self.leader_id or "")
-        if leader is not None and leader.parked_join is not None:
+        if leader is not None and leader.awaiting_join is not None:
             return True
         for member in self.members.values():
-            if member.parked_join is not None:
+            if member.awaiting_join is not None:
                 self.leader_id = member.member_id
                 return True
         return False
 
-    def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
+    def validate_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """NONE if the ids name one member, else the error that says why not."""
         if group_instance_id is not None:
             mapped = self.static_members.get(group_instance_id)
@@ -199,7 +205,7 @@ class ClassicGroup:
 
     # --- protocols
 
-    def supports(self, protocol_type: str, protocol_names: Collection[str]) -> bool:
+    def supports_protocols(self, protocol_type: str, protocol_names: Collection[str]) -> bool:
         """Whether a member offering these could be in the group."""
         if not self.members:
             return bool(protocol_type) and bool(protocol_names)
@@ -208,14 +214,14 @@ class ClassicGroup:
             self._protocol_support.get(name) == count for name in protocol_names
         )
 
-    def candidates(self) -> frozenset[str]:
+    def candidate_protocols(self) -> frozenset[str]:
         """Protocol names every member supports."""
         count = len(self.members)
         return frozenset(name for name, support in self._protocol_support.items() if support == count)
 
     def select_protocol(self) -> str:
         """The outcome of the members' vote, O(members). Raises ValueError without members."""
-        return most_voted(self.members.values(), self.candidates())
+        return most_voted(self.members.values(), self.candidate_protocols())
 
     def _count_protocols(self, member: Member, step: int) -> None:
         for name in member.protocol_names:
@@ -227,11 +233,11 @@ class ClassicGroup:
 
     # --- generations
 
-    def next_generation(self, timestamp_ms: int) -> None:
+    def init_next_generation(self, timestamp_ms: int) -> None:
         """Ends a join phase: to CompletingRebalance with members, to Empty without. O(members)."""
         self.generation_id += 1
         self.pending_syncs.clear()
-        self.initial_phase = False
+        self.is_initial_rebalance = False
         if self.members:
             self.protocol_name = self.select_protocol()
             self.transition(GroupState.COMPLETING_REBALANCE, timestamp_ms)

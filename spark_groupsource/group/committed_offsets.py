@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import AbstractSet, Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.answers import commit_answer
-from spark_groupsource.group.classic import ClassicGroup
-from spark_groupsource.group.outcome import RequestContext, StoreOffsets, TransactionProducer, Turn
-from spark_groupsource.group.sessions import renew_session
-from spark_groupsource.group.states import DEAD, EMPTY, STABLE, Action, Ask
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.member_sessions import renew_session
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets, TransactionProducer
+from spark_groupsource.group.responses import commit_response
+from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
@@ -39,49 +39,53 @@ NO_OFFSET = OffsetValue(offset=-1)
 # --- commit
 
 
-def commit(turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext) -> None:
+def commit_offsets(
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
+) -> None:
     """Checks the committer, then each partition; `group` is None where there is none yet."""
-    error = _check_commit(turn, group, request, context)
+    error = _check_commit(builder, group, request, context)
     if error is not ErrorCode.NONE:
-        turn.reply(context.token, commit_error(request, error))
+        builder.reply(context.token, commit_error_response(request, error))
         return
     retention_ms = request.retention_time_ms
-    expires = -1 if retention_ms == -1 or not 2 <= context.api_version <= 4 else turn.timestamp_ms + retention_ms
-    turn.reply(context.token, commit_answer(_store(turn, request, expires)))
+    expires = -1 if retention_ms == -1 or not 2 <= context.api_version <= 4 else builder.timestamp_ms + retention_ms
+    builder.reply(context.token, commit_response(_store(builder, request, expires)))
 
 
-def commit_transactional(turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext) -> None:
+def commit_transactional_offsets(
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
+) -> None:
     """Like `commit`, as part of a producer's transaction: nobody sees the offsets before it has committed."""
     error = _check_transactional(group, request)
     if error is not ErrorCode.NONE:
-        turn.reply(context.token, commit_error(request, error))
+        builder.reply(context.token, commit_error_response(request, error))
         return
-    turn.producer = TransactionProducer(request.producer_id, request.producer_epoch)
-    turn.reply(context.token, commit_answer(_store(turn, request, -1), transactional=True))
+    builder.producer = TransactionProducer(request.producer_id, request.producer_epoch)
+    builder.reply(context.token, commit_response(_store(builder, request, -1), transactional=True))
 
 
-def _store(turn: Turn, request: Message, expires: int) -> list[tuple[str, list[tuple[int, ErrorCode]]]]:
+def _store(builder: OutcomeBuilder, request: Message, expires: int) -> list[tuple[str, list[tuple[int, ErrorCode]]]]:
     """Records of the request's offsets, and what is answered about each."""
     results: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
     for topic in request.topics:
         partitions: list[tuple[int, ErrorCode]] = []
         for partition in topic.partitions:
             metadata = partition.committed_metadata or ""
-            if _length(metadata) > turn.config.offset_metadata_max_bytes:
+            if _length(metadata) > builder.config.offset_metadata_max_bytes:
                 partitions.append((partition.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
             value = OffsetValue(
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch,
                 metadata=metadata,
-                commit_timestamp_ms=turn.timestamp_ms,
+                commit_timestamp_ms=builder.timestamp_ms,
                 expire_timestamp_ms=expires,
             )
-            turn.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
+            builder.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
             partitions.append((partition.partition_index, ErrorCode.NONE))
         results.append((topic.name, partitions))
-    if turn.records:
-        turn.after_append = StoreOffsets()
+    if builder.records:
+        builder.after_append = StoreOffsets()
     return results
 
 
@@ -91,7 +95,7 @@ def _length(metadata: str) -> int:
 
 
 def _check_commit(
-    turn: Turn, group: ClassicGroup | None, request: Message, context: RequestContext
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
 ) -> ErrorCode:
     generation_id = request.generation_id_or_member_epoch
     if group is None:
@@ -101,47 +105,47 @@ def _check_commit(
             return ErrorCode.GROUP_ID_NOT_FOUND
         return ErrorCode.ILLEGAL_GENERATION
     if group.state is DEAD:  # C3
-        return group.answer(Ask.COMMIT_MEMBER).error
+        return group.rule(GroupOperation.COMMIT_MEMBER).error
     if generation_id < 0 and group.state is EMPTY:  # C4
-        return group.answer(Ask.COMMIT_SIMPLE).error
+        return group.rule(GroupOperation.COMMIT_SIMPLE).error
     if generation_id < 0 and not request.member_id and request.group_instance_id is None:  # C6
-        return group.answer(Ask.COMMIT_SIMPLE).error
-    error = group.check_member(request.member_id, request.group_instance_id)  # C5
+        return group.rule(GroupOperation.COMMIT_SIMPLE).error
+    error = group.validate_member(request.member_id, request.group_instance_id)  # C5
     if error is not ErrorCode.NONE:
         return error
     if generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
-    answer = group.answer(Ask.COMMIT_MEMBER)
-    if answer.action is Action.ACCEPT and answer.renews_session:  # C8
-        renew_session(turn, group, request.member_id)
-    return answer.error  # C7 or NONE
+    rule = group.rule(GroupOperation.COMMIT_MEMBER)
+    if rule.action is GroupAction.ACCEPT and rule.renews_session:  # C8
+        renew_session(builder, group, request.member_id)
+    return rule.error  # C7 or NONE
 
 
 def _check_transactional(group: ClassicGroup | None, request: Message) -> ErrorCode:
     if group is None:
         return ErrorCode.NONE if request.generation_id < 0 else ErrorCode.ILLEGAL_GENERATION
-    answer = group.answer(Ask.COMMIT_TRANSACTIONAL)
+    rule = group.rule(GroupOperation.COMMIT_TRANSACTIONAL)
     # producers from before version 3 do not say who they are
     says_who = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
-    if answer.action is not Action.ACCEPT or not says_who or (request.generation_id < 0 and group.state is EMPTY):
-        return answer.error
-    error = group.check_member(request.member_id, request.group_instance_id)
+    if rule.action is not GroupAction.ACCEPT or not says_who or (request.generation_id < 0 and group.state is EMPTY):
+        return rule.error
+    error = group.validate_member(request.member_id, request.group_instance_id)
     if error is ErrorCode.NONE and request.generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
     return error
 
 
-def commit_error(request: Message, error: ErrorCode) -> Message:
+def commit_error_response(request: Message, error: ErrorCode) -> Message:
     """A whole request's error: OffsetCommit and TxnOffsetCommit have no place for it but every partition."""
-    return commit_answer(
+    return commit_response(
         [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics],
         transactional=isinstance(request, TxnOffsetCommitRequest),
     )
 
 
-def commit_failed(response: Message, error: ErrorCode) -> Message:
+def failed_commit_response(response: Message, error: ErrorCode) -> Message:
     """The answer to a commit that could not be stored; what was refused before keeps its own error."""
-    return commit_answer(
+    return commit_response(
         [
             (
                 topic.name,
@@ -159,7 +163,7 @@ def commit_failed(response: Message, error: ErrorCode) -> Message:
 # --- fetch
 
 
-def fetch(
+def fetch_offsets(
     group: ClassicGroup | None,
     group_id: str,
     stored: Mapping[TopicPartition, OffsetValue],
@@ -219,7 +223,7 @@ def _fetched(partition_class: Any, partition: int, value: OffsetValue, is_unstab
     )
 
 
-def fetch_answer(groups: Sequence[Message], api_version: int) -> Message:
+def offset_fetch_response(groups: Sequence[Message], api_version: int) -> Message:
     """The whole answer from its groups' parts; below version 8 there is exactly one."""
     if api_version >= _GROUPS_VERSION:
         return OffsetFetchResponse(throttle_time_ms=0, groups=list(groups))
@@ -252,9 +256,9 @@ def requested_groups(request: Message, api_version: int) -> list[tuple[str, Sequ
     return [(request.group_id, request.topics)]
 
 
-def fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCode, api_version: int) -> Message:
+def group_fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCode, api_version: int) -> Message:
     """One group's part where it cannot be served."""
-    group = fetch(None, group_id, {}, topics if api_version < 2 else [])
+    group = fetch_offsets(None, group_id, {}, topics if api_version < 2 else [])
     group.error_code = error
     for topic in group.topics:
         for entry in topic.partitions:
@@ -265,8 +269,8 @@ def fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCod
 # --- delete
 
 
-def delete(
-    turn: Turn,
+def delete_offsets(
+    builder: OutcomeBuilder,
     group: ClassicGroup | None,
     stored: AbstractSet[TopicPartition],
     request: Message,
@@ -275,7 +279,7 @@ def delete(
     """Removes the offsets of partitions nobody in the group subscribes to, pending ones too."""
     error = _check_delete(group)
     if error is not ErrorCode.NONE:
-        turn.reply(context.token, delete_error(error))
+        builder.reply(context.token, offset_delete_error_response(error))
         return
     assert group is not None
     topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
@@ -286,28 +290,28 @@ def delete(
         indexes = [partition.partition_index for partition in topic.partitions]
         for index in indexes:
             if not subscribed and TopicPartition(topic.name, index) in stored:
-                turn.store_offset(OffsetKey(request.group_id, topic.name, index), None)
+                builder.store_offset(OffsetKey(request.group_id, topic.name, index), None)
         partition_class = topic_class.OffsetDeleteResponsePartition
         partitions = [partition_class(partition_index=index, error_code=result) for index in indexes]
         topics.append(topic_class(name=topic.name, partitions=partitions))
-    turn.reply(context.token, OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics))
+    builder.reply(context.token, OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics))
 
 
 def _check_delete(group: ClassicGroup | None) -> ErrorCode:
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
     is_consumer = group.protocol_type == PROTOCOL_TYPE
-    return group.answer(Ask.DELETE_OFFSETS if is_consumer else Ask.DELETE_OFFSETS_OTHER).error
+    return group.rule(GroupOperation.DELETE_OFFSETS if is_consumer else GroupOperation.DELETE_OFFSETS_OTHER).error
 
 
-def delete_error(error: ErrorCode) -> Message:
+def offset_delete_error_response(error: ErrorCode) -> Message:
     return OffsetDeleteResponse(error_code=error, throttle_time_ms=0, topics=[])
 
 
 # --- expiry
 
 
-def expired(
+def expired_offsets(
     group: ClassicGroup, stored: Mapping[TopicPartition, OffsetValue], retention_ms: int, timestamp_ms: int
 ) -> Iterator[TopicPartition]:
     """The offsets of a group whose time is over.

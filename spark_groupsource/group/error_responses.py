@@ -8,9 +8,20 @@ from __future__ import annotations
 from typing import Callable, Mapping
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.admin import delete_answer, describe_error
-from spark_groupsource.group.answers import heartbeat_answer, join_error, leave_error, sync_error
-from spark_groupsource.group.offsets import commit_error, delete_error, fetch_answer, fetch_error, requested_groups
+from spark_groupsource.group.committed_offsets import (
+    commit_error_response,
+    group_fetch_error,
+    offset_delete_error_response,
+    offset_fetch_response,
+    requested_groups,
+)
+from spark_groupsource.group.group_admin import delete_groups_response, described_group_error
+from spark_groupsource.group.responses import (
+    heartbeat_response,
+    join_error_response,
+    leave_error_response,
+    sync_error_response,
+)
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -62,31 +73,33 @@ def append_error(error: int) -> ErrorCode:
 
 def _describe(request: Message, error: ErrorCode) -> Message:
     return DescribeGroupsResponse(
-        throttle_time_ms=0, groups=[describe_error(group_id, error) for group_id in request.groups]
+        throttle_time_ms=0, groups=[described_group_error(group_id, error) for group_id in request.groups]
     )
 
 
 def _fetch(request: Message, error: ErrorCode, version: int) -> Message:
-    groups = [fetch_error(group_id, topics, error, version) for group_id, topics in requested_groups(request, version)]
-    return fetch_answer(groups, version)
+    groups = [
+        group_fetch_error(group_id, topics, error, version) for group_id, topics in requested_groups(request, version)
+    ]
+    return offset_fetch_response(groups, version)
 
 
 _REFUSALS: Mapping[int, Callable[[Message, ErrorCode, int], Message]] = {
-    JoinGroupRequest.API_KEY: lambda request, error, version: join_error(error, request.member_id, version),
-    SyncGroupRequest.API_KEY: lambda request, error, version: sync_error(error),
-    HeartbeatRequest.API_KEY: lambda request, error, version: heartbeat_answer(error),
-    LeaveGroupRequest.API_KEY: lambda request, error, version: leave_error(error),
-    OffsetCommitRequest.API_KEY: lambda request, error, version: commit_error(request, error),
-    TxnOffsetCommitRequest.API_KEY: lambda request, error, version: commit_error(
+    JoinGroupRequest.API_KEY: lambda request, error, version: join_error_response(error, request.member_id, version),
+    SyncGroupRequest.API_KEY: lambda request, error, version: sync_error_response(error),
+    HeartbeatRequest.API_KEY: lambda request, error, version: heartbeat_response(error),
+    LeaveGroupRequest.API_KEY: lambda request, error, version: leave_error_response(error),
+    OffsetCommitRequest.API_KEY: lambda request, error, version: commit_error_response(request, error),
+    TxnOffsetCommitRequest.API_KEY: lambda request, error, version: commit_error_response(
         request, _UNTIL_2_0.get(error, error) if version < _LOADING_KNOWN_SINCE else error
     ),
     OffsetFetchRequest.API_KEY: _fetch,
-    OffsetDeleteRequest.API_KEY: lambda request, error, version: delete_error(error),
+    OffsetDeleteRequest.API_KEY: lambda request, error, version: offset_delete_error_response(error),
     DescribeGroupsRequest.API_KEY: lambda request, error, version: _describe(request, error),
     ListGroupsRequest.API_KEY: lambda request, error, version: ListGroupsResponse(
         throttle_time_ms=0, error_code=error, groups=[]
     ),
-    DeleteGroupsRequest.API_KEY: lambda request, error, version: delete_answer(
+    DeleteGroupsRequest.API_KEY: lambda request, error, version: delete_groups_response(
         (group_id, error) for group_id in request.groups_names
     ),
 }

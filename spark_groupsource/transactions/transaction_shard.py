@@ -20,17 +20,17 @@ from typing import Callable, Collection, Iterator, NamedTuple
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.transactions.states import (
-    ANSWERS,
-    COMPLETED,
+    COMPLETED_STATES,
     EMPTY,
-    FORGETTABLE,
+    EXPIRABLE_STATES,
     ONGOING,
     PREPARE_ABORT,
     PREPARE_COMMIT,
-    TRANSITIONS,
-    Action,
-    Ask,
-    ends,
+    TRANSACTION_RULES,
+    TRANSACTION_TRANSITIONS,
+    TransactionAction,
+    TransactionOperation,
+    is_ending,
 )
 from spark_groupsource.wire.transaction_records import LONGEST_ID, TransactionValue, decode_key, decode_value
 
@@ -46,7 +46,7 @@ class TransactionConfig:
     transactional_id_expiration_ms: int = 604_800_000
 
 
-class Producer(NamedTuple):
+class ProducerIdAndEpoch(NamedTuple):
     """A producer id with its epoch."""
 
     producer_id: int
@@ -86,19 +86,19 @@ class TransactionShard:
         else:
             self.transactions[transactional_id] = decode_value(value)
 
-    def stored(self, transactional_id: str, decision: Decision) -> None:
+    def on_stored(self, transactional_id: str, decision: Decision) -> None:
         """To be called when the value of a decision was stored and replayed."""
         self._last_epochs[transactional_id] = decision.last_epoch
 
     # --- decisions
 
-    def init(
+    def init_producer_id(
         self,
         transactional_id: str,
         timeout_ms: int,
-        expected: Producer | None,
+        expected: ProducerIdAndEpoch | None,
         timestamp_ms: int,
-        fresh_id: Callable[[], int],
+        next_producer_id: Callable[[], int],
     ) -> Decision:
         """InitProducerId: an epoch for whoever has the transactional id from now on.
 
@@ -110,26 +110,32 @@ class TransactionShard:
             return Decision(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         known = self.transactions.get(transactional_id)
         if known is None:
-            new = TransactionValue(fresh_id(), 0, timeout_ms, EMPTY, updated_ms=timestamp_ms)
+            new = TransactionValue(next_producer_id(), 0, timeout_ms, EMPTY, updated_ms=timestamp_ms)
             return self._store(transactional_id, new)
         if expected is not None and not _may_expect(expected, known):
             return Decision(ErrorCode.PRODUCER_FENCED)
-        answer = ANSWERS[known.status][Ask.INIT]
-        if answer.action is Action.REFUSE:
-            return Decision(answer.error)
-        if answer.action is Action.FENCE:
-            return self._store(transactional_id, _fenced(known, timestamp_ms), error=answer.error)
+        rule = TRANSACTION_RULES[known.status][TransactionOperation.INIT]
+        if rule.action is TransactionAction.REJECT:
+            return Decision(rule.error)
+        if rule.action is TransactionAction.FENCE:
+            return self._store(transactional_id, _fenced(known, timestamp_ms), error=rule.error)
         fresh = replace(
             known, timeout_ms=timeout_ms, status=EMPTY, partitions=frozenset(), updated_ms=timestamp_ms, start_ms=-1
         )
-        current = Producer(known.producer_id, known.producer_epoch)
+        current = ProducerIdAndEpoch(known.producer_id, known.producer_epoch)
         if _is_exhausted(current.epoch) and expected in (None, current):
-            rotated = replace(fresh, producer_id=fresh_id(), producer_epoch=0, previous_producer_id=known.producer_id)
+            rotated = replace(
+                fresh, producer_id=next_producer_id(), producer_epoch=0, previous_producer_id=known.producer_id
+            )
             return self._store(transactional_id, rotated, NO_EPOCH if expected is None else known.producer_epoch)
         return self._raise_epoch(transactional_id, known, fresh, expected)
 
     def _raise_epoch(
-        self, transactional_id: str, known: TransactionValue, fresh: TransactionValue, expected: Producer | None
+        self,
+        transactional_id: str,
+        known: TransactionValue,
+        fresh: TransactionValue,
+        expected: ProducerIdAndEpoch | None,
     ) -> Decision:
         raised = replace(fresh, producer_epoch=known.producer_epoch + 1)
         if expected is None:
@@ -142,62 +148,68 @@ class TransactionShard:
             return self._store(transactional_id, fresh, last_epoch)
         return Decision(ErrorCode.PRODUCER_FENCED)
 
-    def add(
-        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], timestamp_ms: int
+    def add_partitions(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[
+            TopicPartition
+        ], timestamp_ms: int
     ) -> Decision:
         """AddPartitionsToTxn, AddOffsetsToTxn: partitions that get a marker when the transaction ends."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return Decision(error)
         known = self.transactions[transactional_id]
-        answer = ANSWERS[known.status][Ask.ADD]
-        if answer.action is Action.REFUSE:
-            return Decision(answer.error)
-        if answer.action is Action.EXTEND and known.partitions.issuperset(partitions):
+        rule = TRANSACTION_RULES[known.status][TransactionOperation.ADD]
+        if rule.action is TransactionAction.REJECT:
+            return Decision(rule.error)
+        if rule.action is TransactionAction.EXTEND and known.partitions.issuperset(partitions):
             return Decision(ErrorCode.NONE)
-        start_ms = known.start_ms if answer.action is Action.EXTEND else timestamp_ms
+        start_ms = known.start_ms if rule.action is TransactionAction.EXTEND else timestamp_ms
         together = known.partitions.union(partitions)
         last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
         began = replace(known, status=ONGOING, partitions=together, updated_ms=timestamp_ms, start_ms=start_ms)
         return self._store(transactional_id, began, last_epoch)
 
-    def end(self, transactional_id: str, producer: Producer, committed: bool, timestamp_ms: int) -> Decision:
+    def end_transaction(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool, timestamp_ms: int
+    ) -> Decision:
         """EndTxn: how the transaction ends."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return Decision(error)
         known = self.transactions[transactional_id]
-        answer = ANSWERS[known.status][Ask.COMMIT if committed else Ask.ABORT]
-        if answer.action is not Action.END:
-            return Decision(answer.error)
+        rule = TRANSACTION_RULES[known.status][TransactionOperation.COMMIT if committed else TransactionOperation.ABORT]
+        if rule.action is not TransactionAction.END:
+            return Decision(rule.error)
         status = PREPARE_COMMIT if committed else PREPARE_ABORT
         last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
         return self._store(transactional_id, replace(known, status=status, updated_ms=timestamp_ms), last_epoch)
 
-    def expire(self, transactional_id: str, timestamp_ms: int) -> Decision:
+    def abort_timed_out(self, transactional_id: str, timestamp_ms: int) -> Decision:
         """What is to be done when the time of a transaction may be over."""
         known = self.transactions.get(transactional_id)
-        if known is None or ANSWERS[known.status][Ask.EXPIRE].action is not Action.FENCE:
+        if known is None or TRANSACTION_RULES[known.status][
+            TransactionOperation.EXPIRE
+        ].action is not TransactionAction.FENCE:
             return Decision(ErrorCode.NONE)
         if self.time_left_ms(transactional_id, timestamp_ms) > 0:
             return Decision(ErrorCode.NONE)
         return self._store(transactional_id, _fenced(known, timestamp_ms))
 
-    def complete(self, transactional_id: str, timestamp_ms: int) -> Decision:
+    def complete_transaction(self, transactional_id: str, timestamp_ms: int) -> Decision:
         """What is to be stored when every marker is written."""
         known = self.transactions[transactional_id]
-        done = replace(known, status=COMPLETED[known.status], partitions=frozenset(), updated_ms=timestamp_ms)
+        done = replace(known, status=COMPLETED_STATES[known.status], partitions=frozenset(), updated_ms=timestamp_ms)
         return self._store(transactional_id, done, self._last_epochs.get(transactional_id, NO_EPOCH))
 
     # --- questions
 
-    def verify(self, transactional_id: str, producer: Producer, partition: TopicPartition) -> ErrorCode:
+    def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
         """Whether a partition belongs to the producer's open transaction, so that its records will be ended."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return error
         known = self.transactions[transactional_id]
-        if ends(known.status):
+        if is_ending(known.status):
             return ErrorCode.CONCURRENT_TRANSACTIONS
         return ErrorCode.NONE if partition in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
 
@@ -206,11 +218,11 @@ class TransactionShard:
         known = self.transactions[transactional_id]
         return known.start_ms + known.timeout_ms - timestamp_ms
 
-    def unused(self, timestamp_ms: int) -> Iterator[str]:
+    def expired_ids(self, timestamp_ms: int) -> Iterator[str]:
         """The transactional ids that are to be forgotten, for nobody has used them for long."""
         oldest_ms = timestamp_ms - self.config.transactional_id_expiration_ms
         for transactional_id, value in self.transactions.items():
-            if value.status in FORGETTABLE and value.updated_ms <= oldest_ms:
+            if value.status in EXPIRABLE_STATES and value.updated_ms <= oldest_ms:
                 yield transactional_id
 
     def _store(
@@ -222,11 +234,11 @@ class TransactionShard:
     ) -> Decision:
         known = self.transactions.get(transactional_id)
         before = EMPTY if known is None else known.status
-        if before not in TRANSITIONS[value.status]:
+        if before not in TRANSACTION_TRANSITIONS[value.status]:
             raise RuntimeError(f"{transactional_id} cannot go from {before.name} to {value.status.name}")
         return Decision(error, value, last_epoch)
 
-    def _check(self, transactional_id: str, producer: Producer) -> ErrorCode:
+    def _check(self, transactional_id: str, producer: ProducerIdAndEpoch) -> ErrorCode:
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
         known = self.transactions.get(transactional_id)
@@ -244,7 +256,7 @@ def _is_exhausted(epoch: int) -> bool:
     return epoch >= _LARGEST_EPOCH - 1
 
 
-def _may_expect(expected: Producer, known: TransactionValue) -> bool:
+def _may_expect(expected: ProducerIdAndEpoch, known: TransactionValue) -> bool:
     """Whether a producer may once have been told what it has: the epoch is looked at when it is raised."""
     if expected.producer_id == known.producer_id:
         return True

@@ -21,11 +21,11 @@ _NOTHING: Collection[TopicPartition] = frozenset()
 class _Pending:
     value: OffsetValue
     order: int = field(compare=False)
-    overtaken: bool = False  # a commit that came later is in force already
+    superseded: bool = False  # a commit that came later is in force already
 
 
 @dataclass
-class PendingOffsets:
+class PendingTransactionalOffsets:
     """Pending offsets by the producer id of their transaction; false when there is none."""
 
     _open: dict[int, dict[OffsetKey, _Pending]] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class PendingOffsets:
         self._order += 1
         entries[key] = _Pending(value, self._order)
 
-    def overtake(self, key: OffsetKey, order: int | None = None) -> None:
+    def supersede(self, key: OffsetKey, order: int | None = None) -> None:
         """A later commit is in force: those pending now, or those before `order`, will change nothing."""
         for entries in self._open.values():
             pending = entries.get(key)
             if pending is not None and (order is None or pending.order < order):
-                pending.overtaken = True
+                pending.superseded = True
 
     def remove(self, key: OffsetKey) -> None:
         """A tombstone takes the pending offsets of its key along."""
@@ -78,8 +78,8 @@ class PendingOffsets:
         if not committed:
             return []
         for key, pending in entries.items():
-            self.overtake(key, pending.order)
-        return [(key, pending.value) for key, pending in entries.items() if not pending.overtaken]
+            self.supersede(key, pending.order)
+        return [(key, pending.value) for key, pending in entries.items() if not pending.superseded]
 
     def _discount(self, key: OffsetKey) -> None:
         counts = self._groups[key.group_id]

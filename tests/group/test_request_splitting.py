@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupShard, RequestContext, group_partition, merge, split
-from spark_groupsource.group.fanout import java_hash
+from spark_groupsource.group import GroupShard, RequestContext, coordinator_partition, merge_responses, split_request
+from spark_groupsource.group.request_splitting import java_string_hash
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -34,8 +34,8 @@ PARTITIONS = 50
     ],
 )
 def test_java_s_hash(group_id: str, expected_hash: int, partition: int) -> None:
-    assert java_hash(group_id) == expected_hash
-    assert group_partition(group_id, PARTITIONS) == partition
+    assert java_string_hash(group_id) == expected_hash
+    assert coordinator_partition(group_id, PARTITIONS) == partition
 
 
 class Coordinator:
@@ -44,18 +44,18 @@ class Coordinator:
     def __init__(self) -> None:
         self.shards = [GroupShard(partition) for partition in range(PARTITIONS)]
         for shard in self.shards:
-            shard.loaded(0)
+            shard.on_loaded(0)
 
     def ask(self, request: Message, version: int) -> Message:
         context = RequestContext("token", version, "client", "/127.0.0.1", "id", 0)
         responses = []
-        for partition, part in split(request, version, PARTITIONS).items():
+        for partition, part in split_request(request, version, PARTITIONS).items():
             outcome = self.shards[partition].handle(part, context, 0)
             for key, value in outcome.records:
                 self.shards[partition].replay(key, value, timestamp_ms=0)
-            assert not self.shards[partition].append_done(outcome, 0, 0).replies
+            assert not self.shards[partition].append_succeeded(outcome, 0, 0).replies
             responses += [reply.response for reply in outcome.replies]
-        return merge(request, version, responses)
+        return merge_responses(request, version, responses)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_answers_come_in_the_order_of_the_request(coordinator: Coordinator) -> N
 def test_every_shard_lists_its_groups(coordinator: Coordinator) -> None:
     listed = coordinator.ask(ListGroupsRequest(), 4)
     assert sorted(group.group_id for group in listed.groups) == ["a", "b", "c"]
-    coordinator.shards[group_partition("b", PARTITIONS)].unload(0)
+    coordinator.shards[coordinator_partition("b", PARTITIONS)].on_unloaded(0)
     listed = coordinator.ask(ListGroupsRequest(), 4)
     assert (listed.error_code, len(listed.groups)) == (ErrorCode.NOT_COORDINATOR, 2)
 
@@ -101,7 +101,7 @@ def test_a_request_that_names_no_group(coordinator: Coordinator) -> None:
 @pytest.mark.parametrize("version", [1, 7])
 def test_a_request_of_one_group_goes_as_it_is(coordinator: Coordinator, version: int) -> None:
     request = HeartbeatRequest(group_id="a", generation_id=0, member_id="m")
-    assert split(request, 4, PARTITIONS) == {group_partition("a", PARTITIONS): request}
+    assert split_request(request, 4, PARTITIONS) == {coordinator_partition("a", PARTITIONS): request}
     assert coordinator.ask(request, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0])
     answer = coordinator.ask(OffsetFetchRequest(group_id="a", topics=[topic]), version)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Mapping, Sequence
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.offsets import fetch_answer
+from spark_groupsource.group.committed_offsets import offset_fetch_response
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -26,7 +26,7 @@ from spark_groupsource.wire.messages import (
 _OFFSET_FETCH_GROUPS_VERSION = 8
 
 
-def java_hash(text: str) -> int:
+def java_string_hash(text: str) -> int:
     """Java's `String.hashCode`: 31-polynomial over UTF-16 code units, as a signed 32-bit number."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
@@ -36,17 +36,17 @@ def java_hash(text: str) -> int:
 
 
 @lru_cache(maxsize=100_000)  # every request of a group asks
-def group_partition(group_id: str, partition_count: int) -> int:
+def coordinator_partition(group_id: str, partition_count: int) -> int:
     """The partition of `__consumer_offsets` a group lives in; its leader is the group's coordinator."""
-    value = java_hash(group_id)
+    value = java_string_hash(group_id)
     # Java's abs has no positive counterpart of the smallest int, which Kafka takes for 0
     return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
-def split(request: Message, api_version: int, partition_count: int) -> dict[int, Message]:
+def split_request(request: Message, api_version: int, partition_count: int) -> dict[int, Message]:
     """Partition -> the part of the request its shard is to handle; a ListGroups goes to every shard.
 
-    One that names no group goes nowhere: the result is empty and `merge` of nothing is its answer.
+    One that names no group goes nowhere: the result is empty and `merge_responses` of nothing is its answer.
     """
     if request.API_KEY == ListGroupsRequest.API_KEY:
         return {partition: request for partition in range(partition_count)}
@@ -63,22 +63,22 @@ def split(request: Message, api_version: int, partition_count: int) -> dict[int,
     if request.API_KEY == OffsetFetchRequest.API_KEY and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
         parts: dict[int, list[Message]] = {}
         for group in request.groups:
-            parts.setdefault(group_partition(group.group_id, partition_count), []).append(group)
+            parts.setdefault(coordinator_partition(group.group_id, partition_count), []).append(group)
         return {
             partition: OffsetFetchRequest(groups=groups, require_stable=request.require_stable)
             for partition, groups in parts.items()
         }
-    return {group_partition(request.group_id, partition_count): request}
+    return {coordinator_partition(request.group_id, partition_count): request}
 
 
 def _by_partition(group_ids: Sequence[str], partition_count: int) -> Mapping[int, list[str]]:
     parts: dict[int, list[str]] = {}
     for group_id in group_ids:
-        parts.setdefault(group_partition(group_id, partition_count), []).append(group_id)
+        parts.setdefault(coordinator_partition(group_id, partition_count), []).append(group_id)
     return parts
 
 
-def merge(request: Message, api_version: int, responses: Sequence[Message]) -> Message:
+def merge_responses(request: Message, api_version: int, responses: Sequence[Message]) -> Message:
     """One answer from those of the shards; groups come in the order of the request.
 
     A ListGroups whose shards are not all loaded carries what is known, and the error that says so.
@@ -98,6 +98,6 @@ def merge(request: Message, api_version: int, responses: Sequence[Message]) -> M
         return DeleteGroupsResponse(throttle_time_ms=0, results=ordered)
     if request.API_KEY == OffsetFetchRequest.API_KEY and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
         fetched = {group.group_id: group for response in responses for group in response.groups}
-        return fetch_answer([fetched[group.group_id] for group in request.groups], api_version)
+        return offset_fetch_response([fetched[group.group_id] for group in request.groups], api_version)
     (response,) = responses
     return response

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import AbstractSet, Iterator, Mapping
 
-from spark_groupsource.group.pending import PendingOffsets
+from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import (
     GroupKey,
@@ -25,7 +25,7 @@ _NO_OFFSETS: Mapping[TopicPartition, OffsetValue] = {}
 
 
 @dataclass
-class Ledger:
+class GroupStore:
     """Stored groups and committed offsets by group id; `unknown_records` counts those of types not known here.
 
     A group has an entry in `offsets` only while it has an offset. `pending` holds what transactions have committed that
@@ -35,7 +35,7 @@ class Ledger:
     groups: dict[str, GroupValue] = field(default_factory=dict)
     offsets: dict[str, dict[TopicPartition, OffsetValue]] = field(default_factory=dict)
     unknown_records: int = 0
-    pending: PendingOffsets = field(default_factory=PendingOffsets)
+    pending: PendingTransactionalOffsets = field(default_factory=PendingTransactionalOffsets)
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Takes one record over: the last one of a key wins, a null value removes.
@@ -73,7 +73,7 @@ class Ledger:
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if self.pending:
-            (self.pending.overtake if value is not None else self.pending.remove)(key)
+            (self.pending.supersede if value is not None else self.pending.remove)(key)
         topic_partition = TopicPartition(key.topic, key.partition)
         stored = self.offsets.get(key.group_id)
         if value is not None:
@@ -96,7 +96,7 @@ class Ledger:
         pending = self.pending.of(group_id)
         return stored | set(pending) if pending else stored
 
-    def knows(self, group_id: str) -> bool:
+    def contains(self, group_id: str) -> bool:
         return group_id in self.groups or group_id in self.offsets or bool(self.pending.of(group_id))
 
     def group_ids(self) -> Iterator[str]:

@@ -1,0 +1,445 @@
+"""The coordinator of the groups in one partition of `__consumer_offsets`: dispatch, replay, load and unload.
+
+Decide, append, replay, reply. `handle` and `expire` decide: they move the soft state (who is parked, whose session
+runs until when, which round the group is in) and return an `Outcome`. Only `replay` changes the lasting state, the
+ledger. What the caller owes an outcome stands in `outcome.py`.
+
+Knows no clock, no socket, no log and no chance: times and fresh ids come as arguments. Not thread-safe: one writer.
+
+Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Callable, Collection, Iterator, Mapping, Sequence
+
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import committed_offsets, group_admin, join_group, member_sessions, rebalance, sync_group
+from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.error_responses import append_error, error_response
+from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.group.outcome import (
+    Outcome,
+    OutcomeBuilder,
+    Reply,
+    RequestContext,
+    StoreAssignment,
+    StoreNewGroup,
+    StoreOffsets,
+    StoreRemoval,
+    StoreReplacement,
+)
+from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
+from spark_groupsource.group.states import DEAD, EMPTY
+from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_records import GroupValue, OffsetKey
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    Message,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+
+
+class ShardState(Enum):
+    """Whether a shard may be asked."""
+
+    LOADING = "loading"
+    ACTIVE = "owned"
+    CLOSED = "unloaded"
+
+
+# the APIs that take no empty group id
+_GROUP_ID_REQUIRED = frozenset(
+    api.API_KEY
+    for api in (
+        JoinGroupRequest,
+        SyncGroupRequest,
+        HeartbeatRequest,
+        LeaveGroupRequest,
+        OffsetDeleteRequest,
+        TxnOffsetCommitRequest,
+    )
+)
+# Old clients know no loading error in these answers: a heartbeat is simply believed, and a SyncGroup that is told
+# REBALANCE_IN_PROGRESS makes its sender join again, by when loading is over.
+_LOADING_ANSWERS: Mapping[int, ErrorCode] = {
+    HeartbeatRequest.API_KEY: ErrorCode.NONE,
+    SyncGroupRequest.API_KEY: ErrorCode.REBALANCE_IN_PROGRESS,
+}
+_SYNC_NAMES_VERSION = 5
+_NOTHING = Outcome()
+
+
+class GroupShard:
+    """Groups of one partition; begins as loading: `replay` the log, then call `on_loaded`.
+
+    Attributes: `store` (the lasting state; read only), `state`.
+    """
+
+    def __init__(self, partition: int, config: GroupConfig | None = None) -> None:
+        self.partition = partition
+        self.config = config or GroupConfig()
+        self.store = GroupStore()
+        self.state = ShardState.LOADING
+        self.groups: dict[str, ClassicGroup] = {}
+        self._handlers: Mapping[int, Callable[[OutcomeBuilder, Message, RequestContext], None]] = {
+            JoinGroupRequest.API_KEY: self._join,
+            SyncGroupRequest.API_KEY: self._sync,
+            HeartbeatRequest.API_KEY: self._heartbeat,
+            LeaveGroupRequest.API_KEY: self._leave,
+            OffsetCommitRequest.API_KEY: self._commit,
+            TxnOffsetCommitRequest.API_KEY: self._commit_transactional,
+            OffsetFetchRequest.API_KEY: self._fetch,
+            OffsetDeleteRequest.API_KEY: self._delete_offsets,
+            DescribeGroupsRequest.API_KEY: self._describe,
+            ListGroupsRequest.API_KEY: self._list,
+            DeleteGroupsRequest.API_KEY: self._delete_groups,
+        }
+
+    # --- decisions
+
+    def handle(self, request: Message, context: RequestContext, now_ms: int) -> Outcome:
+        """Decides one request of a group API; its answer is in this outcome or comes in a later one.
+
+        Every group the request names belongs to this shard (`fanout.split` sees to that).
+
+        Args: `now_ms` monotonic. Raises: KeyError for a request of another API; RuntimeError on a bug.
+        """
+        builder = self._builder(now_ms, context.timestamp_ms)
+        error = self._check(request, context)
+        if error is not None:
+            builder.reply(context.token, error_response(request, error, context.api_version))
+        else:
+            self._handlers[request.API_KEY](builder, request, context)
+        return builder.outcome()
+
+    def expire(self, timer: GroupTimer, now_ms: int, timestamp_ms: int) -> Outcome:
+        """Handles an expired timer; a timer of a removed group or member has no effect."""
+        builder = self._builder(now_ms, timestamp_ms)
+        group = self.groups.get(timer.group_id)
+        if group is None or self.state is not ShardState.ACTIVE:
+            return builder.outcome()
+        if isinstance(timer, JoinTimer):
+            rebalance.expire_join(builder, group)
+        elif isinstance(timer, SyncTimer):
+            rebalance.expire_sync(builder, group)
+        else:
+            member_sessions.expire_session(builder, group, timer.member_id)
+        return builder.outcome()
+
+    def append_succeeded(self, outcome: Outcome, now_ms: int, timestamp_ms: int) -> Outcome:
+        """Goes on after the records of `outcome` were replayed and are durable; its replies are the caller's."""
+        stored = outcome.after_append
+        if stored is None or isinstance(stored, StoreOffsets):
+            return _NOTHING
+        builder = self._builder(now_ms, timestamp_ms)
+        if isinstance(stored, StoreRemoval):
+            for group_id in stored.group_ids:
+                self._drop_if_gone(builder, group_id)
+        elif isinstance(stored, (StoreAssignment, StoreReplacement)):
+            group = self.groups.get(stored.group_id)
+            if group is None:
+                return builder.outcome()
+            if isinstance(stored, StoreReplacement):
+                join_group.replacement_stored(builder, group, stored)
+            elif stored.group_id in self.store.groups:  # else it has emptied and was deleted meanwhile
+                sync_group.assignment_stored(builder, group, stored, self.store.groups[stored.group_id])
+        return builder.outcome()
+
+    def append_failed(self, outcome: Outcome, error_code: int, now_ms: int, timestamp_ms: int) -> Outcome:
+        """Goes on after the records of `outcome` could not be appended, and were not replayed.
+
+        The outcome returned stands in for the replies of `outcome`, which must not be sent.
+        """
+        builder = self._builder(now_ms, timestamp_ms)
+        error = append_error(error_code)
+        stored = outcome.after_append
+        builder.event("append_failed", "", f"Appending to __consumer_offsets-{self.partition} failed: {error.name}")
+        if isinstance(stored, StoreOffsets):
+            for reply in outcome.replies:
+                builder.reply(reply.token, committed_offsets.failed_commit_response(reply.response, error))
+            return builder.outcome()
+        if isinstance(stored, StoreNewGroup):
+            self._new_group_failed(builder, stored, error)
+            return builder.outcome()
+        for reply in outcome.replies:
+            builder.reply(reply.token, _failed(reply, error) if isinstance(stored, StoreRemoval) else reply.response)
+        if isinstance(stored, (StoreAssignment, StoreReplacement)):
+            group = self.groups.get(stored.group_id)
+            if group is not None and isinstance(stored, StoreAssignment):
+                sync_group.assignment_failed(builder, group, stored, error)
+            elif group is not None and isinstance(stored, StoreReplacement):
+                join_group.replacement_failed(builder, group, stored, error)
+        return builder.outcome()
+
+    # --- lasting state
+
+    def replay(self, key: bytes, value: bytes | None, *, timestamp_ms: int, producer_id: int = -1) -> None:
+        """Takes one record of the log over, at load and after each append: the only change of lasting state.
+
+        `producer_id` is that of the transaction the record belongs to, -1 for none.
+
+        Raises: CorruptRecordError on bytes that cannot be understood; the partition must not be served then.
+        """
+        del timestamp_ms  # every value carries the times that matter
+        if producer_id < 0:
+            self.store.replay(key, value)
+        else:
+            self.store.replay_transactional(producer_id, key, value)
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """Takes over the marker of a transaction, at load and after each append."""
+        self.store.end_transaction(producer_id, committed)
+
+    def on_loaded(self, now_ms: int, timestamp_ms: int = -1) -> Outcome:
+        """Begins to serve after the log was replayed: every member gets a full session from now."""
+        self.state = ShardState.ACTIVE
+        builder = self._builder(now_ms, timestamp_ms)
+        for group_id, value in self.store.groups.items():
+            if not value.members:
+                continue
+            group = self.group(group_id)
+            assert group is not None
+            for member in group.members.values():
+                builder.set_timer(SessionTimer(group_id, member.member_id), member.session_timeout_ms)
+            if len(group.members) > self.config.group_max_size:
+                rebalance.prepare_rebalance(builder, group, "freshly-loaded group is over capacity")
+        skipped = self.store.unknown_records
+        builder.event(
+            "loaded",
+            "",
+            f"Finished loading offsets and group metadata from __consumer_offsets-{self.partition}"
+            + (f", skipping {skipped} records of unknown types" if skipped else ""),
+        )
+        return builder.outcome()
+
+    def on_unloaded(self, now_ms: int, timestamp_ms: int = -1) -> Outcome:
+        """Ends serving: every parked request is answered NOT_COORDINATOR. All timers of this shard are void."""
+        builder = self._builder(now_ms, timestamp_ms)
+        for group in self.groups.values():
+            for member in group.members.values():
+                parked = group.take_awaiting_join(member)
+                if parked is not None:
+                    error = join_error_response(ErrorCode.NOT_COORDINATOR, member.member_id, parked.api_version)
+                    builder.reply(parked.token, error)
+                if member.awaiting_sync is not None:
+                    builder.reply(member.awaiting_sync.token, sync_error_response(ErrorCode.NOT_COORDINATOR))
+                    member.awaiting_sync = None
+            group.transition(DEAD, timestamp_ms)
+        self.groups.clear()
+        self.store = GroupStore()
+        self.state = ShardState.CLOSED
+        builder.event("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
+        return builder.outcome()
+
+    def on_partitions_deleted(
+        self, topic_partitions: Collection[TopicPartition], timestamp_ms: int, now_ms: int = 0
+    ) -> Outcome:
+        """Tombstones for the offsets of deleted partitions in every group, whatever their age."""
+        builder = self._builder(now_ms, timestamp_ms)
+        deleted = set(topic_partitions)
+        for group_id in self.store.group_ids():
+            for topic, partition in sorted(deleted & self.store.partitions_of(group_id)):
+                builder.store_offset(OffsetKey(group_id, topic, partition), None)
+        return builder.outcome()
+
+    def expire_offsets(self, timestamp_ms: int, now_ms: int = 0) -> Outcome:
+        """Tombstones for offsets whose time is over, and for Empty groups that have none left. O(offsets).
+
+        To be called every `offsets.retention.check.interval.ms`.
+        """
+        builder = self._builder(now_ms, timestamp_ms)
+        removed = []
+        count = 0
+        for group in self._all_groups():
+            stored = self.store.offsets_of(group.group_id)
+            pending = self.store.pending.of(group.group_id)
+            over = committed_offsets.expired_offsets(group, stored, self.config.offsets_retention_ms, timestamp_ms)
+            gone = [topic_partition for topic_partition in over if topic_partition not in pending]
+            count += len(gone)
+            unused = group.state is EMPTY and not group.pending_joins and not pending
+            if unused and len(gone) == len(stored):
+                group_admin.remove_group(builder, group.group_id, stored.keys(), group.group_id in self.store.groups)
+                removed.append(group.group_id)
+            else:
+                for topic, partition in sorted(gone):
+                    builder.store_offset(OffsetKey(group.group_id, topic, partition), None)
+        if count:
+            builder.event("offsets_expired", "", f"Removed {count} expired offsets.")
+        self._remove_when_stored(builder, removed)
+        return builder.outcome()
+
+    # --- groups
+
+    def _builder(self, now_ms: int, timestamp_ms: int) -> OutcomeBuilder:
+        return OutcomeBuilder(self.config, self.partition, now_ms, timestamp_ms)
+
+    def group(self, group_id: str) -> ClassicGroup | None:
+        group = self.groups.get(group_id)
+        if group is None and self.store.contains(group_id):
+            group = ClassicGroup.from_value(group_id, self.store.groups.get(group_id))
+            self.groups[group_id] = group
+        return group
+
+    def _all_groups(self) -> Iterator[ClassicGroup]:
+        ids = dict.fromkeys(self.groups)
+        ids.update(dict.fromkeys(self.store.group_ids()))
+        for group_id in ids:
+            group = self.group(group_id)
+            if group is not None:
+                yield group
+
+    def _remove_when_stored(self, builder: OutcomeBuilder, group_ids: Sequence[str]) -> None:
+        if builder.records:
+            builder.after_append = StoreRemoval(tuple(group_ids))
+            return
+        for group_id in group_ids:  # the log knows nothing of them any more
+            self._drop_if_gone(builder, group_id)
+
+    def _drop_if_gone(self, builder: OutcomeBuilder, group_id: str) -> None:
+        group = self.groups.get(group_id)
+        if group is None or group_id in self.store.groups or group.state is not EMPTY:
+            return
+        # where somebody has committed meanwhile, it comes back as what its offsets make it: a group without a past
+        for member_id in sorted(group.pending_joins):  # they will be told to begin again
+            builder.cancel_timer(SessionTimer(group_id, member_id))
+        group.transition(DEAD, builder.timestamp_ms)
+        del self.groups[group_id]
+
+    # --- requests
+
+    def _check(self, request: Message, context: RequestContext) -> ErrorCode | None:
+        """The checks before every group request, in Kafka's order; None lets it through."""
+        key = request.API_KEY
+        if key == SyncGroupRequest.API_KEY and context.api_version >= _SYNC_NAMES_VERSION:
+            if request.protocol_type is None or request.protocol_name is None:
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if key in _GROUP_ID_REQUIRED and not request.group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        if key == OffsetCommitRequest.API_KEY and request.group_id is None:
+            return ErrorCode.INVALID_GROUP_ID
+        if self.state is ShardState.LOADING:
+            return _LOADING_ANSWERS.get(key, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if self.state is ShardState.CLOSED:
+            return ErrorCode.NOT_COORDINATOR
+        return None
+
+    def _join(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        config = self.config
+        low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not low <= request.session_timeout_ms <= high:
+            return self._refuse(builder, request, context, ErrorCode.INVALID_SESSION_TIMEOUT)
+        group = self.group(request.group_id)
+        if group is not None:
+            return join_group.join_group(builder, group, request, context)
+        if request.member_id:
+            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+        group = ClassicGroup(request.group_id, builder.timestamp_ms)
+        join_group.join_group(builder, group, request, context)
+        if not group.members and not group.pending_joins:
+            return  # refused: nothing has come into being
+        self.groups[request.group_id] = group
+        builder.store_group(request.group_id, GroupValue("", 0, None, None, builder.timestamp_ms))
+        first = next(iter(group.pending_joins or group.members))
+        builder.after_append = StoreNewGroup(request.group_id, first, context.token, context.api_version)
+
+    def _new_group_failed(self, builder: OutcomeBuilder, stored: StoreNewGroup, error: ErrorCode) -> None:
+        group = self.groups.get(stored.group_id)
+        builder.reply(stored.token, join_error_response(error, "", stored.api_version))
+        if group is None:
+            return
+        join_group.new_group_failed(builder, group, stored.member_id)
+        if group.state is DEAD:
+            del self.groups[stored.group_id]
+
+    def _sync(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        group = self.group(request.group_id)
+        if group is None:
+            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+        sync_group.sync_group(builder, group, request, context)
+
+    def _heartbeat(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        group = self.group(request.group_id)
+        if group is None:
+            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+        member_sessions.heartbeat(builder, group, request, context)
+
+    def _leave(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        group = self.group(request.group_id)
+        if group is not None:
+            return member_sessions.leave(builder, group, request, context)
+        unknown = [
+            (who, ErrorCode.UNKNOWN_MEMBER_ID) for who in member_sessions.identities(request, context.api_version)
+        ]
+        builder.reply(context.token, leave_response(unknown, context.api_version))
+
+    def _commit(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        committed_offsets.commit_offsets(builder, self.group(request.group_id), request, context)
+
+    def _commit_transactional(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        committed_offsets.commit_transactional_offsets(builder, self.group(request.group_id), request, context)
+
+    def _fetch(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        store = self.store
+        unstable_of = store.pending.of if request.require_stable else lambda group_id: ()
+        groups = [
+            committed_offsets.fetch_offsets(
+                self.group(group_id), group_id, store.offsets_of(group_id), topics, unstable_of(group_id)
+            )
+            for group_id, topics in committed_offsets.requested_groups(request, context.api_version)
+        ]
+        builder.reply(context.token, committed_offsets.offset_fetch_response(groups, context.api_version))
+
+    def _delete_offsets(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        stored = self.store.partitions_of(request.group_id)
+        committed_offsets.delete_offsets(builder, self.group(request.group_id), stored, request, context)
+
+    def _describe(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        include = bool(context.api_version >= 3 and request.include_authorized_operations)
+        groups = [
+            group_admin.describe(
+                self.group(group_id), group_id, context.api_version, include
+            ) for group_id in request.groups
+        ]
+        builder.reply(context.token, DescribeGroupsResponse(throttle_time_ms=0, groups=groups))
+
+    def _list(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        listed = group_admin.list_groups(self._all_groups(), request.states_filter, request.types_filter)
+        builder.reply(context.token, ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
+
+    def _delete_groups(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+        results = []
+        for group_id in dict.fromkeys(request.groups_names):
+            error = ErrorCode.INVALID_GROUP_ID
+            if group_id is not None:
+                stored = self.store.partitions_of(group_id)
+                error = group_admin.delete_group(
+                    builder, self.group(group_id), stored, group_id in self.store.groups
+                )
+            results.append((group_id, error))
+        builder.reply(context.token, group_admin.delete_groups_response(results))
+        self._remove_when_stored(builder, [group_id for group_id, error in results if error is ErrorCode.NONE])
+
+    def _refuse(self, builder: OutcomeBuilder, request: Message, context: RequestContext, error: ErrorCode) -> None:
+        builder.reply(context.token, error_response(request, error, context.api_version))
+
+
+def _failed(reply: Reply, error: ErrorCode) -> Message:
+    """A DeleteGroups answer whose tombstones were not stored."""
+    return group_admin.delete_groups_response(
+        (r.group_id, ErrorCode(r.error_code) or error) for r in reply.response.results
+    )
