@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.options import HELP, key_values
+from spark_groupsource.cli.common import HELP, key_values
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_addresses
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from spark_groupsource.cli.common import HELP, Commands, cluster_options, open_cluster
 from spark_groupsource.cli.group_tables import (
     OffsetRow,
     list_table,
@@ -15,7 +16,6 @@ from spark_groupsource.cli.group_tables import (
     state_remark,
     state_table,
 )
-from spark_groupsource.cli.options import HELP, Commands, cluster_options, open_cluster
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
 from spark_groupsource.client.cluster.client import LATEST, Cluster
 from spark_groupsource.errors import ConfigurationError, GroupSourceError

@@ -8,15 +8,15 @@ from typing import Mapping
 import click
 
 from spark_groupsource import __version__
-from spark_groupsource.cli.options import HELP, Commands
+from spark_groupsource.cli.common import HELP, Commands
 
 # name -> module of this package; a broker that starts does not wait for what decodes records in bulk
 _HOMES: Mapping[str, str] = {
     "broker": "broker",
-    "consume": "records",
+    "consume": "produce_consume",
     "groups": "groups",
     "offsets-log": "offsets_log",
-    "produce": "records",
+    "produce": "produce_consume",
     "topics": "topics",
 }
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import click
 
-from spark_groupsource.cli.offset_records import (
+from spark_groupsource.cli.common import HELP, open_cluster
+from spark_groupsource.cli.offsets_log_formats import (
     Entry,
     batch_line,
     entries,
@@ -20,7 +21,6 @@ from spark_groupsource.cli.offset_records import (
     table_header,
     table_row,
 )
-from spark_groupsource.cli.options import HELP, open_cluster
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, ErrorCode, StorageError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.options import HELP, Commands, cluster_options, key_values, open_cluster
+from spark_groupsource.cli.common import HELP, Commands, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
 from spark_groupsource.model import TopicPartition

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from spark_groupsource.cli.options import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.records.partitioner import partition_of_key

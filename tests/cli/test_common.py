@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_groupsource.cli.options import key_values, open_cluster, read_properties
+from spark_groupsource.cli.common import key_values, open_cluster, read_properties
 from spark_groupsource.errors import ConfigurationError
 
 
