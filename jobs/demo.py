@@ -23,7 +23,7 @@ from demo_checks import Check, carrier_means, check_lag, check_means, check_rows
 from demo_feed import Feed
 from flights import encode_flights, load_flights
 from kafka_jars import Unavailable, java
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from real_kafka import RealKafka
 from rich.console import Console
 from rich.markup import escape
@@ -260,7 +260,7 @@ def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
     for key, value in BROKER_CONFIG.items():
         command += ["--config", f"{key}={value}"]
     log = stack.enter_context((DIRECTORY / "broker.log").open("w"))
-    process = popen_leashed(command, subprocess.PIPE, None if verbose else log)
+    process = start_process(command, subprocess.PIPE, None if verbose else log)
     stack.callback(stop_process, process, 20)
     assert process.stdout is not None
     for line in process.stdout:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 
 JOBS = Path(__file__).resolve().parent
 DRAIN_TIMEOUT_S = 60
@@ -40,7 +40,7 @@ class Application:
         arguments += ["--output", str(self.output), "--checkpoint", str(directory / "checkpoint")]
         arguments += ["--schema", str(JOBS.parent / "conf" / "flights.avsc"), "--rebalance-log", str(self._rebalances)]
         arguments += ["--log-level", "INFO" if verbose else "WARN"]
-        self._process = popen_leashed(
+        self._process = start_process(
             [
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--driver-memory", "1g"),
                 *("--name", f"flight delays {name}", "--conf", "spark.ui.enabled=false"),

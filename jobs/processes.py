@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 
-def popen_leashed(
+def start_process(
     command: Sequence[str], out: int | IO[str] | None, err: int | IO[str] | None, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Starts a process in a session of its own, so that Ctrl-C reaches the parent alone, which then ends it in order.

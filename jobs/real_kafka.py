@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kafka_jars import Unavailable, java, kafka_jars
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -187,7 +187,7 @@ class RealKafka:
         log = (self._directory / "broker.log").open("a")
         with log:
             command = [*_java_prefix(self._java, self._class_path, "-Xmx512m", _broker_options()), "kafka.Kafka"]
-            self._process = popen_leashed([*command, str(properties)], log, log)
+            self._process = start_process([*command, str(properties)], log, log)
         address = self._client_address
         deadline_ms = self._clock.now_ms() + START_TIMEOUT_MS
         while self._clock.now_ms() < deadline_ms:
@@ -246,7 +246,7 @@ def run_tool(
 
 def popen_tool(main_class: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
-    return popen_leashed(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
+    return start_process(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
 
 
 def _broker_options() -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaos.application import PATIENCE_S, last_batch
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from support.waiting import wait_until
 
 from spark_groupsource.source.control_socket import control_directory
@@ -53,7 +53,7 @@ class Application:
         command = [str(Path(sys.executable).parent / "spark-submit"), "--master", self._master]
         command += [*self._submit, str(self._script), *self._arguments]
         with open(self.log, "a") as log:
-            self.process = popen_leashed(command, log, subprocess.STDOUT, environment)
+            self.process = start_process(command, log, subprocess.STDOUT, environment)
 
     @property
     def is_ready(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.proxy import Proxy
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from real_kafka import RealKafka
 
 from spark_groupsource.net import Address, listen
@@ -51,7 +51,7 @@ class EmbeddedProcess:
 
     def start(self) -> None:
         with open(self._log, "a") as log:
-            self._process = popen_leashed([*self._command, "--listen", self._address], subprocess.PIPE, log)
+            self._process = start_process([*self._command, "--listen", self._address], subprocess.PIPE, log)
         assert self._process.stdout is not None
         told = self._process.stdout.readline()
         assert told.startswith("listening on "), f"the broker did not start: {self._log.read_text()[-1000:]}"

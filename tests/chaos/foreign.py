@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 
 SCRIPT = Path(__file__).with_name("foreign_process.py")
 
@@ -29,7 +29,7 @@ class ForeignMember:
         command = [sys.executable, str(SCRIPT), bootstrap_servers, group, topic, str(rows), str(session_timeout_ms)]
         command.append(assignor)
         with open(rows.with_suffix(".log"), "a") as log:
-            self.process = popen_leashed(command, log, log)
+            self.process = start_process(command, log, log)
 
     def __enter__(self) -> ForeignMember:
         return self

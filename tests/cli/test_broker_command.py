@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -26,7 +26,7 @@ GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")
 def running(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A broker's address and its process, stopped at the end."""
     command = [GROUPSOURCE, "broker", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir), *arguments]
-    process = popen_leashed(command, subprocess.PIPE, subprocess.DEVNULL)
+    process = start_process(command, subprocess.PIPE, subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.dataset
 import pytest
 from click.testing import CliRunner
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -98,7 +98,7 @@ class Job:
         command += ["--output", str(self.output), "--checkpoint", str(directory / "checkpoint")]
         command += ["--rebalance-log", str(self.rebalances), "--trigger", "200 milliseconds"]
         with open(self.log, "w") as log:
-            self.process = popen_leashed(command, log, subprocess.STDOUT, environment)
+            self.process = start_process(command, log, subprocess.STDOUT, environment)
 
     def python_pid(self):
         told = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.dataset
 import pyspark
 import pytest
-from processes import popen_leashed, stop_process
+from processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -46,7 +46,7 @@ class Daemon:
         self.log = log
         words = [str(part) for part in command]
         with open(log, "w") as out:
-            self.process = popen_leashed(words, out, subprocess.STDOUT, environment(**settings))
+            self.process = start_process(words, out, subprocess.STDOUT, environment(**settings))
 
     def wait_for(self, pattern, timeout_s=60):
         def found():
