@@ -1,4 +1,4 @@
-"""``groupsource broker``: the embedded broker as a process of its own."""
+"""The ``groupsource broker`` command: runs the embedded broker in the foreground."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ _FLUSH = "log.flush.interval.messages"
     default="127.0.0.1:9092",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where clients connect; port 0 takes any free one.",
+    help="Address that clients connect to; port 0 selects a free port.",
 )
 @click.option(
     "--data-dir",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where topics and groups are kept; created if it is not there.",
+    help="Data directory; created if it does not exist.",
 )
-@click.option("--config", multiple=True, metavar="KEY=VALUE", help="Setting under Kafka's name; may be repeated.")
+@click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker setting; may be repeated.")
 @click.option(
     "--brokers",
     default=1,
     show_default=True,
     type=click.IntRange(1, 100),
-    help="Nodes in this process, at consecutive ports; leaders and coordinators are spread over them.",
+    help="Number of nodes in this process, on consecutive ports; partition leaders and coordinators are distributed "
+    "over them.",
 )
 @click.option(
     "--flush",
     type=click.Choice(["os", "always"]),
-    help="os (the default): what is acknowledged survives a killed process; always: it is on the disk and survives a "
-    "power loss, at the cost of a disk write each time.",
+    help="os (the default): acknowledged records survive kill -9. always: they are flushed to disk before the "
+    "acknowledgment and survive a power loss.",
 )
 @click.option(
     "--add-scram",
     multiple=True,
     metavar="MECHANISM=[name=USER,password=PASSWORD]",
-    help="User who may log in where sasl.enabled.mechanisms has SCRAM; kept in the data directory.",
+    help="Creates or replaces SCRAM credentials in the data directory, for listeners with SASL/SCRAM.",
 )
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over a --data-dir that is a copy of a stopped Apache Kafka broker's log directory. It is changed and "
-    "no longer Kafka's: topics with their ids, records, groups and what they committed go on here.",
+    help="Adopt a --data-dir that is a copy of a stopped Apache Kafka broker's log directory: topics with their ids, "
+    "records, groups and committed offsets. The directory is converted; Kafka can no longer use it.",
 )
 def broker(
     listen: str,
@@ -64,27 +65,27 @@ def broker(
 ) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
-    It serves Kafka's own clients and tools, on this machine only unless --listen says otherwise, and prints
-    "listening on HOST:PORT" once it is ready, with a comma between several.
+    The broker serves unmodified Kafka clients and tools, on the loopback interface unless --listen names another. When
+    it is ready, it prints "listening on HOST:PORT", with the addresses of several nodes separated by commas.
     """
-    # the other commands need no broker
+    # imported here: the other commands do not need the broker
     from spark_groupsource.broker.server import serve_forever
 
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
-        raise ConfigurationError(f"--listen: give one HOST:PORT, the first node's, not {listen!r}")
+        raise ConfigurationError(f"Option --listen must be one HOST:PORT, that of the first node, got {listen!r}.")
     settings = key_values(config, "--config")
     if flush is not None:
         if _FLUSH in settings:
-            raise ConfigurationError(f"--flush sets {_FLUSH}: give one of the two")
+            raise ConfigurationError(f"Option --flush sets {_FLUSH}, which --config sets too. Give one of the two.")
         if flush == "always":
             settings = {**settings, _FLUSH: "1"}
     serve_forever(
         data_dir,
         address,
         settings,
-        # waited for by programs, so it must not sit in a buffer
-        ready=lambda where: print(f"listening on {where}", flush=True),
+        # flushed: scripts wait for this line
+        ready=lambda addresses: print(f"listening on {addresses}", flush=True),
         report=lambda line: click.echo(line, err=True),
         brokers=brokers,
         adopt=adopt,

@@ -1,7 +1,4 @@
-"""What the commands share: how a cluster is named on the command line, and how an error becomes one line.
-
-Knows click; knows nothing of what the commands do.
-"""
+"""Options, error reporting and properties files shared by all commands."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-class Commands(click.Group):
-    """A group of commands whose errors are one line on standard error and exit status 1, never a traceback."""
+class CommandGroup(click.Group):
+    """A click group that reports a `GroupSourceError` as one line on standard error, with exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -32,11 +29,11 @@ class Commands(click.Group):
 
 
 def cluster_options(command: F) -> F:
-    """Adds ``--bootstrap-server`` and ``--command-config``, Kafka's own names for them."""
+    """Adds ``--bootstrap-server`` and ``--command-config``, named as in Kafka's tools."""
     command = click.option(
         "--command-config",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Properties file with client settings, as kafka-consumer-groups takes it.",
+        help="Properties file with client settings, as for kafka-consumer-groups.",
     )(command)
     return click.option(
         "--bootstrap-server",
@@ -47,15 +44,15 @@ def cluster_options(command: F) -> F:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT[,...]",
-        help="Broker to ask first.",
+        help="Brokers of the initial connection.",
     )(command)
 
 
 @contextmanager
 def open_cluster(bootstrap: str, command_config: Path | None) -> Iterator[Cluster]:
-    """A client of the named cluster, closed at the end.
+    """A client of the cluster, closed at exit.
 
-    Raises: ConfigurationError for an unreadable file, an unknown setting or an address that is none.
+    Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
     """
     settings = read_properties(command_config) if command_config else {}
     parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
@@ -64,27 +61,27 @@ def open_cluster(bootstrap: str, command_config: Path | None) -> Iterator[Cluste
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Settings of a properties file: ``name=value`` lines, ``#`` and ``!`` before comments.
+    """The settings of a properties file: ``name=value`` lines and comments that start with ``#`` or ``!``.
 
-    Raises: ConfigurationError naming the file, and the line that is no setting.
+    Raises: ConfigurationError with the name of the file, and the invalid line if there is one.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}); give a properties file") from error
+        raise ConfigurationError(f"Cannot read properties file {path}: {error}. Check --command-config.") from error
     rows = [line for line in map(str.strip, lines) if line and line[0] not in "#!"]
     return key_values(rows, str(path))
 
 
-def key_values(entries: Iterable[str], where: str) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping.
+def key_values(entries: Iterable[str], origin: str) -> dict[str, str]:
+    """Parses ``KEY=VALUE`` texts; the last of several values of a key wins.
 
-    Raises: ConfigurationError naming the entry and `where` it stands.
+    Raises: ConfigurationError with the invalid entry and its origin, an option or a file.
     """
     found: dict[str, str] = {}
     for entry in entries:
         key, equals, value = entry.partition("=")
         if not equals or not key.strip():
-            raise ConfigurationError(f"{where}: {entry!r} is not KEY=VALUE")
+            raise ConfigurationError(f"Settings of {origin} must be KEY=VALUE, got {entry!r}.")
         found[key.strip()] = value.strip()
     return found

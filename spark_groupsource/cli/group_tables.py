@@ -1,9 +1,10 @@
-"""The tables of ``groups describe`` and ``groups list``, to the character those of ``kafka-consumer-groups``.
+"""Tables of ``kafka-consumer-groups``, identical to the character.
 
-Pure: values in, text out. Scripts all over the world cut these columns, so widths, the empty line before the header
-and blanks at line ends are kept as they are.
+Existing scripts parse these columns, so widths, the empty line before the header and trailing blanks are those of
+Kafka's tool.
 
-Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (printOffsets and its neighbours).
+Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (`printOffsets`,
+`printMembers`, `printStates`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning
 
 
 class OffsetRow(NamedTuple):
-    """One partition of a group: what is committed, what the log holds, who reads it. None prints as ``-``."""
+    """One partition of a group: committed offset, log end offset and owner; None prints as ``-``."""
 
     topic_partition: TopicPartition
     committed: OffsetAndMetadata | None
@@ -29,7 +30,7 @@ class OffsetRow(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Records behind the log end; None where either side is unknown."""
+        """Log end offset minus committed offset; None if either is unknown."""
         if self.committed is None or self.log_end_offset is None:
             return None
         return self.log_end_offset - self.committed.offset
@@ -40,7 +41,7 @@ def offset_rows(
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     log_end_offsets: Mapping[TopicPartition, int],
 ) -> list[OffsetRow]:
-    """Rows in Kafka's order: members with most partitions first, then what is committed but owned by nobody."""
+    """Rows in Kafka's order: the members by descending number of partitions, then unassigned partitions."""
     rows: list[OffsetRow] = []
     owned: set[TopicPartition] = set()
     owners = sorted((m for m in group.members if m.assignment), key=lambda member: -len(member.assignment))
@@ -55,8 +56,8 @@ def offset_rows(
     return rows
 
 
-def state_remark(group: GroupDescription) -> str | None:
-    """What goes to standard error beside a table, or None for a stable group."""
+def state_note(group: GroupDescription) -> str | None:
+    """The line that Kafka's tool prints to standard error; None for a stable group."""
     if group.state == "Empty":
         return f"\nConsumer group '{group.group_id}' has no active members."
     if group.state in REBALANCING:
@@ -65,7 +66,7 @@ def state_remark(group: GroupDescription) -> str | None:
 
 
 def offsets_table(group: GroupDescription, rows: Sequence[OffsetRow], verbose: bool = False) -> str:
-    """``--describe --offsets``; empty when there is nothing to show."""
+    """The table of ``--describe --offsets``; empty without rows."""
     if not rows:
         return ""
     header = ["GROUP", "TOPIC", "PARTITION", "LEADER-EPOCH", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
@@ -88,14 +89,14 @@ def offsets_table(group: GroupDescription, rows: Sequence[OffsetRow], verbose: b
 
 
 def members_table(group: GroupDescription, verbose: bool = False) -> str:
-    """``--describe --members``; the header stands alone over a group without members."""
+    """The table of ``--describe --members``; only the header for a group without members."""
     header = ["GROUP", "CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
     header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
     lines = [header]
     for member in group.members:
         lines.append(
             [group.group_id, member.member_id, member.group_instance_id or "", member.client_host, member.client_id]
-            # epochs and targets belong to the newer group protocol
+            # epochs and target assignments exist only in the consumer protocol (KIP-848)
             + [str(len(member.assignment)), MISSING, assignment_text(member.assignment), MISSING, MISSING]
         )
     body = lines[1:]
@@ -113,7 +114,7 @@ def members_table(group: GroupDescription, verbose: bool = False) -> str:
 
 
 def state_table(group: GroupDescription, verbose: bool = False) -> str:
-    """``--describe --state``."""
+    """The table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
     line = [group.group_id, coordinator, group.protocol or MISSING, group.state]
@@ -126,7 +127,7 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
 
 
 def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:
-    """``--list`` with the chosen columns; group ids alone without any."""
+    """The table of ``--list``; only group ids, without a header, if no column is selected."""
     lines = [["GROUP", "TYPE", "STATE"]]
     lines += [[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups]
     if not with_type and not with_state:
@@ -138,7 +139,7 @@ def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool
 
 
 def assignment_text(partitions: Iterable[TopicPartition]) -> str:
-    """``flights:0,1;weather:3``, or ``-`` for nothing."""
+    """``flights:0,1;weather:3``; ``-`` if empty."""
     by_topic = groupby(sorted(partitions), key=lambda tp: tp.topic)
     return ";".join(f"{topic}:{','.join(str(tp.partition) for tp in tps)}" for topic, tps in by_topic) or MISSING
 
@@ -147,8 +148,8 @@ def _text(value: int | None) -> str:
     return MISSING if value is None else str(value)
 
 
-def _width(lines: Sequence[Sequence[str]], column: int, least: int = 15) -> int:
-    return max([least, *(len(line[column]) for line in lines)])
+def _width(lines: Sequence[Sequence[str]], column: int, minimum: int = 15) -> int:
+    return max([minimum, *(len(line[column]) for line in lines)])
 
 
 def _pad(cells: Sequence[str], widths: Sequence[int]) -> str:

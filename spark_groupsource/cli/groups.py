@@ -1,4 +1,4 @@
-"""``groupsource groups``: what ``kafka-consumer-groups`` shows, in the same columns."""
+"""The ``groupsource groups`` commands: the output of ``kafka-consumer-groups``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.common import HELP, Commands, cluster_options, open_cluster
+from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, open_cluster
 from spark_groupsource.cli.group_tables import (
     OffsetRow,
     list_table,
     members_table,
     offset_rows,
     offsets_table,
-    state_remark,
+    state_note,
     state_table,
 )
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
@@ -25,9 +25,9 @@ _STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Empty", "Dead
 _ALL = "all"
 
 
-@click.group(cls=Commands, context_settings=HELP)
+@click.group(cls=CommandGroup, context_settings=HELP)
 def groups() -> None:
-    """Show consumer groups."""
+    """Lists and describes consumer groups."""
 
 
 @groups.command("list")
@@ -39,11 +39,11 @@ def groups() -> None:
     flag_value=_ALL,
     default=None,
     metavar="[S1,S2]",
-    help="Show states; with names, only groups in these.",
+    help="Show the state of each group; with names, only groups in these states.",
 )
-@click.option("--type", "with_type", is_flag=True, help="Show the kind of each group.")
+@click.option("--type", "with_type", is_flag=True, help="Show the type of each group.")
 def list_command(bootstrap: str, command_config: Path | None, states: str | None, with_type: bool) -> None:
-    """Names every consumer group of the cluster."""
+    """Lists the consumer groups of the cluster."""
     wanted = _states(states)
     with open_cluster(bootstrap, command_config) as cluster:
         found = [g for g in list_groups(cluster, wanted) if g.protocol_type in ("consumer", "")]
@@ -55,9 +55,9 @@ def list_command(bootstrap: str, command_config: Path | None, states: str | None
 @click.option("--group", "names", multiple=True, metavar="GROUP", help="Group to describe; may be repeated.")
 @click.option("--all-groups", is_flag=True, help="Describe every group.")
 @click.option("--offsets", "view", flag_value="offsets", help="Offsets and lag of each partition (the default).")
-@click.option("--members", "view", flag_value="members", help="Members and how much each owns.")
-@click.option("--state", "view", flag_value="state", help="State, coordinator and assignor.")
-@click.option("--verbose", is_flag=True, help="More columns.")
+@click.option("--members", "view", flag_value="members", help="Members and the number of partitions of each.")
+@click.option("--state", "view", flag_value="state", help="State, coordinator and assignor of the group.")
+@click.option("--verbose", is_flag=True, help="Show more columns.")
 def describe(
     bootstrap: str,
     command_config: Path | None,
@@ -66,9 +66,9 @@ def describe(
     view: str | None,
     verbose: bool,
 ) -> None:
-    """Shows what a group has committed, who its members are, or its state."""
+    """Shows the offsets, the members or the state of consumer groups."""
     if bool(names) == all_groups:
-        raise click.UsageError("give either --group GROUP (one or more) or --all-groups")
+        raise click.UsageError("Give either --group GROUP (one or more) or --all-groups.")
     with open_cluster(bootstrap, command_config) as cluster:
         if all_groups:
             names = tuple(g.group_id for g in list_groups(cluster) if g.protocol_type in ("consumer", ""))
@@ -77,26 +77,26 @@ def describe(
             _show(cluster, group, view or "offsets", verbose)
     missing = [name for name, group in described.items() if group.state == "Dead"]
     if missing and not all_groups:
-        raise GroupSourceError(f"consumer group {missing[0]!r} does not exist; see: groupsource groups list")
+        raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
 
 
 def group_offsets(cluster: Cluster, group: GroupDescription) -> list[OffsetRow]:
-    """One row for each partition the group owns or has committed; log ends are those of the moment."""
+    """One row per partition that is assigned or has a committed offset, with its current log end offset."""
     committed = {tp: o for tp, o in cluster.fetch_committed(group.group_id).items() if o is not None}
     partitions = {*committed, *(tp for member in group.members for tp in member.assignment)}
-    return offset_rows(group, committed, _log_ends(cluster, partitions))
+    return offset_rows(group, committed, _log_end_offsets(cluster, partitions))
 
 
-def _log_ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    """Log ends where they can be had: a deleted topic or a partition without a leader has none to show."""
+def _log_end_offsets(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
+    """The log end offsets of the partitions that exist and have a leader."""
     view = cluster.metadata({tp.topic for tp in partitions}, refresh=True)
-    led = {
+    with_leader = {
         TopicPartition(topic.name, p.partition)
         for topic in view.topics.values()
         for p in topic.partitions.values()
         if p.leader_id in view.nodes
     }
-    found = cluster.list_offsets({tp: LATEST for tp in partitions & led}, read_committed=False)
+    found = cluster.list_offsets({tp: LATEST for tp in partitions & with_leader}, read_committed=False)
     return {tp: entry.offset for tp, entry in found.items()}
 
 
@@ -104,9 +104,9 @@ def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool) -
     if group.state == "Dead":
         return
     rows = group_offsets(cluster, group) if view == "offsets" else []
-    remark = state_remark(group)
-    if remark is not None:
-        click.echo(remark, err=True)
+    note = state_note(group)
+    if note is not None:
+        click.echo(note, err=True)
     if view == "offsets":
         click.echo(offsets_table(group, rows, verbose), nl=False)
     elif view == "members":
@@ -122,5 +122,5 @@ def _states(text: str | None) -> list[str]:
     wanted = [entry.strip().lower() for entry in text.split(",")]
     for entry in wanted:
         if entry not in known:
-            raise ConfigurationError(f"--state: {entry!r} is not one of {', '.join(_STATES)}")
+            raise ConfigurationError(f"Option --state must be one or more of {', '.join(_STATES)}, got {entry!r}.")
     return [known[entry] for entry in wanted]

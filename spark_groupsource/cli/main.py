@@ -1,4 +1,4 @@
-"""The ``groupsource`` command: its sub-commands, each from a module of its own, loaded when it is called."""
+"""The ``groupsource`` command: imports the module of a subcommand on demand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Mapping
 import click
 
 from spark_groupsource import __version__
-from spark_groupsource.cli.common import HELP, Commands
+from spark_groupsource.cli.common import HELP, CommandGroup
 
-# name -> module of this package; a broker that starts does not wait for what decodes records in bulk
-_HOMES: Mapping[str, str] = {
+# command -> module of this package, imported on demand: the broker must not load the record decoder at startup
+_MODULES: Mapping[str, str] = {
     "broker": "broker",
     "consume": "produce_consume",
     "groups": "groups",
@@ -21,22 +21,22 @@ _HOMES: Mapping[str, str] = {
 }
 
 
-class _Found(Commands):
-    """Finds a command by its name; the function has the same with underscores."""
+class _LazyGroup(CommandGroup):
+    """Imports a command by its name; the function has the same name with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_HOMES)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _HOMES:
+        if cmd_name not in _MODULES:
             return None
-        module = import_module(f"spark_groupsource.cli.{_HOMES[cmd_name]}")
+        module = import_module(f"spark_groupsource.cli.{_MODULES[cmd_name]}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 
 
-@click.group(cls=_Found, context_settings=HELP)
+@click.group(cls=_LazyGroup, context_settings=HELP)
 @click.version_option(__version__, prog_name="groupsource")
 def main() -> None:
-    """Kafka consumer groups for Spark: an embedded broker, and commands for any Kafka."""
+    """Kafka consumer groups for Spark: an embedded broker, and tools for any Kafka cluster."""

@@ -1,4 +1,4 @@
-"""``groupsource offsets-log``: what stands in `__consumer_offsets`, of files on disk or of a running broker."""
+"""The ``groupsource offsets-log`` command: decodes `__consumer_offsets` of files or a broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORMATS = ("dump", "table", "json")
 
 
 class Batch(NamedTuple):
-    """A sound batch: where it is from, and its place there (-1 where it came from a broker)."""
+    """A valid record batch; `position` is its position in the file, -1 for a batch fetched from a broker."""
 
     partition: int
     header: BatchHeader
@@ -41,85 +41,86 @@ class Batch(NamedTuple):
     position: int
 
 
-class Damage(NamedTuple):
-    """Bytes of a file that are no sound batch; `text` names the file and the position."""
+class Corruption(NamedTuple):
+    """Bytes that are not a valid record batch; `text` names the file and the position."""
 
     text: str
 
 
 class Source(NamedTuple):
-    """One file, or one partition of a running broker."""
+    """One segment file, or one partition of a running broker."""
 
     title: str
-    read: Callable[[], Iterable[Batch | Damage]]
+    read: Callable[[], Iterable[Batch | Corruption]]
 
 
 @click.command(context_settings=HELP)
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--bootstrap-server", "bootstrap", default=None, metavar="HOST:PORT[,...]", help="Read a running broker.")
+@click.option("--bootstrap-server", "bootstrap", default=None, metavar="HOST:PORT[,...]", help="Read from a cluster.")
 @click.option(
     "--command-config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Properties file with client settings, as kafka-consumer-groups takes it.",
+    help="Properties file with client settings, as for kafka-consumer-groups.",
 )
-@click.option("--group", default=None, metavar="GROUP", help="Only records about this group.")
+@click.option("--group", default=None, metavar="GROUP", help="Show only the records of this group.")
 @click.option(
     "--format",
-    "form",
+    "output_format",
     type=click.Choice(_FORMATS),
     default="dump",
     show_default=True,
-    help="dump: as Kafka's DumpLogSegments prints it; table: a line for each record; json: an object for each.",
+    help="dump: the output of Kafka's DumpLogSegments; table: one line per record; json: one object per record.",
 )
 def offsets_log(
-    paths: tuple[Path, ...], bootstrap: str | None, command_config: Path | None, group: str | None, form: str
+    paths: tuple[Path, ...], bootstrap: str | None, command_config: Path | None, group: str | None, output_format: str
 ) -> None:
     """Decodes the records of __consumer_offsets.
 
-    PATHS are segment files, directories of partitions, or a whole data directory, of this package's broker or of Apache
-    Kafka; nothing is changed there. What is damaged is named once the rest is printed, and the exit status is then 1.
+    PATHS are segment files, partition directories or a data directory of the embedded broker or of Apache Kafka. Files
+    are only read. Corrupt batches and records are reported after the output, and the exit status is then 1.
     """
     if bool(paths) == bool(bootstrap):
-        raise click.UsageError("give either PATHS or --bootstrap-server")
-    if form == "table":
+        raise click.UsageError("Give either PATHS or --bootstrap-server.")
+    if output_format == "table":
         click.echo(table_header())
     if bootstrap is None:
-        damages = _show(_file_sources(paths), group, form)
+        corruptions = _show(_file_sources(paths), group, output_format)
     else:
         with open_cluster(bootstrap, command_config) as cluster:
-            damages = _show(_live_sources(cluster), group, form)
-    if damages:
-        for text in damages[:-1]:
+            corruptions = _show(_live_sources(cluster), group, output_format)
+    if corruptions:
+        for text in corruptions[:-1]:
             click.echo(f"Error: {text}", err=True)
-        raise CorruptRecordError(damages[-1])
+        raise CorruptRecordError(corruptions[-1])
 
 
-def _show(sources: Iterable[Source], group: str | None, form: str) -> list[str]:
-    """Prints what is whole; returns what is not, each in a line."""
-    damages = []
+def _show(sources: Iterable[Source], group: str | None, output_format: str) -> list[str]:
+    """Prints the valid records; returns one line per corruption."""
+    corruptions = []
     for source in sources:
-        if form == "dump":
+        if output_format == "dump":
             click.echo(source.title)
         for found in source.read():
-            if isinstance(found, Damage):
-                damages.append(found.text)
+            if isinstance(found, Corruption):
+                corruptions.append(found.text)
                 continue
-            where = f"{source.title.splitlines()[0].removeprefix('Dumping ')}: byte {found.position}"
+            location = f"{source.title.splitlines()[0].removeprefix('Dumping ')}: byte {found.position}"
             try:
-                told = list(entries(found.partition, found.buffer, found.header))
+                decoded = list(entries(found.partition, found.buffer, found.header))
             except CorruptRecordError as error:
-                damages.append(f"{where}: {error}")
+                corruptions.append(f"{location}: {error}")
                 continue
-            damages += [f"{where}: offset {each.record.offset}: {each.problem}" for each in told if each.problem]
-            _print([each for each in told if group is None or each.group == group], found, form, group is None)
-    return damages
+            corruptions += [f"{location}: offset {e.record.offset}: {e.problem}" for e in decoded if e.problem]
+            shown = [entry for entry in decoded if group is None or entry.group == group]
+            _print(shown, found, output_format, with_empty=group is None)
+    return corruptions
 
 
-def _print(told: list[Entry], batch: Batch, form: str, whole: bool) -> None:
-    if form == "dump" and (told or whole):
+def _print(shown: list[Entry], batch: Batch, output_format: str, with_empty: bool) -> None:
+    if output_format == "dump" and (shown or with_empty):
         click.echo(batch_line(batch.header, batch.position))
-    write = {"dump": record_line, "json": json_line, "table": table_row}[form]
-    for entry in told:
+    write = {"dump": record_line, "json": json_line, "table": table_row}[output_format]
+    for entry in shown:
         click.echo(write(entry))
 
 
@@ -136,13 +137,13 @@ def _file_source(path: Path) -> Source:
 
 
 def _segment_files(path: Path) -> list[Path]:
-    """The segments that a path stands for, in order.
+    """The segment files of a path, in order.
 
-    Raises: ConfigurationError where there are none.
+    Raises: ConfigurationError if there are none.
     """
     if path.is_file():
         if path.suffix != ".log" or not path.stem.isdigit():
-            raise ConfigurationError(f"{path} is no segment of a log: its name is not NUMBER.log")
+            raise ConfigurationError(f"{path} is not a log segment: the name is not OFFSET.log. Give a segment file.")
         return [path]
     directories = sorted(
         (each for each in path.iterdir() if each.is_dir() and _PARTITION_NAME.fullmatch(each.name)),
@@ -155,12 +156,15 @@ def _segment_files(path: Path) -> list[Path]:
         if segment.stem.isdigit()
     ]
     if not found:
-        raise ConfigurationError(f"{path} holds no segment of {TOPIC}, nor a directory {TOPIC}-N with one")
+        raise ConfigurationError(
+            f"{path} contains no segment of {TOPIC} and no directory {TOPIC}-N. "
+            "Give a data directory or a partition directory."
+        )
     return found
 
 
-def _read_file(path: Path) -> Iterator[Batch | Damage]:
-    # the other commands need no broker
+def _read_file(path: Path) -> Iterator[Batch | Corruption]:
+    # imported here: reading from a cluster does not need the storage package
     from spark_groupsource.storage.files import FileCache
     from spark_groupsource.storage.segment import Segment, UnreadableBytes
 
@@ -178,21 +182,22 @@ def _read_file(path: Path) -> Iterator[Batch | Damage]:
                     yield Batch(partition, stored.header, stored.buffer, stored.position)
                 position = None
             except UnreadableBytes as error:
-                behind = segment.next_good_batch(error.position, segment.next_offset)
-                position = None if behind is None else behind.position
-                lost = segment.size - error.position if behind is None else behind.position - error.position
-                yield Damage(f"{path} is damaged at byte {error.position} ({error.reason}): {lost} bytes are left out")
+                next_batch = segment.next_good_batch(error.position, segment.next_offset)
+                position = None if next_batch is None else next_batch.position
+                end = segment.size if next_batch is None else next_batch.position
+                skipped = f"{end - error.position} bytes are skipped."
+                yield Corruption(f"{path} is corrupt at byte {error.position} ({error.reason}): {skipped}")
     except (StorageError, OSError) as error:
-        yield Damage(f"{path} cannot be read: {error}")
+        yield Corruption(f"Cannot read {path}: {error}")
     finally:
         files.close()
 
 
-# --- a running broker ---
+# --- a running cluster ---
 
 
 def _live_sources(cluster: Cluster) -> Iterator[Source]:
-    """Each partition from its begin to where it ends now, whether or not transactions there are decided.
+    """Each partition from its log start offset to its current log end offset, open transactions included.
 
     Raises: BrokerError.
     """
@@ -201,18 +206,18 @@ def _live_sources(cluster: Cluster) -> Iterator[Source]:
     except BrokerError as error:
         if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
-        click.echo(f"{TOPIC} does not exist yet: no group has come to this cluster", err=True)
+        click.echo(f"{TOPIC} does not exist: no group has used this cluster yet.", err=True)
         return
-    asked = [TopicPartition(TOPIC, number) for number in partitions]
-    starts = cluster.list_offsets({tp: EARLIEST for tp in asked}, read_committed=False)
-    ends = cluster.list_offsets({tp: LATEST for tp in asked}, read_committed=False)
-    for tp in asked:
+    requested = [TopicPartition(TOPIC, number) for number in partitions]
+    starts = cluster.list_offsets({tp: EARLIEST for tp in requested}, read_committed=False)
+    ends = cluster.list_offsets({tp: LATEST for tp in requested}, read_committed=False)
+    for tp in requested:
         part = OffsetRange(tp, starts[tp].offset, ends[tp].offset)
         if part.start < part.end:
             yield Source(f"Dumping {tp}\nLog starting offset: {part.start}", partial(_fetch, cluster, part))
 
 
-def _fetch(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Damage]:
+def _fetch(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Corruption]:
     settings = replace(cluster.settings, isolation_level="read_uncommitted")
     position = part.start
     for block in PartitionFetcher(cluster, settings).fetch_blocks([part]):
@@ -224,7 +229,7 @@ def _fetch(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Damage]:
             try:
                 check_crc(block.data, header)
             except CorruptRecordError as error:
-                yield Damage(f"{part.topic_partition}: {error}")
+                yield Corruption(f"{part.topic_partition}: {error}")
                 continue
             yield Batch(part.topic_partition.partition, header, block.data, -1)
         position = block.next_offset

@@ -1,6 +1,4 @@
-"""Records of `__consumer_offsets` as text: lines of Kafka's dump tool, rows of a table, or lines of JSON.
-
-Pure: batches in, text out. Where batches come from, files or a running broker, is the command's business.
+"""Output formats of ``offsets-log``: Kafka's dump format, table and JSON.
 
 Source: Kafka 4.3 `DumpLogSegments` with ``--offsets-decoder``.
 """
@@ -19,7 +17,7 @@ from spark_groupsource.records.compression import CODECS
 from spark_groupsource.wire.json_form import RECORD_TYPES, key_form, record_type, value_form
 
 DELETED = "<DELETE>"
-_CLASSIC_TYPES = 2  # up to here
+_MAX_CLASSIC_TYPE = 2
 _MARKERS = {0: "ABORT", 1: "COMMIT"}
 _DELETE_HORIZON = 0x40
 _MARKER_KEY = struct.Struct(">hh")
@@ -29,9 +27,9 @@ _COLUMNS = "{:<9} {:<10} {:<24} {:<16} {:<9} {:<30} {}"
 
 
 class Entry(NamedTuple):
-    """One record, read: `key` and `payload` as `wire.json_form` has them, or `marker` of a control batch.
+    """One decoded record: `key` and `payload` in the form of `wire.json_form`, or the `marker` of a control batch.
 
-    `payload` is None for a tombstone. With `problem` set, or `unknown_type`, there is neither.
+    `payload` is None for a tombstone. `problem` and `unknown_type` are set instead of `key` and `payload`.
     """
 
     partition: int
@@ -46,15 +44,15 @@ class Entry(NamedTuple):
 
     @property
     def group(self) -> str | None:
-        """The group it is about, None where that is not known."""
+        """The group id of the record, None if unknown."""
         data = self.key["data"] if self.key else None
         return str(data.get("group", data.get("groupId"))) if isinstance(data, dict) else None
 
 
 def entries(partition: int, buffer: bytes | memoryview, header: BatchHeader) -> Iterator[Entry]:
-    """The records of one batch whose checksum is right.
+    """Decodes one batch with a valid checksum; a record that cannot be decoded becomes an entry with `problem`.
 
-    Raises: CorruptRecordError when the batch does not decode; a record that does not is an entry with its problem.
+    Raises: CorruptRecordError if the batch cannot be decoded.
     """
     for record in decode_records(buffer, header):
         yield _marker(partition, header, record) if header.is_control else _entry(partition, header, record)
@@ -62,7 +60,7 @@ def entries(partition: int, buffer: bytes | memoryview, header: BatchHeader) -> 
 
 def _entry(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
     if record.key is None:
-        return Entry(partition, header, record, problem="it has no key")
+        return Entry(partition, header, record, problem="The record has no key.")
     try:
         kind = record_type(record.key)
         if kind not in RECORD_TYPES:
@@ -78,15 +76,15 @@ def _marker(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
         _, kind = _MARKER_KEY.unpack_from(record.key or b"")
         _, epoch = _MARKER_VALUE.unpack_from(record.value or b"")
     except struct.error:
-        return Entry(partition, header, record, problem="it is no marker of a transaction")
+        return Entry(partition, header, record, problem="The record is not a transaction marker.")
     return Entry(partition, header, record, marker=_MARKERS.get(kind, f"type {kind}"), coordinator_epoch=epoch)
 
 
-# --- as Kafka's tool prints it ---
+# --- dump ---
 
 
 def batch_line(header: BatchHeader, position: int) -> str:
-    """The line of a batch; `position` is in its file."""
+    """The line of a batch; `position` is its position in the file."""
     sequences = (header.base_sequence, _sequence(header, header.last_offset_delta))
     horizon = f"OptionalLong[{header.base_timestamp}]" if header.attributes & _DELETE_HORIZON else "OptionalLong.empty"
     return (
@@ -119,7 +117,7 @@ def record_line(entry: Entry) -> str:
 
 
 def _sequence(header: BatchHeader, delta: int) -> int:
-    """Sequence numbers begin again after the largest; -1 where the batch has none."""
+    """The sequence number, which wraps around after 2^31 - 1; -1 for a batch without one."""
     return -1 if header.base_sequence == -1 else (header.base_sequence + delta) % 2**31
 
 
@@ -135,11 +133,11 @@ def _java(value: bool) -> str:
     return str(value).lower()
 
 
-# --- as JSON ---
+# --- JSON ---
 
 
 def json_line(entry: Entry) -> str:
-    """One JSON object; `payload` null is a tombstone, and what a record does not have is left out."""
+    """One JSON object; a null `payload` is a tombstone, absent attributes are omitted."""
     record, header = entry.record, entry.batch
     form: dict[str, Any] = {"partition": entry.partition, "offset": record.offset, "timestamp": record.timestamp_ms}
     if header.is_transactional:
@@ -159,45 +157,45 @@ def _json(form: Any) -> str:
     return json.dumps(form, ensure_ascii=False, separators=(",", ":"))
 
 
-# --- as a table ---
+# --- table ---
 
 
 def table_header() -> str:
-    """The names of the columns; their widths are fixed, so that rows can be printed as they are read."""
+    """The header; column widths are fixed, so that rows can be printed while reading."""
     return _COLUMNS.format("PARTITION", "OFFSET", "TIME", "TRANSACTION", "TYPE", "GROUP", "CONTENT")
 
 
 def table_row(entry: Entry) -> str:
-    """One record, the essence of it."""
+    """One record in one line."""
     header = entry.batch
-    # to the millisecond, and for any number: a stamp may be senseless
+    # a timestamp outside the range of datetime is printed as a number
     try:
-        stamp = _EPOCH + timedelta(milliseconds=entry.record.timestamp_ms)
-        time = stamp.isoformat(timespec="milliseconds")[:23] + "Z"
+        time_utc = _EPOCH + timedelta(milliseconds=entry.record.timestamp_ms)
+        time = time_utc.isoformat(timespec="milliseconds")[:23] + "Z"
     except OverflowError:
         time = str(entry.record.timestamp_ms)
     transaction = f"{header.producer_id}/{header.producer_epoch}" if header.is_transactional else "-"
-    kind, content = _essence(entry)
+    kind, content = _type_and_content(entry)
     group = "-" if entry.group is None else entry.group
     return _COLUMNS.format(entry.partition, entry.record.offset, time, transaction, kind, group, content)
 
 
-def _essence(entry: Entry) -> tuple[str, str]:
+def _type_and_content(entry: Entry) -> tuple[str, str]:
     if entry.marker:
         return "marker", entry.marker
     if entry.problem:
         return "error", entry.problem
     if entry.key is None:
         return "unknown", f"record type {entry.unknown_type}"
-    about, payload = entry.key["data"], entry.payload
+    data_key, payload = entry.key["data"], entry.payload
     kind = int(entry.key["type"])
-    if kind > _CLASSIC_TYPES:
+    if kind > _MAX_CLASSIC_TYPE:
         return "newer", f"{RECORD_TYPES[kind]} {DELETED if payload is None else _json(payload['data'])}"
     data = None if payload is None else payload["data"]
     if kind == 2:
         return "group", DELETED if data is None else _group_text(data)
-    place = f"{about['topic']}-{about['partition']}"
-    return "offset", f"{place} {DELETED}" if data is None else f"{place} {_offset_text(data)}"
+    partition = f"{data_key['topic']}-{data_key['partition']}"
+    return "offset", f"{partition} {DELETED}" if data is None else f"{partition} {_offset_text(data)}"
 
 
 def _offset_text(data: dict[str, Any]) -> str:
@@ -208,7 +206,7 @@ def _offset_text(data: dict[str, Any]) -> str:
 
 def _group_text(data: dict[str, Any]) -> str:
     members = data["members"]
-    told = [f"generation {data['generation']}", f"{len(members)} members"]
+    parts = [f"generation {data['generation']}", f"{len(members)} members"]
     if data["protocol"]:
-        told.insert(1, f"{data['protocolType']}/{data['protocol']}")
-    return ", ".join(told)
+        parts.insert(1, f"{data['protocolType']}/{data['protocol']}")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""``groupsource produce`` and ``groupsource consume``: lines into a topic, records out of it."""
+"""The ``groupsource produce`` and ``groupsource consume`` commands."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from spark_groupsource.records.compression import CODECS, codec_number
 
 _LINES_PER_BATCH = 5_000
 _COLUMNS = ("key", "value", "partition", "offset", "timestamp")
-_topic = click.option("--topic", required=True, metavar="TOPIC", help="Topic to use; it must exist.")
+_topic = click.option("--topic", required=True, metavar="TOPIC", help="Topic; it must exist.")
 
 
 @click.command(context_settings=HELP)
 @cluster_options
 @_topic
-@click.option("--partition", type=click.IntRange(0), default=None, help="Default: by key, else in turn.")
-@click.option("--key-separator", default=None, metavar="TEXT", help="Text between key and value; default: no keys.")
-@click.option("--compression", type=click.Choice(CODECS), default="none", show_default=True)
+@click.option("--partition", type=click.IntRange(0), help="Default: by hash of the key; round-robin without a key.")
+@click.option("--key-separator", metavar="TEXT", help="Text between key and value. Default: no keys.")
+@click.option(
+    "--compression", type=click.Choice(CODECS), default="none", show_default=True, help="Codec of the record batches."
+)
 def produce(
     bootstrap: str,
     command_config: Path | None,
@@ -41,11 +43,13 @@ def produce(
     key_separator: str | None,
     compression: str,
 ) -> None:
-    """Writes each line of standard input as one record; keys land where Kafka's Java producer puts them."""
+    """Writes each line of standard input as one record; keys map to partitions as in Kafka's Java producer."""
     with open_cluster(bootstrap, command_config) as cluster:
         count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
         if partition is not None and partition >= count:
-            raise ConfigurationError(f"--partition: topic {topic} has partitions 0 to {count - 1}, not {partition}")
+            raise ConfigurationError(
+                f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
+            )
         producer = BatchProducer(cluster, codec=codec_number(compression))
         lines = (line.rstrip(b"\r\n") for line in _standard_input())
         written = 0
@@ -65,10 +69,17 @@ def produce(
 @click.command(context_settings=HELP)
 @cluster_options
 @_topic
-@click.option("--partition", type=click.IntRange(0), default=None, help="Default: every partition, one after another.")
-@click.option("--from", "begin", default="earliest", show_default=True, metavar="OFFSET", help="-N for the last N.")
-@click.option("--max-messages", type=click.IntRange(1), default=None, help="Default: all up to the log ends.")
-@click.option("--show", is_flag=True, help="Put time, partition, offset and key before each value.")
+@click.option("--partition", type=click.IntRange(0), help="Default: all partitions, one after the other.")
+@click.option(
+    "--from",
+    "begin",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|OFFSET|-N",
+    help="First offset to read; -N is N records before the log end offset of each partition.",
+)
+@click.option("--max-messages", type=click.IntRange(1), help="Default: all records up to the log end offsets.")
+@click.option("--show", is_flag=True, help="Print timestamp, partition, offset and key before each value.")
 def consume(
     bootstrap: str,
     command_config: Path | None,
@@ -78,11 +89,11 @@ def consume(
     max_messages: int | None,
     show: bool,
 ) -> None:
-    """Prints the values of records that are there now, one a line; joins no group and commits nothing."""
+    """Prints the values of the existing records, one per line, without joining a group or committing offsets."""
     with open_cluster(bootstrap, command_config) as cluster:
         info = cluster.describe_topics([topic], refresh=True)[topic]
         if partition is not None and partition not in info.partitions:
-            raise ConfigurationError(f"--partition: topic {topic} has no partition {partition}")
+            raise ConfigurationError(f"Option --partition must be a partition of topic {topic}, got {partition}.")
         numbers = sorted(info.partitions) if partition is None else [partition]
         ranges = _ranges(cluster, [TopicPartition(topic, number) for number in numbers], begin)
         records = (found for part in ranges for found in _read(cluster, part))
@@ -94,9 +105,9 @@ def consume(
 
 
 def _ranges(cluster: Cluster, partitions: list[TopicPartition], begin: str) -> list[OffsetRange]:
-    """From where `begin` says to the log end of now; starts outside the log are moved to its edge."""
+    """The offsets from `begin` to the current log end offset; a start outside the log is moved to the nearest end."""
     if begin != "earliest" and not begin.lstrip("-").isdigit():
-        raise ConfigurationError(f"--from: {begin!r} is not earliest, an offset or -N")
+        raise ConfigurationError(f"Option --from must be earliest, an offset or -N, got {begin!r}.")
     starts = cluster.list_offsets({tp: EARLIEST for tp in partitions})
     ends = cluster.list_offsets({tp: LATEST for tp in partitions})
     ranges = []
@@ -110,7 +121,7 @@ def _ranges(cluster: Cluster, partitions: list[TopicPartition], begin: str) -> l
 
 
 def _read(cluster: Cluster, part: OffsetRange) -> Iterator[dict[str, Any]]:
-    """The records of one range, each as column name -> value."""
+    """The records of one range, each as a mapping of column names to values."""
     tp, position = part.topic_partition, part.start
     for block in PartitionFetcher(cluster).fetch_blocks([part]):
         if block.error:
@@ -134,7 +145,7 @@ def _key_and_value(line: bytes, separator: str | None) -> tuple[bytes | None, by
         return None, line
     key, found, value = line.partition(separator.encode())
     if not found:
-        raise ConfigurationError(f"--key-separator: {separator!r} is not in the line {_text(line[:60])!r}")
+        raise ConfigurationError(f"Option --key-separator must occur in each line, got {_text(line[:60])!r}.")
     return key, value
 
 

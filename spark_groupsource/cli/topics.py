@@ -1,4 +1,4 @@
-"""``groupsource topics``: make, list, show and delete topics."""
+"""The ``groupsource topics`` commands: create, list, describe and delete topics."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.common import HELP, Commands, cluster_options, key_values, open_cluster
+from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
 from spark_groupsource.model import TopicPartition
 
 
-@click.group(cls=Commands, context_settings=HELP)
+@click.group(cls=CommandGroup, context_settings=HELP)
 def topics() -> None:
-    """Make, list, show and delete topics."""
+    """Creates, lists, describes and deletes topics."""
 
 
-_topic = click.option("--topic", "names", multiple=True, required=True, metavar="TOPIC", help="May be repeated.")
+_topic = click.option("--topic", "names", multiple=True, required=True, metavar="TOPIC", help="Topic; may be repeated.")
 
 
 @topics.command()
 @cluster_options
 @_topic
-@click.option("--partitions", type=click.IntRange(1), default=None, help="Default: the broker's num.partitions.")
-@click.option("--replication-factor", type=click.IntRange(1), default=None, help="Default: the broker's.")
+@click.option("--partitions", type=click.IntRange(1), help="Default: num.partitions of the broker.")
+@click.option("--replication-factor", type=click.IntRange(1), help="Default: default.replication.factor of the broker.")
 @click.option("--config", "config", multiple=True, metavar="KEY=VALUE", help="Topic setting; may be repeated.")
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic that is already there as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Skip topics that exist.")
 def create(
     bootstrap: str,
     command_config: Path | None,
@@ -49,9 +49,9 @@ def create(
 
 @topics.command("list")
 @cluster_options
-@click.option("--exclude-internal", is_flag=True, help="Leave out Kafka's own topics.")
+@click.option("--exclude-internal", is_flag=True, help="Omit internal topics.")
 def list_command(bootstrap: str, command_config: Path | None, exclude_internal: bool) -> None:
-    """Names every topic, one a line."""
+    """Lists the topics of the cluster, one per line."""
     with open_cluster(bootstrap, command_config) as cluster:
         for name in admin.list_topics(cluster, internal=not exclude_internal):
             click.echo(name)
@@ -59,10 +59,10 @@ def list_command(bootstrap: str, command_config: Path | None, exclude_internal: 
 
 @topics.command()
 @cluster_options
-@click.option("--topic", "names", multiple=True, metavar="TOPIC", help="May be repeated; default: every topic.")
-@click.option("--offsets", is_flag=True, help="Show where each partition's log begins and ends instead.")
+@click.option("--topic", "names", multiple=True, metavar="TOPIC", help="Topic; may be repeated. Default: all topics.")
+@click.option("--offsets", is_flag=True, help="Show the log start offset and the log end offset of each partition.")
 def describe(bootstrap: str, command_config: Path | None, names: tuple[str, ...], offsets: bool) -> None:
-    """Shows partitions, leaders, replicas and settings of topics."""
+    """Describes the partitions, leaders, replicas and settings of topics."""
     with open_cluster(bootstrap, command_config) as cluster:
         chosen = cluster.describe_topics(names, refresh=True) if names else admin.list_topics(cluster, internal=True)
         for topic in chosen.values():
@@ -72,9 +72,9 @@ def describe(bootstrap: str, command_config: Path | None, names: tuple[str, ...]
 @topics.command()
 @cluster_options
 @_topic
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is no error.")
+@click.option("--if-exists", is_flag=True, help="Skip topics that do not exist.")
 def delete(bootstrap: str, command_config: Path | None, names: tuple[str, ...], if_exists: bool) -> None:
-    """Deletes topics with all their records."""
+    """Deletes topics and their records."""
     with open_cluster(bootstrap, command_config) as cluster:
         existing = set(cluster.metadata(names, refresh=True).topics)
         for name in names:
@@ -84,14 +84,14 @@ def delete(bootstrap: str, command_config: Path | None, names: tuple[str, ...], 
 
 
 def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:
-    """As ``kafka-topics --describe`` prints it, without the columns of replica election."""
+    """The output of ``kafka-topics --describe``, without the columns of leader election."""
     config = admin.describe_config(cluster, admin.TOPIC_RESOURCE, topic.name)
-    own = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
+    overrides = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
     replication = max((len(p.replicas) for p in topic.partitions.values()), default=0)
     identity = f"\tTopicId: {topic.topic_id}" if topic.topic_id is not None else ""
     lines = [
         f"Topic: {topic.name}{identity}\tPartitionCount: {len(topic.partitions)}\t"
-        f"ReplicationFactor: {replication}\tConfigs: {own}"
+        f"ReplicationFactor: {replication}\tConfigs: {overrides}"
     ]
     for number in sorted(topic.partitions):
         partition = topic.partitions[number]

@@ -1,4 +1,4 @@
-"""``groupsource broker`` as a person runs it: a process, a port, a directory, a signal."""
+"""The ``groupsource broker`` command as a separate process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")
 
 
 @contextmanager
-def running(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A broker's address and its process, stopped at the end."""
+def running_broker(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Runs a broker; yields its address and its process, which is stopped at exit."""
     command = [GROUPSOURCE, "broker", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir), *arguments]
     process = start_process(command, subprocess.PIPE, subprocess.DEVNULL)
     try:
@@ -36,8 +36,8 @@ def running(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.P
         stop_process(process, 20)
 
 
-def refused(*arguments: str) -> str:
-    """What a broker that cannot start says: one line on standard error, exit status 1."""
+def startup_error(*arguments: str) -> str:
+    """The error of a broker that cannot start: one line on standard error, exit status 1."""
     run = subprocess.run([GROUPSOURCE, "broker", *arguments], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (1, ""), run
     assert run.stderr.startswith("Error: ") and len(run.stderr.splitlines()) == 1, run.stderr
@@ -45,81 +45,82 @@ def refused(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_cleanly_and_what_it_held_is_there_again(
+def test_signal_stops_the_broker_and_a_restart_keeps_its_data(
     tmp_path: Path, topic: str, group: str, number: signal.Signals
 ) -> None:
     settings = ("--config", "group.initial.rebalance.delay.ms=0")
-    with running(tmp_path / "data", *settings) as (address, process):
+    with running_broker(tmp_path / "data", *settings) as (address, process):
         create_topic(address, topic, 2)
         produce(address, topic, ((n % 2, None, b"x") for n in range(10)))
         with RdMember(address, group, topic) as member:
             wait_until(lambda: sum(member.seen.values()) == 10, "ten records are read")
         process.send_signal(number)
         assert process.wait(20) == 0
-    with running(tmp_path / "data", *settings) as (address, _):
+    with running_broker(tmp_path / "data", *settings) as (address, _):
         run = [GROUPSOURCE, "groups", "describe", "--bootstrap-server", address, "--group", group]
         rows = subprocess.run(run, capture_output=True, text=True, timeout=60).stdout.splitlines()[2:]
         assert [row.split()[1:6] for row in rows] == [[topic, "0", "5", "5", "0"], [topic, "1", "5", "5", "0"]]
 
 
-def test_several_nodes_listen_and_lead(tmp_path: Path, topic: str) -> None:
-    with running(tmp_path / "data", "--brokers", "3") as (addresses, _):
+def test_several_nodes_listen_and_lead_partitions(tmp_path: Path, topic: str) -> None:
+    with running_broker(tmp_path / "data", "--brokers", "3") as (addresses, _):
         assert len(set(addresses.split(","))) == 3
         create_topic(addresses.split(",")[2], topic, 3)
         described = [GROUPSOURCE, "topics", "describe", "--bootstrap-server", addresses, "--topic", topic]
-        told = subprocess.run(described, capture_output=True, text=True, timeout=60)
-        assert told.returncode == 0, told
-        assert "65535" in refused("--listen", "127.0.0.1:65535", "--brokers", "3", "--data-dir", str(tmp_path / "b"))
+        completed = subprocess.run(described, capture_output=True, text=True, timeout=60)
+        assert completed.returncode == 0, completed
+        listen_on = ("--listen", "127.0.0.1:65535", "--brokers", "3")
+        assert "65535" in startup_error(*listen_on, "--data-dir", str(tmp_path / "b"))
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with listen(Address("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        told = refused("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
-    assert str(port) in told and "in use" in told
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
+    with listen(Address("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        error = startup_error("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
+    assert str(port) in error and "in use" in error
 
 
-def test_a_directory_in_use_is_named_and_its_broker_goes_on(tmp_path: Path, topic: str) -> None:
-    with running(tmp_path / "data") as (address, _):
-        told = refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
-        assert str(tmp_path / "data") in told
+def test_data_directory_in_use_is_reported_and_its_broker_keeps_running(tmp_path: Path, topic: str) -> None:
+    with running_broker(tmp_path / "data") as (address, _):
+        error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
+        assert str(tmp_path / "data") in error
         create_topic(address, topic)
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_rejected_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter 1")
-    assert str(tmp_path) in refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path))
+    assert str(tmp_path) in startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--listen", "nonsense"], "--listen"),
+        (["--listen", "invalid"], "--listen"),
         (["--listen", "127.0.0.1:0,127.0.0.1:0"], "--listen"),
         (["--listen", "192.0.2.1:0"], "192.0.2.1"),
         (["--listen", "0.0.0.0:0"], "advertised.listeners"),
-        (["--config", "colour=blue"], "colour"),
+        (["--config", "color=blue"], "color"),
         (["--config", "num.partitions"], "KEY=VALUE"),
         (["--config", "num.partitions=many"], "num.partitions"),
     ],
 )
-def test_bad_arguments_are_named(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_invalid_option_is_reported(tmp_path: Path, arguments: list[str], message: str) -> None:
     defaults = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
-    assert told in refused(*defaults, *arguments, "--data-dir", str(tmp_path / "data"))
+    assert message in startup_error(*defaults, *arguments, "--data-dir", str(tmp_path / "data"))
 
 
-def test_two_brokers_of_one_machine_do_not_meet(tmp_path: Path, topic: str) -> None:
+def test_two_brokers_on_one_machine_are_independent(tmp_path: Path, topic: str) -> None:
     with ExitStack() as stack:
-        first, second = (stack.enter_context(running(tmp_path / name))[0] for name in ("a", "b"))
+        first, second = (stack.enter_context(running_broker(tmp_path / name))[0] for name in ("a", "b"))
         create_topic(first, topic)
         listed = [GROUPSOURCE, "topics", "list", "--bootstrap-server", second]
         assert subprocess.run(listed, capture_output=True, text=True, timeout=60).stdout == ""
 
 
-def test_flush_always_is_a_setting_of_every_topic(tmp_path: Path, topic: str) -> None:
+def test_flush_always_is_the_default_of_every_topic(tmp_path: Path, topic: str) -> None:
     for flush, expected in (("always", "1"), ("os", str(2**63 - 1))):
-        with running(tmp_path / flush, "--flush", flush) as (address, _):
+        with running_broker(tmp_path / flush, "--flush", flush) as (address, _):
             create_topic(address, topic, 1)
             produce(address, topic, [(0, None, b"x")])
             admin = RdAdmin({"bootstrap.servers": address})
@@ -128,39 +129,41 @@ def test_flush_always_is_a_setting_of_every_topic(tmp_path: Path, topic: str) ->
             assert found.result(20)["flush.messages"].value == expected
 
 
-def test_flush_and_the_setting_it_stands_for_are_not_given_together(tmp_path: Path) -> None:
-    said = refused(
+def test_flush_conflicts_with_the_setting_that_it_sets(tmp_path: Path) -> None:
+    error = startup_error(
         "--data-dir", str(tmp_path), "--flush", "always", "--config", "log.flush.interval.messages=5"
     )  # fmt: skip
-    assert "give one of the two" in said
+    assert "Give one of the two" in error
 
 
-def test_a_kafka_directory_is_taken_over_when_that_is_asked_for(tmp_path: Path) -> None:
+def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None:
     path = tmp_path / "copy"
     (path / "t-0").mkdir(parents=True)
     (path / "t-0" / f"{0:020d}.log").touch()
     (path / "meta.properties").write_text("version=1\nnode.id=4\ncluster.id=abc\n")
-    told = refused("--listen", "127.0.0.1:0", "--data-dir", str(path))
-    assert "belongs to an Apache Kafka broker" in told and "--adopt" in told
-    for _ in range(2):  # once it is ours the flag does nothing
-        with running(path, "--adopt") as (address, _):
+    error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(path))
+    assert "belongs to an Apache Kafka broker" in error and "--adopt" in error
+    for _ in range(2):  # an adopted directory is opened as it is
+        with running_broker(path, "--adopt") as (address, _):
             run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address]
             listed = subprocess.run(run, capture_output=True, text=True, timeout=60)
             assert (listed.stdout, listed.returncode) == ("t\n", 0), listed
-    assert "nothing to adopt" in refused("--listen", "127.0.0.1:0", "--adopt", "--data-dir", str(tmp_path / "typo"))
+    missing = str(tmp_path / "missing")
+    assert "nothing to adopt" in startup_error("--listen", "127.0.0.1:0", "--adopt", "--data-dir", missing)
 
 
-def test_a_broker_that_asks_who_is_there(tmp_path: Path) -> None:
+def test_sasl_authentication_of_a_scram_user(tmp_path: Path) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.username=ann\nsasl.password=secret\n"
     )
     user = ("--add-scram", "SCRAM-SHA-512=[name=ann,password=secret]")
-    with running(tmp_path / "data", "--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", *user) as (address, _):
+    with running_broker(tmp_path / "data", "--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", *user) as (address, _):
         run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address, "--command-config", str(settings)]
         assert subprocess.run(run, capture_output=True, text=True, timeout=60).returncode == 0
         settings.write_text(settings.read_text().replace("secret", "wrong"))
-        told = subprocess.run(run, capture_output=True, text=True, timeout=60)
-        assert told.returncode == 1 and "invalid credentials with SASL mechanism SCRAM-SHA-512" in told.stderr
-    bad = refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "b"), "--add-scram", "ann:secret")
-    assert "--add-scram: write MECHANISM=" in bad
+        completed = subprocess.run(run, capture_output=True, text=True, timeout=60)
+        assert completed.returncode == 1
+        assert "invalid credentials with SASL mechanism SCRAM-SHA-512" in completed.stderr
+    error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "b"), "--add-scram", "ann:secret")
+    assert "--add-scram" in error and "MECHANISM=" in error

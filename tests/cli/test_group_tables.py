@@ -1,4 +1,4 @@
-"""Tables to the character, against text captured from Kafka 4.3's own tool."""
+"""Group tables are identical to the captured output of Kafka 4.3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_groupsource.cli.group_tables import (
     members_table,
     offset_rows,
     offsets_table,
-    state_remark,
+    state_note,
     state_table,
 )
 from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
@@ -62,24 +62,24 @@ g1              127.0.0.1:41013  (1)      -                    PreparingRebalanc
 """
 
 
-def test_offsets() -> None:
+def test_offsets_table() -> None:
     assert offsets_table(REBALANCING, offset_rows(REBALANCING, COMMITTED, ENDS), verbose=True) == OFFSETS_REBALANCING
 
 
-def test_members() -> None:
+def test_members_table() -> None:
     assert members_table(REBALANCING, verbose=True) == MEMBERS_REBALANCING
 
 
-def test_state() -> None:
+def test_state_table() -> None:
     assert state_table(REBALANCING) == STATE_REBALANCING
 
 
-def test_the_column_of_instance_ids_is_there_for_static_members_only() -> None:
+def test_instance_id_column_is_shown_for_static_members_only() -> None:
     assert "GROUP-INSTANCE-ID" in members_table(STABLE)
     assert "GROUP-INSTANCE-ID" not in members_table(STABLE._replace(members=(DYNAMIC,)))
 
 
-def test_members_with_most_partitions_come_first_and_unowned_partitions_last() -> None:
+def test_members_are_sorted_by_partitions_and_unassigned_partitions_are_last() -> None:
     committed = {**COMMITTED, TopicPartition("alpha", 0): OffsetAndMetadata(1)}
     rows = offset_rows(STABLE, committed, ENDS)
     assert [(str(row.topic_partition), row.member) for row in rows] == [
@@ -93,7 +93,7 @@ def test_members_with_most_partitions_come_first_and_unowned_partitions_last() -
 @pytest.mark.parametrize(
     ("committed", "end", "lag"), [(7, 10, 3), (7, None, None), (None, 10, None), (12, 10, -2), (0, 0, 0)]
 )
-def test_lag_is_unknown_where_either_side_is(committed: int | None, end: int | None, lag: int | None) -> None:
+def test_lag_is_unknown_if_either_offset_is(committed: int | None, end: int | None, lag: int | None) -> None:
     tp = TopicPartition("flights", 2)
     (row,) = offset_rows(
         STABLE._replace(members=(DYNAMIC,)),
@@ -104,28 +104,28 @@ def test_lag_is_unknown_where_either_side_is(committed: int | None, end: int | N
     assert offsets_table(STABLE, [row]).splitlines()[2].split()[5] == ("-" if lag is None else str(lag))
 
 
-def test_a_known_leader_epoch_is_shown() -> None:
+def test_leader_epoch_is_shown() -> None:
     rows = offset_rows(EMPTY, {TopicPartition("flights", 0): OffsetAndMetadata(1, leader_epoch=4)}, {})
     assert offsets_table(EMPTY, rows, verbose=True).splitlines()[2].split()[3] == "4"
 
 
-def test_nothing_to_show() -> None:
+def test_tables_of_an_empty_group() -> None:
     assert offsets_table(EMPTY, []) == ""
     assert len(members_table(EMPTY).splitlines()) == 2
     assert assignment_text(()) == "-"
 
 
-def test_assignment_of_several_topics() -> None:
+def test_assignment_text_of_several_topics() -> None:
     assert assignment_text([TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 2)]) == "a:2,10;b:1"
 
 
-def test_remarks() -> None:
-    assert state_remark(STABLE) is None
-    assert state_remark(EMPTY) == "\nConsumer group 'g1' has no active members."
-    assert state_remark(REBALANCING) == "\nWarning: Consumer group 'g1' is rebalancing."
+def test_state_notes() -> None:
+    assert state_note(STABLE) is None
+    assert state_note(EMPTY) == "\nConsumer group 'g1' has no active members."
+    assert state_note(REBALANCING) == "\nWarning: Consumer group 'g1' is rebalancing."
 
 
-def test_long_names_widen_their_column() -> None:
+def test_columns_widen_for_long_names() -> None:
     group = STABLE._replace(group_id="a-group-of-a-rather-long-name")
     for table in (offsets_table(group, offset_rows(group, COMMITTED, ENDS)), members_table(group), state_table(group)):
         header, line = table.splitlines()[1:3]
@@ -133,13 +133,13 @@ def test_long_names_widen_their_column() -> None:
         assert line[header.index(second) - 1] == " " and line[header.index(second)] != " "
 
 
-def test_list() -> None:
+def test_list_table() -> None:
     listed = [GroupListing("g1", "consumer", "Stable", "classic", NODE), GroupListing("g2", "", "", "", NODE)]
     assert list_table(listed, False, False) == "g1\ng2\n"
     assert list_table(listed[:1], True, False) == (
         "GROUP                     TYPE                \ng1                        Classic             \n"
     )
     assert list_table(listed[1:], True, True).splitlines()[1].split() == ["g2", "-", "-"]
-    # the column is ten wider than the longest id
+    # the column is ten characters wider than the longest group id
     long_id = listed[0]._replace(group_id="g" * 40)
     assert list_table([long_id], False, True).splitlines()[0] == "GROUP".ljust(51) + "STATE".ljust(20)

@@ -1,4 +1,4 @@
-"""``groupsource groups`` prints what Kafka's own tool prints for the same group at the same broker."""
+"""``groupsource groups`` prints the same text as Kafka's tool for the same group."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from support.waiting import wait_until
 from spark_groupsource.cli.main import main
 
 
-def ours(bootstrap_servers: str, *arguments: str) -> Result:
+def run(bootstrap_servers: str, *arguments: str) -> Result:
     verb, *rest = arguments
     return CliRunner().invoke(main, ["groups", verb, "--bootstrap-server", bootstrap_servers, *rest])
 
 
-def theirs(java: JavaTools, bootstrap_servers: str, *arguments: str) -> tuple[str, str]:
+def run_kafka_tool(java: JavaTools, bootstrap_servers: str, *arguments: str) -> tuple[str, str]:
     verb, *rest = arguments
-    run = java.call(GROUPS, "--bootstrap-server", bootstrap_servers, f"--{verb}", *rest)
-    assert run.returncode == 0, run.stderr
-    return run.stdout, run.stderr
+    completed = java.call(GROUPS, "--bootstrap-server", bootstrap_servers, f"--{verb}", *rest)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout, completed.stderr
 
 
 @pytest.fixture(scope="module")
 def active_group(cluster: Cluster) -> Iterator[str]:
-    """A stable group of a static Java member and a librdkafka member over five partitions, all read and committed."""
+    """A stable group of a static Java member and a librdkafka member; all records are committed."""
     group, topic = f"g-{uuid4().hex[:12]}", f"a-topic-with-quite-a-long-name-{uuid4().hex[:12]}"
     create_topic(cluster.bootstrap_servers, topic, 5)
     produce(cluster.bootstrap_servers, topic, ((n % 4, None, b"%d" % n) for n in range(40)))
     with RdMember(cluster.bootstrap_servers, group, topic, client_id="other") as other:
         with JavaMember(cluster.bootstrap_servers, group, topic, group_instance_id="first") as java:
-            wait_until(lambda: {len(java.partitions), len(other.partitions)} == {2, 3}, "the two share five partitions")
+            wait_until(lambda: {len(java.partitions), len(other.partitions)} == {2, 3}, "five partitions are shared")
 
-            def settled() -> bool:
-                rows = ours(cluster.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]
+            def all_committed() -> bool:
+                rows = run(cluster.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]
                 return len(rows) == 5 and sum(row.split()[5] == "0" for row in rows) >= 4
 
-            wait_until(settled, f"group {group} has committed all it read")
+            wait_until(all_committed, f"group {group} commits all records")
             yield group
 
 
@@ -59,67 +59,68 @@ def active_group(cluster: Cluster) -> Iterator[str]:
         ["--state", "--verbose"],
     ],
 )
-def test_describe_equals_kafkas_tool(
+def test_describe_equals_the_output_of_kafkas_tool(
     cluster: Cluster, active_group: str, java: JavaTools, arguments: list[str]
 ) -> None:
-    result = ours(cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)
+    result = run(cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == theirs(java, cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)[0]
+    expected, _ = run_kafka_tool(java, cluster.bootstrap_servers, "describe", "--group", active_group, *arguments)
+    assert result.stdout == expected
 
 
 @pytest.mark.parametrize("arguments", [[], ["--state"], ["--type"], ["--state", "stable,EMPTY"]])
-def test_list_equals_kafkas_tool(
+def test_list_equals_the_output_of_kafkas_tool(
     cluster: Cluster, active_group: str, java: JavaTools, arguments: list[str]
 ) -> None:
-    result = ours(cluster.bootstrap_servers, "list", *arguments)
+    result = run(cluster.bootstrap_servers, "list", *arguments)
     assert active_group in result.stdout
-    expected, _ = theirs(java, cluster.bootstrap_servers, "list", *arguments)
+    expected, _ = run_kafka_tool(java, cluster.bootstrap_servers, "list", *arguments)
     assert sorted(result.stdout.splitlines()) == sorted(expected.splitlines())
 
 
 @pytest.mark.parametrize("arguments", [["--offsets"], ["--members"], ["--state"]])
-def test_group_without_members_equals_kafkas_tool(
+def test_empty_group_equals_the_output_of_kafkas_tool(
     cluster: Cluster, topic: str, group: str, java: JavaTools, arguments: list[str]
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     with RdMember(cluster.bootstrap_servers, group, topic) as member:
-        wait_until(lambda: member.seen, "the record was read")
-    result = ours(cluster.bootstrap_servers, "describe", "--group", group, *arguments)
-    expected, remark = theirs(java, cluster.bootstrap_servers, "describe", "--group", group, *arguments)
+        wait_until(lambda: member.seen, "the record is read")
+    result = run(cluster.bootstrap_servers, "describe", "--group", group, *arguments)
+    expected, note = run_kafka_tool(java, cluster.bootstrap_servers, "describe", "--group", group, *arguments)
     assert result.stdout == expected
-    assert result.stderr == remark == f"\nConsumer group '{group}' has no active members.\n"
+    assert result.stderr == note == f"\nConsumer group '{group}' has no active members.\n"
 
 
-def test_offsets_of_a_deleted_topic_do_not_break_the_table(kafka: RealKafka, topic: str, group: str) -> None:
+def test_describe_with_offsets_of_a_deleted_topic(kafka: RealKafka, topic: str, group: str) -> None:
     kept = f"{topic}-kept"
     for name in (topic, kept):
         create_topic(kafka.bootstrap_servers, name)
         produce(kafka.bootstrap_servers, name, [(0, None, b"x")])
         with RdMember(kafka.bootstrap_servers, group, name) as member:
-            wait_until(lambda: member.seen, "the record was read")
+            wait_until(lambda: member.seen, "the record is read")
     delete_topic(kafka.bootstrap_servers, topic)
-    rows = ours(kafka.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]
+    rows = run(kafka.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]
     assert [row.split()[1:6] for row in rows if kept in row] == [[kept, "0", "1", "1", "0"]]
 
 
-def test_unknown_group_is_named(cluster: Cluster) -> None:
-    result = ours(cluster.bootstrap_servers, "describe", "--group", "nobody")
+def test_unknown_group_is_reported(cluster: Cluster) -> None:
+    result = run(cluster.bootstrap_servers, "describe", "--group", "missing")
     assert result.exit_code == 1
-    assert result.stderr == "Error: consumer group 'nobody' does not exist; see: groupsource groups list\n"
+    assert result.stderr == "Error: Consumer group 'missing' does not exist. Run: groupsource groups list.\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "message"),
     [
         (["describe"], 2, "--group GROUP"),
         (["describe", "--group", "g", "--all-groups"], 2, "--all-groups"),
-        (["list", "--state", "sleepy"], 1, "'sleepy' is not one of Stable"),
-        (["list", "--command-config", "/nowhere/client.properties"], 1, "cannot be read"),
+        (["list", "--state", "sleepy"], 1, "Option --state must be one or more of Stable"),
+        (["list", "--command-config", "/nowhere/client.properties"], 1, "Cannot read properties file"),
     ],
 )
-def test_bad_arguments_are_named(arguments: list[str], status: int, told: str) -> None:
-    result = ours("127.0.0.1:1", *arguments)
+def test_invalid_option_is_reported(arguments: list[str], status: int, message: str) -> None:
+    result = run("127.0.0.1:1", *arguments)
     assert result.exit_code == status
-    assert told in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""``groupsource offsets-log`` prints the group log as Kafka's own dump tool does, and says what is damaged."""
+"""``groupsource offsets-log`` prints the output of Kafka's dump tool and reports corruption."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def offsets_log(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A stopped embedded broker's: a group with members, commits over commits, tombstones, cleaned segments."""
+    """Data of a stopped embedded broker: a group with members, repeated commits, tombstones, compacted segments."""
     path = tmp_path_factory.mktemp("offsets-log") / "data"
     with EmbeddedBroker(path, config=CONFIG) as broker:
-        where = broker.bootstrap_servers
-        create_topic(where, "t", 2)
-        produce(where, "t", ((n % 2, None, b"v") for n in range(20)))
-        with RdMember(where, "g", "t", group_instance_id="one") as one, RdMember(where, "g", "t") as two:
-            wait_until(lambda: sum(one.seen.values()) + sum(two.seen.values()) >= 20, "all is read")
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "t", 2)
+        produce(bootstrap, "t", ((n % 2, None, b"v") for n in range(20)))
+        with RdMember(bootstrap, "g", "t", group_instance_id="one") as one, RdMember(bootstrap, "g", "t") as two:
+            wait_until(lambda: sum(one.seen.values()) + sum(two.seen.values()) >= 20, "all records are read")
             for number in range(40):
                 text = "é" * (number % 3)
-                commit_as(where, "simple", [TopicPartition("t", p, number, metadata=text) for p in (0, 1)])
-            admin = AdminClient({"bootstrap.servers": where})
+                commit_as(bootstrap, "simple", [TopicPartition("t", p, number, metadata=text) for p in (0, 1)])
+            admin = AdminClient({"bootstrap.servers": bootstrap})
             admin.delete_consumer_groups(["simple"])["simple"].result(30)
-            commit_as(where, "simple", [TopicPartition("t", 1, 7)])
-            wait_until(lambda: (path / "cleaner-offset-checkpoint").exists(), "the group log is compacted")
+            commit_as(bootstrap, "simple", [TopicPartition("t", 1, 7)])
+            wait_until(lambda: (path / "cleaner-offset-checkpoint").exists(), "__consumer_offsets is compacted")
     yield path
 
 
 @pytest.mark.kafka
-def test_a_whole_directory_is_printed_as_kafkas_tool_prints_its_segments(
+def test_data_directory_equals_the_output_of_kafkas_tool(
     data_directory: Path, java: JavaTools
 ) -> None:
     ours = offsets_log(data_directory)
@@ -74,57 +74,57 @@ def test_a_whole_directory_is_printed_as_kafkas_tool_prints_its_segments(
     assert [member["subscription"]["topics"] for member in members][-1] == ["t"]
 
 
-def test_paths_may_be_files_and_partitions(data_directory: Path) -> None:
+def test_paths_can_be_files_and_partition_directories(data_directory: Path) -> None:
     files = segments(data_directory)
     assert len(files) > 3
-    whole = offsets_log(data_directory).stdout
-    assert offsets_log(*files).stdout == whole
+    expected = offsets_log(data_directory).stdout
+    assert offsets_log(*files).stdout == expected
     directories = dict.fromkeys(path.parent for path in files)
-    assert offsets_log(*directories).stdout == whole
+    assert offsets_log(*directories).stdout == expected
 
 
-def test_json_and_table_tell_the_same(data_directory: Path) -> None:
+def test_json_and_table_show_the_same_records(data_directory: Path) -> None:
     lines = [json.loads(line) for line in offsets_log("--format", "json", data_directory).stdout.splitlines()]
     dumped = [line for line in parsed(offsets_log(data_directory).stdout) if isinstance(line, tuple)]
     assert [(line["key"], line["payload"] or "<DELETE>") for line in lines] == [each[1:] for each in dumped]
     header, *rows = offsets_log("--format", "table", data_directory).stdout.splitlines()
     assert header.split() == ["PARTITION", "OFFSET", "TIME", "TRANSACTION", "TYPE", "GROUP", "CONTENT"]
-    told = [row.split()[:2] + row.split()[4:6] for row in rows]
+    shown = [row.split()[:2] + row.split()[4:6] for row in rows]
     kinds = {"1": "offset", "2": "group"}
-    assert told == [
+    assert shown == [
         [str(line["partition"]), str(line["offset"]), kinds[line["key"]["type"]], line["key"]["data"]["group"]]
         for line in lines
     ]
     assert any(row.endswith("t-1 7") for row in rows) and any("consumer/range, 2 members" in row for row in rows)
 
 
-def test_one_group_alone(data_directory: Path) -> None:
+def test_group_filter(data_directory: Path) -> None:
     lines = offsets_log("--format", "json", "--group", "simple", data_directory).stdout.splitlines()
     assert lines and {json.loads(line)["key"]["data"]["group"] for line in lines} == {"simple"}
     assert "generation" not in offsets_log("--group", "simple", data_directory).stdout
 
 
-def test_a_running_broker_is_asked(cluster: Cluster, topic: str, group: str) -> None:
+def test_reading_from_a_running_broker(cluster: Cluster, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     commit_as(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 3)])
     commit_as(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 4)])
-    told = offsets_log("--bootstrap-server", cluster.bootstrap_servers, "--group", group, "--format", "json")
-    assert (told.exit_code, told.stderr) == (0, "")
-    offsets = [json.loads(line)["payload"]["data"]["offset"] for line in told.stdout.splitlines()]
+    result = offsets_log("--bootstrap-server", cluster.bootstrap_servers, "--group", group, "--format", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    offsets = [json.loads(line)["payload"]["data"]["offset"] for line in result.stdout.splitlines()]
     assert offsets == [3, 4]
 
 
-def test_a_broker_without_groups_has_nothing_to_show() -> None:
+def test_broker_without_groups() -> None:
     with EmbeddedBroker() as broker:
-        told = offsets_log("--bootstrap-server", broker.bootstrap_servers)
-    assert (told.exit_code, told.stdout) == (0, "") and "no group has come to this cluster" in told.stderr
+        result = offsets_log("--bootstrap-server", broker.bootstrap_servers)
+    assert (result.exit_code, result.stdout) == (0, "") and "no group has used this cluster" in result.stderr
 
 
-# --- what is not whole, and what is not plain ---
+# --- corrupt and unusual records ---
 
 
 def segment(directory: Path, *batches: bytes) -> Path:
-    """A segment whose batches follow one another."""
+    """A segment of consecutive batches."""
     path = directory / "__consumer_offsets-7" / f"{0:020d}.log"
     path.parent.mkdir()
     base_offset = 0
@@ -141,7 +141,7 @@ def offset(value: int, **options: object) -> bytes:
     return encode_batch([Record(key, data, 1_000)], **options)  # type: ignore[arg-type]
 
 
-def test_transactions_and_what_is_unknown(tmp_path: Path) -> None:
+def test_transactional_and_unknown_records(tmp_path: Path) -> None:
     marker = Record(control_key(CONTROL_ABORT), struct.pack(">hi", 0, 4), 1_000)
     kip_848 = Record(struct.pack(">hh", 3, 1) + b"g", b"\0\0\0\0\0\1\0", 1_000)
     newer = Record(struct.pack(">h", 99) + b"?", b"?", 1_000)
@@ -174,25 +174,25 @@ def test_transactions_and_what_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["dump", "table", "json"])
-def test_damage_is_named_once_the_rest_is_printed(tmp_path: Path, form: str) -> None:
+def test_corruption_is_reported_after_the_valid_records(tmp_path: Path, form: str) -> None:
     path = segment(tmp_path, offset(1), offset(2), offset(3), offset(4))
     data = bytearray(path.read_bytes())
     size = len(offset(1))
-    data[size + 70] ^= 1  # the second fails its checksum
-    data[-5:] = b""  # and the last one is cut
+    data[size + 70] ^= 1  # the second batch fails its checksum
+    data[-5:] = b""  # the last batch is truncated
     path.write_bytes(data)
     before = path.stat().st_mtime_ns, path.read_bytes()
     result = offsets_log("--format", form, path)
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
-    assert f"Error: {path} is damaged at byte {size} (" in first and f"): {size} bytes are left out" in first
-    assert f"Error: {path} is damaged at byte {3 * size} (" in second and f"): {size - 5} bytes are left out" in second
-    whole = [line for line in result.stdout.splitlines() if '"t"' in line or " t-0 " in line]
-    assert len(whole) == 2
+    assert f"Error: {path} is corrupt at byte {size} (" in first and f"): {size} bytes are skipped." in first
+    assert f"Error: {path} is corrupt at byte {3 * size} (" in second and f"): {size - 5} bytes are skipped." in second
+    valid = [line for line in result.stdout.splitlines() if '"t"' in line or " t-0 " in line]
+    assert len(valid) == 2
     assert (path.stat().st_mtime_ns, path.read_bytes()) == before and sorted(os.listdir(path.parent)) == [path.name]
 
 
-def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
+def test_record_that_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
     broken = encode_batch([Record(encode_key(OffsetKey("g", "t", 0)), b"\0\3short", 1_000)])
     path = segment(tmp_path, offset(1), broken, offset(3))
     result = offsets_log(path)
@@ -200,14 +200,14 @@ def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
     assert "| offset: 2 " in result.stdout and "key: Error at offset 1, skipping. " in result.stdout
 
 
-def test_what_is_no_group_log_is_refused(tmp_path: Path, data_directory: Path) -> None:
-    assert f"{tmp_path} holds no segment" in offsets_log(tmp_path).stderr
+def test_path_without_segments_is_rejected(tmp_path: Path, data_directory: Path) -> None:
+    assert f"{tmp_path} contains no segment" in offsets_log(tmp_path).stderr
     odd = tmp_path / "notes.log"
     odd.write_text("x")
-    assert f"{odd} is no segment of a log" in offsets_log(odd).stderr
+    assert f"{odd} is not a log segment" in offsets_log(odd).stderr
     assert "either PATHS or --bootstrap-server" in offsets_log().stderr
-    empty = tmp_path / "read-only"
-    shutil.copytree(data_directory / "__consumer_offsets-0", empty)
-    for each in empty.iterdir():
+    read_only = tmp_path / "read-only"
+    shutil.copytree(data_directory / "__consumer_offsets-0", read_only)
+    for each in read_only.iterdir():
         each.chmod(0o444)
-    assert offsets_log(empty).exit_code == 0
+    assert offsets_log(read_only).exit_code == 0

@@ -17,7 +17,7 @@ def run(cluster: Cluster, verb: str, topic: str, *arguments: str, stdin: bytes =
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_lines_come_back(cluster: Cluster, topic: str, compression: str) -> None:
+def test_consume_prints_the_produced_lines(cluster: Cluster, topic: str, compression: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     lines = "".join(f"line {n} é\n" for n in range(12_000))
     written = run(cluster, "produce", topic, "--compression", compression, stdin=lines.encode())
@@ -27,26 +27,26 @@ def test_lines_come_back(cluster: Cluster, topic: str, compression: str) -> None
     assert run(cluster, "consume", topic, "--from", "7", "--max-messages", "1").stdout == "line 7 é\n"
 
 
-def test_keys_land_where_javas_do(cluster: Cluster, topic: str) -> None:
+def test_keys_map_to_the_partitions_of_the_java_producer(cluster: Cluster, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     keys = [b"UA", b"B6", b"EV", b"DL", b"", b"a longer key"]
-    java_like = Producer({"bootstrap.servers": cluster.bootstrap_servers, "partitioner": "murmur2"})
+    reference = Producer({"bootstrap.servers": cluster.bootstrap_servers, "partitioner": "murmur2"})
     for key in keys:
-        java_like.produce(topic, b"theirs", key)
-    assert java_like.flush(30) == 0
-    lines = b"=ours\n".join([*keys, b""])
+        reference.produce(topic, b"reference", key)
+    assert reference.flush(30) == 0
+    lines = b"=produced\n".join([*keys, b""])
     assert run(cluster, "produce", topic, "--key-separator", "=", stdin=lines).exit_code == 0
     shown = run(cluster, "consume", topic, "--show").stdout.splitlines()
-    places: dict[str, list[str]] = {"theirs": [], "ours": []}
+    partitions: dict[str, list[str]] = {"reference": [], "produced": []}
     for line in shown:
-        _, _, place, rest = line.split(" ", 3)
+        _, _, position, rest = line.split(" ", 3)
         key, _, value = rest.rpartition(" ")
-        places[value].append(f"{place.partition(':')[0]} {key}")
-    assert sorted(places["ours"]) == sorted(places["theirs"])
-    assert len(places["ours"]) == len(keys)
+        partitions[value].append(f"{position.partition(':')[0]} {key}")
+    assert sorted(partitions["produced"]) == sorted(partitions["reference"])
+    assert len(partitions["produced"]) == len(keys)
 
 
-def test_records_of_stock_clients_are_shown(cluster: Cluster, topic: str) -> None:
+def test_show_prints_keys_and_positions_of_other_clients(cluster: Cluster, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"v"), (0, b"k", None)], compression_codec="zstd")
     shown = run(cluster, "consume", topic, "--show").stdout.splitlines()
@@ -54,23 +54,25 @@ def test_records_of_stock_clients_are_shown(cluster: Cluster, topic: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments", "told"),
+    ("verb", "arguments", "message"),
     [
-        ("produce", ["--partition", "5"], "partitions 0 to 0, not 5"),
-        ("produce", ["--key-separator", "="], "'=' is not in the line 'x'"),
-        ("consume", ["--partition", "5"], "no partition 5"),
-        ("consume", ["--from", "noon"], "'noon' is not earliest, an offset or -N"),
+        ("produce", ["--partition", "5"], "Option --partition must be between 0 and 0"),
+        ("produce", ["--key-separator", "="], "must occur in each line, got 'x'"),
+        ("consume", ["--partition", "5"], "got 5"),
+        ("consume", ["--from", "noon"], "must be earliest, an offset or -N, got 'noon'"),
     ],
 )
-def test_bad_arguments_are_named(cluster: Cluster, topic: str, verb: str, arguments: list[str], told: str) -> None:
+def test_invalid_option_is_reported(
+    cluster: Cluster, topic: str, verb: str, arguments: list[str], message: str
+) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     result = run(cluster, verb, topic, *arguments, stdin=b"x\n")
     assert result.exit_code == 1
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("verb", ["produce", "consume"])
-def test_unknown_topic_is_named(cluster: Cluster, topic: str, verb: str) -> None:
+def test_unknown_topic_is_reported(cluster: Cluster, topic: str, verb: str) -> None:
     result = run(cluster, verb, topic, stdin=b"x\n")
     assert result.exit_code == 1
     assert topic in result.stderr and len(result.stderr.splitlines()) == 1

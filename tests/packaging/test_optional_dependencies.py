@@ -38,7 +38,7 @@ def test_the_data_source_without_pyspark_names_the_extra() -> None:
 
 
 def test_the_broker_and_the_command_need_no_pyspark() -> None:
-    code = "from spark_groupsource import EmbeddedBroker; from spark_groupsource.cli import groups, produce_consume, topics"
+    code = "import spark_groupsource.broker.server; from spark_groupsource.cli import groups, produce_consume, topics"
     run = run_without({"pyspark", "numba", "rich", "fastavro", "pandas"}, code)
     assert run.returncode == 0, run.stderr
 
