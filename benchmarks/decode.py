@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record, encode_batch
-from spark_groupsource.records.columns import COLUMNS, decode_fetched
+from spark_groupsource.records.arrow import COLUMNS, decode_fetched
 from spark_groupsource.records.compression import codec_number
-from spark_groupsource.records.walk import walk
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.parser import parse_records
 
 NOW = 1_700_000_000_000
 RECORDS = 40_000
@@ -69,7 +69,7 @@ def log(record: Callable[[int], Record], batch_records: int, codec: str) -> byte
     )
 
 
-def ours(walker: Callable[..., object], columns: tuple[str, ...]) -> Callable[[bytes], int]:
+def ours(parser: Callable[..., object], columns: tuple[str, ...]) -> Callable[[bytes], int]:
     topic_partition = TopicPartition("benchmark", 0)
 
     def run(buffer: bytes) -> int:
@@ -79,7 +79,7 @@ def ours(walker: Callable[..., object], columns: tuple[str, ...]) -> Callable[[b
             columns=columns,
             start_offset=0,
             end_offset=1 << 62,
-            walker=walker,  # type: ignore[arg-type]
+            parser=parser,  # type: ignore[arg-type]
         ).rows
 
     return run
@@ -125,13 +125,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's
-    runs = {"numpy": ours(walk, ALL_COLUMNS), "numpy, value": ours(walk, ("value",))}
+    runs = {"numpy": ours(parse_records, ALL_COLUMNS), "numpy, value": ours(parse_records, ("value",))}
     try:
-        from spark_groupsource.records.kernel import walk as compiled_walk
+        from spark_groupsource.records.compiled_parser import parse_records as compiled_parser
     except ImportError:
         print("numba is not installed: pip install 'spark-groupsource[fast]' to measure the compiled walk")
     else:
-        runs |= {"numba": ours(compiled_walk, ALL_COLUMNS), "numba, value": ours(compiled_walk, ("value",))}
+        runs |= {"numba": ours(compiled_parser, ALL_COLUMNS), "numba, value": ours(compiled_parser, ("value",))}
     runs["kafka-python"] = kafka_python
 
     table = Table(title="million records per second on one core (times kafka-python)")

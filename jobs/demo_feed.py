@@ -15,7 +15,7 @@ from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record
+from spark_groupsource.records.encode import Record
 
 TICK_MS = 100
 LZ4 = 3

@@ -25,7 +25,7 @@ from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
 
 TOPIC = "__consumer_offsets"
 _PARTITION_NAME = re.compile(rf"{TOPIC}-(\d+)")

@@ -12,9 +12,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import BatchHeader, StoredRecord, decode_records
 from spark_groupsource.records.compression import CODECS
-from spark_groupsource.wire.json_form import RECORD_TYPES, key_form, record_type, value_form
+from spark_groupsource.records.decode import StoredRecord, decode_records
+from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
 
 DELETED = "<DELETE>"
 _MAX_CLASSIC_TYPE = 2
@@ -27,7 +28,7 @@ _COLUMNS = "{:<9} {:<10} {:<24} {:<16} {:<9} {:<30} {}"
 
 
 class Entry(NamedTuple):
-    """One decoded record: `key` and `payload` in the form of `wire.json_form`, or the `marker` of a control batch.
+    """One decoded record: `key` and `payload` in the form of `wire.record_json`, or the `marker` of a control batch.
 
     `payload` is None for a tombstone. `problem` and `unknown_type` are set instead of `key` and `payload`.
     """
@@ -65,8 +66,8 @@ def _entry(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
         kind = record_type(record.key)
         if kind not in RECORD_TYPES:
             return Entry(partition, header, record, unknown_type=kind)
-        payload = None if record.value is None else value_form(record.key, record.value)
-        return Entry(partition, header, record, key_form(record.key), payload)
+        payload = None if record.value is None else value_json(record.key, record.value)
+        return Entry(partition, header, record, key_json(record.key), payload)
     except CorruptRecordError as error:
         return Entry(partition, header, record, problem=str(error))
 
@@ -122,7 +123,7 @@ def _sequence(header: BatchHeader, delta: int) -> int:
 
 
 def _time_type(header: BatchHeader) -> str:
-    return "LogAppendTime" if header.log_append_time else "CreateTime"
+    return "LogAppendTime" if header.is_log_append_time else "CreateTime"
 
 
 def _size(data: bytes | None) -> int:

@@ -18,9 +18,9 @@ from spark_groupsource.client.records.partitioner import partition_of_key
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.batch import Record
-from spark_groupsource.records.columns import decode_fetched
+from spark_groupsource.records.arrow import decode_fetched
 from spark_groupsource.records.compression import CODECS, codec_number
+from spark_groupsource.records.encode import Record
 
 _LINES_PER_BATCH = 5_000
 _COLUMNS = ("key", "value", "partition", "offset", "timestamp")

@@ -8,11 +8,13 @@ Source: Kafka `LogValidator.validateMessagesAndAssignOffsetsCompressed`.
 
 from __future__ import annotations
 
-from spark_groupsource.records.batch import CODEC_MASK, BatchHeader, decode_header, records_payload, with_body
 from spark_groupsource.records.compression import compress
+from spark_groupsource.records.decode import records_payload
+from spark_groupsource.records.encode import with_body
+from spark_groupsource.records.header import CODEC_MASK, BatchHeader, decode_header
 
 
-def recompressed(
+def recompress(
     buffer: bytes | bytearray | memoryview, header: BatchHeader, codec: int, level: int | None = None
 ) -> tuple[bytes, BatchHeader]:
     """The batch of `header` with its records in `codec`, 0 to 4 as in `compression.CODECS`, and its new header.

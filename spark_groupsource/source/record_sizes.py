@@ -8,7 +8,7 @@ from typing import Mapping
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.source.planning import SizeEstimate, SizeSample, sample_offsets
 
 # of each partition; the broker always sends one whole batch, however large

@@ -20,7 +20,7 @@ from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetc
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.columns import columns_schema, decode_fetched
+from spark_groupsource.records.arrow import columns_schema, decode_fetched
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.tracebacks import strip_traceback

@@ -19,24 +19,18 @@ from typing import BinaryIO, Callable, Iterator
 from spark_groupsource.broker.config import TopicConfig, topic_config
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import (
-    HEADER_BYTES,
-    BatchHeader,
-    check_crc,
-    decode_header,
-    decode_records,
-    iter_batches,
-)
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
 from spark_groupsource.storage.swap import segment_bases
 from spark_groupsource.wire.metadata_records import (
     TOPIC_RESOURCE,
-    Bracket,
-    ConfigSet,
+    ConfigRecord,
     MetadataRecord,
-    PartitionAdded,
-    ProducerIdsTaken,
-    TopicAdded,
-    TopicRemoved,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    TransactionRecord,
     decode_metadata_record,
 )
 
@@ -82,21 +76,21 @@ class _Cluster:
 
     def replay(self, record: MetadataRecord) -> None:
         match record:
-            case TopicAdded(name, topic_id):
+            case TopicRecord(name, topic_id):
                 self.names[topic_id] = name
                 self.partitions.setdefault(topic_id, set())
-            case PartitionAdded(topic_id, partition):
+            case PartitionRecord(topic_id, partition):
                 self.partitions.setdefault(topic_id, set()).add(partition)
-            case TopicRemoved(topic_id):
+            case RemoveTopicRecord(topic_id):
                 self.settings.pop(self.names.pop(topic_id, ""), None)
                 self.partitions.pop(topic_id, None)
-            case ConfigSet(kind, resource, name, value) if kind == TOPIC_RESOURCE:
+            case ConfigRecord(kind, resource, name, value) if kind == TOPIC_RESOURCE:
                 settings = self.settings.setdefault(resource, {})
                 if value is None:
                     settings.pop(name, None)
                 else:
                     settings[name] = value
-            case ProducerIdsTaken(next_producer_id):
+            case ProducerIdsRecord(next_producer_id):
                 self.next_producer_id = next_producer_id
 
 
@@ -201,8 +195,8 @@ def _cluster_of(directories: dict[TopicPartition, _Directory]) -> _Cluster:
     ids: dict[str, bytes] = {}
     for (topic, number), directory in directories.items():
         topic_id = ids.setdefault(topic, directory.topic_id or uuid.uuid4().bytes)
-        cluster.replay(TopicAdded(topic, topic_id))
-        cluster.replay(PartitionAdded(topic_id, number))
+        cluster.replay(TopicRecord(topic, topic_id))
+        cluster.replay(PartitionRecord(topic_id, number))
     return cluster
 
 
@@ -225,9 +219,9 @@ def _read_cluster(directory: Path) -> _Cluster | None:
         for base in segment_bases(directory):
             for record in _metadata_records(directory / f"{base:020d}.log", next_offset):
                 match record:
-                    case Bracket("begin"):
+                    case TransactionRecord("begin"):
                         pending = []
-                    case Bracket(what):
+                    case TransactionRecord(what):
                         for held in pending or () if what == "end" else ():
                             cluster.replay(held)
                         pending = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Sequence
 
-from spark_groupsource.records.batch import CONTROL_ABORT, CONTROL_COMMIT, BatchHeader, control_type
+from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type
+from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.aborted_index import AbortedTransaction
 
 

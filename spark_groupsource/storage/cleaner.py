@@ -22,8 +22,8 @@ from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import iter_batches
-from spark_groupsource.records.retention import delete_horizon_ms, keyed_records, retain
+from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.cleaned_transactions import CleanedTransactions
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
@@ -250,7 +250,7 @@ class Pass:
         except CorruptRecordError:
             return None
         if aborted:
-            return retain(header, payload, []) if needed else b""
+            return retain_records(header, payload, []) if needed else b""
         horizon = delete_horizon_ms(header)
         past_horizon = horizon is not None and horizon <= self._timestamp_ms
         kept = [
@@ -268,7 +268,7 @@ class Pass:
             new_horizon = self._new_horizon_ms()
         if len(kept) == len(records) and new_horizon is None:
             return None
-        return retain(header, payload, kept, new_horizon) if kept or needed else b""
+        return retain_records(header, payload, kept, new_horizon) if kept or needed else b""
 
     def _retained_marker(self, stored: StoredBatch) -> bytes | None:
         """Like `_retained` for a control batch."""
@@ -284,10 +284,10 @@ class Pass:
             return None
         horizon = delete_horizon_ms(header)
         if horizon is None:
-            return retain(header, payload, records, self._new_horizon_ms())
+            return retain_records(header, payload, records, self._new_horizon_ms())
         if horizon > self._timestamp_ms:
             return None
-        return retain(header, payload, []) if at_end else b""
+        return retain_records(header, payload, []) if at_end else b""
 
     def _new_horizon_ms(self) -> int:
         return min(self._timestamp_ms + self._log.config.delete_retention_ms, 2**63 - 1)

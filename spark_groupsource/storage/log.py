@@ -20,7 +20,9 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import BatchHeader, assign_offset, decode_records
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import assign_offset
+from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
 from spark_groupsource.storage.swap import CleanedSegment, finish_swaps, segment_bases, swap_steps

@@ -13,20 +13,11 @@ import uuid
 from typing import Callable, Mapping, NamedTuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.records.batch import (
-    CONTROL_ABORT,
-    CONTROL_COMMIT,
-    BatchHeader,
-    Record,
-    check_crc,
-    control_key,
-    control_type,
-    decode_records,
-    encode_batch,
-    iter_batches,
-)
-from spark_groupsource.records.recompression import recompressed
-from spark_groupsource.records.retention import keyed_records
+from spark_groupsource.records.compaction import keyed_records
+from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.encode import Record, control_key, encode_batch
+from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.recompression import recompress
 from spark_groupsource.storage import aborted_index as aborted
 from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
 from spark_groupsource.storage.files import replace_file
@@ -265,7 +256,7 @@ class Partition:
         if codec is None or codec == header.codec:
             return records, header
         try:
-            batch, header = recompressed(records, header, codec, self.log.config.codec_level)
+            batch, header = recompress(records, header, codec, self.log.config.codec_level)
         except CorruptRecordError as error:
             raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
         self._check_size(header.size)  # what fitted before may not any more

@@ -16,7 +16,7 @@ from typing import Mapping, NamedTuple
 import google_crc32c
 
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
-from spark_groupsource.records.batch import BatchHeader
+from spark_groupsource.records.header import BatchHeader
 
 NO_PRODUCER_ID = -1
 # as many as a client may have in flight (max.in.flight.requests.per.connection with idempotence)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
-from spark_groupsource.records.batch import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
 from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, write_exactly
 from spark_groupsource.storage.segment_index import SegmentIndex
 

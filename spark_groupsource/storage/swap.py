@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.errors import StorageError
-from spark_groupsource.records.batch import BatchHeader
+from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage import aborted_index as aborted
 from spark_groupsource.storage.aborted_index import AbortedTransaction
 from spark_groupsource.storage.files import sync_directory

@@ -32,7 +32,12 @@ from spark_groupsource.transactions.states import (
     TransactionOperation,
     is_ending,
 )
-from spark_groupsource.wire.transaction_records import LONGEST_ID, TransactionValue, decode_key, decode_value
+from spark_groupsource.wire.transaction_records import (
+    MAX_TRANSACTIONAL_ID_BYTES,
+    TransactionValue,
+    decode_key,
+    decode_value,
+)
 
 NO_EPOCH = -1
 _LARGEST_EPOCH = 2**15 - 1
@@ -104,7 +109,7 @@ class TransactionShard:
 
         `expected` is what a producer has that wants to go on after an error (KIP-360); another one is fenced.
         """
-        if not transactional_id or len(transactional_id.encode()) > LONGEST_ID:
+        if not transactional_id or len(transactional_id.encode()) > MAX_TRANSACTIONAL_ID_BYTES:
             return Decision(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= self.config.transaction_max_timeout_ms:
             return Decision(ErrorCode.INVALID_TRANSACTION_TIMEOUT)

@@ -126,7 +126,7 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 
-def is_known(api_key: int, api_version: int) -> bool:
+def is_supported(api_key: int, api_version: int) -> bool:
     """True where a request of this API and version can be decoded here."""
     return (api_key, api_version) in _FLEXIBLE
 
@@ -138,9 +138,9 @@ def decode_request(frame: memoryview, header: RequestHeader, position: int) -> M
     for all topics.
 
     Raises: RemoteProtocolError on bytes that do not decode; UnsupportedVersionError when API and version are not
-    `is_known`, which the caller answers if it can.
+    `is_supported`, which the caller answers if it can.
     """
-    if not is_known(header.api_key, header.api_version):
+    if not is_supported(header.api_key, header.api_version):
         raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not known here")
     request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position)
     return request

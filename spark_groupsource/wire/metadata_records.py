@@ -22,27 +22,27 @@ _PRODUCER_IDS = struct.Struct(">iqq")
 _ID_BYTES = 16
 
 
-class TopicAdded(NamedTuple):
+class TopicRecord(NamedTuple):
     """A topic, by its name; `topic_id` is 16 bytes."""
 
     name: str
     topic_id: bytes
 
 
-class PartitionAdded(NamedTuple):
+class PartitionRecord(NamedTuple):
     """A partition of the topic with this id."""
 
     topic_id: bytes
     partition: int
 
 
-class TopicRemoved(NamedTuple):
+class RemoveTopicRecord(NamedTuple):
     """The topic with this id is no more, nor are its partitions and settings."""
 
     topic_id: bytes
 
 
-class ConfigSet(NamedTuple):
+class ConfigRecord(NamedTuple):
     """A setting of a resource; a value None takes it back."""
 
     resource_type: int
@@ -51,19 +51,21 @@ class ConfigSet(NamedTuple):
     value: str | None
 
 
-class ProducerIdsTaken(NamedTuple):
+class ProducerIdsRecord(NamedTuple):
     """Every producer id below this one may be in use."""
 
     next_producer_id: int
 
 
-class Bracket(NamedTuple):
+class TransactionRecord(NamedTuple):
     """Records from ``begin`` on count when ``end`` comes, and never when ``abort`` does (KIP-868)."""
 
     what: str
 
 
-MetadataRecord = TopicAdded | PartitionAdded | TopicRemoved | ConfigSet | ProducerIdsTaken | Bracket
+MetadataRecord = (
+    TopicRecord | PartitionRecord | RemoveTopicRecord | ConfigRecord | ProducerIdsRecord | TransactionRecord
+)
 
 
 def decode_metadata_record(value: bytes) -> MetadataRecord | None:
@@ -87,33 +89,33 @@ def decode_metadata_record(value: bytes) -> MetadataRecord | None:
         raise CorruptRecordError(f"a record of __cluster_metadata does not decode: {error!r}") from error
 
 
-def _topic(buffer: memoryview, position: int) -> TopicAdded:
+def _topic(buffer: memoryview, position: int) -> TopicRecord:
     name, position = _text(buffer, position)
-    return TopicAdded(name or "", _id(buffer, position))
+    return TopicRecord(name or "", _id(buffer, position))
 
 
-def _partition(buffer: memoryview, position: int) -> PartitionAdded:
+def _partition(buffer: memoryview, position: int) -> PartitionRecord:
     partition, topic_id = _PARTITION.unpack_from(buffer, position)
-    return PartitionAdded(topic_id, partition)
+    return PartitionRecord(topic_id, partition)
 
 
-def _config(buffer: memoryview, position: int) -> ConfigSet:
+def _config(buffer: memoryview, position: int) -> ConfigRecord:
     kind = buffer[position]
     resource, position = _text(buffer, position + 1)
     name, position = _text(buffer, position)
     value, _ = _text(buffer, position)
-    return ConfigSet(kind, resource or "", name or "", value)
+    return ConfigRecord(kind, resource or "", name or "", value)
 
 
 _DECODERS: Mapping[int, Callable[[memoryview, int], MetadataRecord]] = {
     2: _topic,
     3: _partition,
     4: _config,
-    9: lambda buffer, position: TopicRemoved(_id(buffer, position)),
-    15: lambda buffer, position: ProducerIdsTaken(_PRODUCER_IDS.unpack_from(buffer, position)[2]),
-    23: lambda buffer, position: Bracket("begin"),
-    24: lambda buffer, position: Bracket("end"),
-    25: lambda buffer, position: Bracket("abort"),
+    9: lambda buffer, position: RemoveTopicRecord(_id(buffer, position)),
+    15: lambda buffer, position: ProducerIdsRecord(_PRODUCER_IDS.unpack_from(buffer, position)[2]),
+    23: lambda buffer, position: TransactionRecord("begin"),
+    24: lambda buffer, position: TransactionRecord("end"),
+    25: lambda buffer, position: TransactionRecord("abort"),
 }
 
 

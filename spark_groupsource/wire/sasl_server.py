@@ -18,7 +18,7 @@ PLAIN = "PLAIN"
 SCRAM_HASHES: Mapping[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """Mechanism -> name of its hash."""
 MECHANISMS = (PLAIN, *SCRAM_HASHES)
-LEAST_ITERATIONS, MOST_ITERATIONS = 4096, 16384
+MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 _NO_CHANNEL_BINDING = ("n", "y")
 _MAX_TOKEN_BYTES = 65_536
 _OTHER_ID = "Authentication failed: Client requested an authorization id that is different from username"
@@ -46,7 +46,7 @@ def salted_password(mechanism: str, password: str, salt: bytes, iterations: int)
     return hashlib.pbkdf2_hmac(SCRAM_HASHES[mechanism], password.encode(), salt, iterations)
 
 
-class ServerExchange(Protocol):
+class SaslServer(Protocol):
     """One authentication. `user` is who it is, once `done`."""
 
     user: str
@@ -59,7 +59,7 @@ class ServerExchange(Protocol):
         """
 
 
-class PlainServer:
+class PlainSaslServer:
     """PLAIN: name and password in one token. `password_of` gives a user's password, None for nobody."""
 
     def __init__(self, password_of: Callable[[str], str | None]) -> None:
@@ -84,7 +84,7 @@ class PlainServer:
         return b""
 
 
-class ScramServer:
+class ScramSaslServer:
     """SCRAM: the client proves that it knows the password, and the broker that it knows the credential."""
 
     def __init__(self, mechanism: str, credential_of: Callable[[str], ScramCredential | None], nonce: str) -> None:

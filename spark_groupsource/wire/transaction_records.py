@@ -21,7 +21,7 @@ _KEY_VERSION = 0
 _VALUE_VERSION = 1  # the one that is written, as by Kafka 4
 _VALUE_VERSIONS = (0, 1)
 
-LONGEST_ID = 2**15 - 1
+MAX_TRANSACTIONAL_ID_BYTES = 2**15 - 1
 """Bytes of the longest transactional id that fits in a key."""
 
 

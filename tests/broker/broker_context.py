@@ -10,7 +10,9 @@ from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.wire.frames import decode_response, encode_request

@@ -13,7 +13,7 @@ import pytest
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.adoption import read_kafka_directory
 from spark_groupsource.storage.data_directory import DataDirectory
 

@@ -13,7 +13,9 @@ from broker_context import append, open_log, values_from
 
 from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import StorageError
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage import log as log_module
 from spark_groupsource.storage.cleaner import LatestOffsets, Pass, candidate
 from spark_groupsource.storage.data_directory import DataDirectory

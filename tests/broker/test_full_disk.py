@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode, StorageError
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import files as files_module
 from spark_groupsource.storage import swap as swap_module
 

@@ -24,7 +24,7 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.group import SessionTimer, coordinator_partition
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,

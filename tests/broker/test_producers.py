@@ -10,7 +10,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.model import Node
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.producer_state import ProducerStates, SequenceError
 

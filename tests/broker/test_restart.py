@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.group import coordinator_partition
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     DeleteRecordsRequest,

@@ -10,7 +10,8 @@ from broker_context import batch, values_from
 from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import control_type, iter_batches
+from spark_groupsource.records.decode import control_type
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage import aborted_index as aborted
 from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
 from spark_groupsource.storage.files import FileCache

@@ -25,7 +25,9 @@ from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
     DeleteRecordsRequest,

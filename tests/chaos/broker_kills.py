@@ -32,7 +32,9 @@ from confluent_kafka import Producer  # noqa: E402
 from test_restart import heartbeat, join, sync  # noqa: E402
 
 from spark_groupsource.errors import GroupSourceError  # noqa: E402
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches  # noqa: E402
+from spark_groupsource.records.decode import decode_records  # noqa: E402
+from spark_groupsource.records.encode import Record, encode_batch  # noqa: E402
+from spark_groupsource.records.header import iter_batches  # noqa: E402
 from spark_groupsource.wire.messages import InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest  # noqa: E402
 
 WIDE = 20  # partitions of the topic whose offsets fill the group log

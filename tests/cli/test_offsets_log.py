@@ -23,7 +23,9 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.cli.main import main
-from spark_groupsource.records.batch import CONTROL_ABORT, Record, control_key, encode_batch, iter_batches
+from spark_groupsource.records.decode import CONTROL_ABORT
+from spark_groupsource.records.encode import Record, control_key, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import GroupKey, OffsetKey, OffsetValue, encode_key, encode_offset_value
 
 CONFIG = {

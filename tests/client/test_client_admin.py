@@ -15,7 +15,7 @@ from spark_groupsource.client.cluster.client import EARLIEST, Cluster
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.records.batch import Record
+from spark_groupsource.records.encode import Record
 
 
 @pytest.fixture

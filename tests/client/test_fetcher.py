@@ -17,7 +17,9 @@ from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetc
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.batch import Record, decode_records, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record
+from spark_groupsource.records.header import iter_batches
 
 Read = dict[int, list[tuple[int, bytes | None]]]
 

@@ -18,7 +18,9 @@ from spark_groupsource.client.cluster.client import LATEST
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
-from spark_groupsource.records.batch import Record, decode_records, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record
+from spark_groupsource.records.header import iter_batches
 
 CONFIG = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
 NODES = (1, 2, 3)

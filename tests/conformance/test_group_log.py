@@ -21,7 +21,8 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import Outcome
 from spark_groupsource.group.states import DEAD, STABLE
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.records.batch import decode_records, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import GroupKey, decode_key
 from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
 
@@ -246,4 +247,4 @@ def test_the_tombstone_of_an_empty_group_bears_the_time_it_was_made(tmp_path: Pa
     *_, last = iter_batches(data)
     ((key, value),) = [(record.key, record.value) for record in decode_records(data, last)]
     assert value is None and decode_key(bytes(key)) == GroupKey(GROUP)
-    assert not last.log_append_time and before <= last.max_timestamp <= after
+    assert not last.is_log_append_time and before <= last.max_timestamp <= after

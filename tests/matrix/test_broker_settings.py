@@ -13,7 +13,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 sys.path.append(str(Path(__file__).parents[1] / "broker"))

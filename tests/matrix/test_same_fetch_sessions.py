@@ -15,7 +15,7 @@ import twin_data
 from support.waiting import wait_until
 from twins import Twin, differences, plain, whole_batches
 
-from spark_groupsource.records.batch import iter_batches
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import Message
 
 pytestmark = pytest.mark.kafka

@@ -10,8 +10,10 @@ from support.clusters import Cluster
 from support.topics import create_topic
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.records.batch import Record, check_crc, decode_records, encode_batch, iter_batches
 from spark_groupsource.records.compression import CODECS
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import check_crc, iter_batches
 
 sys.path.append(str(Path(__file__).parents[1] / "broker"))
 from broker_context import RawConnection, fetch, produce  # noqa: E402

@@ -7,7 +7,7 @@ from typing import Any, Union
 
 from twins import Case, Twin
 
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.messages import Message
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
-from spark_groupsource.records.batch import last_batch
+from spark_groupsource.records.header import last_batch
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import Message

@@ -6,14 +6,16 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
-from spark_groupsource.records.columns import COLUMNS, DecodedBlock, columns_schema, decode_fetched
-from spark_groupsource.records.kernel import walk as compiled_walk
-from spark_groupsource.records.walk import walk
+from spark_groupsource.records.arrow import COLUMNS, DecodedBlock, columns_schema, decode_fetched
+from spark_groupsource.records.compiled_parser import parse_records as compiled_parser
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.parser import parse_records
 
 TP = TopicPartition("flights", 3)
 END = 1 << 60
-WALKERS = {"numpy": walk, "numba": compiled_walk}
+PARSERS = {"numpy": parse_records, "numba": compiled_parser}
 
 PIECES = [b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]
 # zero bytes and short strings of length varints are what the NumPy walk could mistake for the start of a record
@@ -97,7 +99,7 @@ def rows_by_objects(buffer, *, start_offset=0, end_offset=END) -> list[dict[str,
                         "partition": TP.partition,
                         "offset": record.offset,
                         "timestamp": record.timestamp_ms * 1000,
-                        "timestampType": int(header.log_append_time),
+                        "timestampType": int(header.is_log_append_time),
                         "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
                     }
                 )

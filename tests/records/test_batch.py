@@ -6,22 +6,10 @@ from hypothesis import strategies as st
 from record_strategies import record_lists
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import (
-    CONTROL_ABORT,
-    CONTROL_COMMIT,
-    HEADER_BYTES,
-    Record,
-    assign_offsets,
-    check_crc,
-    control_key,
-    control_type,
-    decode_records,
-    encode_batch,
-    iter_batches,
-    last_batch,
-    read_varint,
-    write_varint,
-)
+from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.encode import Record, assign_offsets, control_key, encode_batch
+from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches, last_batch
+from spark_groupsource.records.varint import read_varint, write_varint
 
 NOW = 1_700_000_000_000
 ONE = encode_batch([Record(b"k", b"v", NOW)], base_offset=5)
@@ -33,7 +21,7 @@ def only(buffer):
 
 
 @given(record_lists(), st.integers(0, 4), st.integers(0, 1 << 50))
-def test_records_come_back(records, codec, base_offset):
+def test_records_round_trip(records, codec, base_offset):
     batch = encode_batch(records, base_offset=base_offset, codec=codec)
     header = only(batch)
     check_crc(batch, header)
@@ -44,7 +32,7 @@ def test_records_come_back(records, codec, base_offset):
     assert found == [(r.offset_delta, r.timestamp_ms, r.key, r.value, r.headers) for r in records]
 
 
-def test_attributes():
+def test_attributes_round_trip():
     batch = encode_batch(
         [Record(None, b"v", NOW), Record(None, b"w", NOW + 9)],
         timestamp_type=1,
@@ -55,42 +43,42 @@ def test_attributes():
         leader_epoch=4,
     )
     header = only(batch)
-    assert header.log_append_time and header.is_transactional and not header.is_control
+    assert header.is_log_append_time and header.is_transactional and not header.is_control
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (77, 3, 11)
     assert header.partition_leader_epoch == 4
     assert [record.timestamp_ms for record in decode_records(batch, header)] == [NOW + 9, NOW + 9]
 
 
 @pytest.mark.parametrize("kind", [CONTROL_ABORT, CONTROL_COMMIT])
-def test_control_batches(kind):
+def test_control_type_is_read_from_the_key(kind):
     batch = encode_batch([Record(control_key(kind), b"\0" * 6, NOW)], control=True, transactional=True, producer_id=1)
     assert only(batch).is_control
     assert control_type(batch, only(batch)) == kind
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
-def test_a_control_batch_without_a_control_record(key):
+def test_a_control_batch_without_a_control_record_is_corrupt(key):
     batch = encode_batch([Record(key, b"", NOW)], control=True)
-    with pytest.raises(CorruptRecordError, match="no control record"):
+    with pytest.raises(CorruptRecordError, match="without a control record"):
         control_type(batch, only(batch))
 
 
 @pytest.mark.parametrize("cut", range(1, len(ONE) + 1))
-def test_a_last_batch_that_is_cut_off_ends_the_walk(cut):
+def test_an_incomplete_last_batch_is_ignored(cut):
     assert [header.base_offset for header in iter_batches(ONE + ONE[:-cut])] == [5]
 
 
-def test_walk_from_a_position():
+def test_iteration_starts_at_a_position():
     second = encode_batch([Record(b"k", b"v", NOW)], base_offset=6)
     assert [header.position for header in iter_batches(ONE + second, start=len(ONE))] == [len(ONE)]
 
 
-def test_the_last_whole_batch():
+def test_last_complete_batch():
     second = encode_batch([Record(b"k", b"v", NOW)], base_offset=6)
     for tail in (b"", ONE[:-1], ONE[:11]):
         assert last_batch(ONE + second + tail).base_offset == 6
     assert last_batch(ONE[:-1]) is None and last_batch(b"") is None
-    with pytest.raises(CorruptRecordError, match="claims a length"):
+    with pytest.raises(CorruptRecordError, match="its length is"):
         last_batch(ONE + second[:8] + b"\0" * 60)
 
 
@@ -101,40 +89,40 @@ def patched(at, data, batch=ONE):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (patched(8, b"\0\0\0\x30"), "at least 49 are needed"),
-        (patched(8, b"\xff\xff\xff\xff"), "claims a length of -1"),
-        (patched(16, b"\1"), "format version 1; only version 2"),
-        (patched(0, b"\xff"), "claims base offset"),
+        (patched(8, b"\0\0\0\x30"), "its length is 48 bytes, minimum 49"),
+        (patched(8, b"\xff\xff\xff\xff"), "its length is -1 bytes"),
+        (patched(16, b"\1"), "format version is 1, supported is 2"),
+        (patched(0, b"\xff"), "Record batch at offset -"),
         (patched(23, b"\xff"), "last offset delta"),
         (patched(57, b"\xff"), "records"),
         (patched(57, b"\0\0\0\2"), "2 records in 1 offsets"),
     ],
 )
-def test_senseless_headers(batch, message):
+def test_invalid_headers_are_corrupt(batch, message):
     with pytest.raises(CorruptRecordError, match=message):
         list(iter_batches(batch))
 
 
 @pytest.mark.parametrize("at", range(21, len(ONE)))
-def test_every_byte_behind_the_checksum_is_covered(at):
+def test_the_checksum_covers_every_byte_after_it(at):
     damaged = patched(at, bytes([ONE[at] ^ 0x40]))
-    with pytest.raises(CorruptRecordError, match="offset 5 carries checksum|claims"):
+    with pytest.raises(CorruptRecordError, match="offset 5 .* stored CRC|last offset delta|records in"):
         check_crc(damaged, only(damaged))
 
 
 def test_a_record_count_that_disagrees_with_the_bytes():
     batch = encode_batch([Record(None, b"a", NOW), Record(None, b"b", NOW)])
-    for count, message in ((1, "8 bytes are left over"), (0, "16 bytes are left over")):
+    for count, message in ((1, "8 bytes after the last record"), (0, "16 bytes after the last record")):
         damaged = patched(57, count.to_bytes(4, "big"), batch)
         with pytest.raises(CorruptRecordError, match=message):
             decode_records(damaged, only(damaged))
-    claims_many = patched(57, (10**6).to_bytes(4, "big"), patched(23, (10**6).to_bytes(4, "big"), batch))
+    many = patched(57, (10**6).to_bytes(4, "big"), patched(23, (10**6).to_bytes(4, "big"), batch))
     with pytest.raises(CorruptRecordError, match="1000000 records in 16 bytes"):
-        decode_records(claims_many, only(claims_many))
+        decode_records(many, only(many))
 
 
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 4), st.integers(0, 3))
-def test_senseless_records_are_corrupt(payload, codec, count):
+def test_random_payloads_are_corrupt_or_decode(payload, codec, count):
     batch = encode_batch([Record(None, b"x", NOW)])
     header = patched(57, count.to_bytes(4, "big"), patched(23, b"\0\0\0\x09", batch))[:HEADER_BYTES]
     damaged = bytearray(header + payload)
@@ -147,13 +135,13 @@ def test_senseless_records_are_corrupt(payload, codec, count):
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_varints(value):
+def test_varints_round_trip(value):
     out = bytearray()
     write_varint(out, value)
     assert read_varint(bytes(out), 0, 10) == (value, len(out))
 
 
-def test_varints_that_do_not_end():
+def test_varints_without_an_end_are_rejected():
     with pytest.raises(ValueError, match="longer than 5 bytes"):
         read_varint(b"\x80" * 5 + b"\1", 0)
     with pytest.raises(IndexError):
@@ -161,7 +149,7 @@ def test_varints_that_do_not_end():
 
 
 @pytest.mark.parametrize("log_append_time_ms", [None, NOW + 5])
-def test_assign_offsets(log_append_time_ms):
+def test_assign_offsets_sets_offset_epoch_and_append_time(log_append_time_ms):
     records = [Record(b"k", b"v", NOW, (("h", b"1"),)), Record(None, None, NOW + 1)]
     log = bytearray(encode_batch(records, codec=3) + encode_batch(records))
     assert assign_offsets(log, 100, 7, log_append_time_ms) == 104
@@ -169,19 +157,19 @@ def test_assign_offsets(log_append_time_ms):
     for header in iter_batches(log):
         check_crc(log, header)
         assert header.partition_leader_epoch == 7
-        assert header.log_append_time == (log_append_time_ms is not None)
+        assert header.is_log_append_time == (log_append_time_ms is not None)
         found += [(record.offset, record.timestamp_ms, record.value) for record in decode_records(log, header)]
     times = (NOW, NOW + 1) if log_append_time_ms is None else (log_append_time_ms, log_append_time_ms)
     assert found == [(100 + i, times[i % 2], (b"v", None)[i % 2]) for i in range(4)]
 
 
-def test_offsets_are_assigned_to_whole_batches_only():
-    with pytest.raises(CorruptRecordError, match="not a whole record batch"):
+def test_offsets_are_assigned_to_complete_batches_only():
+    with pytest.raises(CorruptRecordError, match="is incomplete"):
         assign_offsets(bytearray(ONE + ONE[:-1]), 0, 0)
 
 
-def test_what_cannot_be_encoded():
-    with pytest.raises(ValueError, match="at least one record"):
+def test_empty_batches_and_decreasing_deltas_are_not_encoded():
+    with pytest.raises(ValueError, match="without records"):
         encode_batch([])
-    with pytest.raises(ValueError, match="must rise"):
+    with pytest.raises(ValueError, match="must increase"):
         encode_batch([Record(None, b"", NOW, (), 3), Record(None, b"", NOW, (), 3)])

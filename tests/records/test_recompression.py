@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import Record, check_crc, decode_records, encode_batch, iter_batches
 from spark_groupsource.records.compression import CODECS
-from spark_groupsource.records.recompression import recompressed
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import check_crc, iter_batches
+from spark_groupsource.records.recompression import recompress
 
 RECORDS = [Record(b"k", b"value %d" % number * 9, 1_000 + number, (("h", b"1"),)) for number in range(30)]
 CHANGED = {"batch_length", "crc", "attributes", "position", "size"}
@@ -23,7 +25,7 @@ def test_only_the_codec_changes(codec, level, stamped):
         transactional=True, leader_epoch=4,
     )  # fmt: skip
     (header,) = iter_batches(batch, start=6)
-    made, new = recompressed(batch, header, codec, level)
+    made, new = recompress(batch, header, codec, level)
     assert next(iter_batches(made)) == new
     check_crc(made, new)
     assert (new.codec, new.size, new.attributes >> 3) == (codec, len(made), header.attributes >> 3)
@@ -35,7 +37,7 @@ def test_a_higher_level_is_smaller():
     batch = encode_batch([Record(None, bytes(range(256)) * 60 + b"%d" % number, number) for number in range(20)])
     (header,) = iter_batches(batch)
     for codec in (1, 3, 4):
-        low, high = (recompressed(batch, header, codec, level)[1].size for level in (1, 9))
+        low, high = (recompress(batch, header, codec, level)[1].size for level in (1, 9))
         assert high < low
 
 
@@ -44,4 +46,4 @@ def test_what_does_not_decompress_is_damage():
     batch[70:80] = bytes(10)
     (header,) = iter_batches(batch)
     with pytest.raises(CorruptRecordError, match="gzip"):
-        recompressed(batch, header, 0)
+        recompress(batch, header, 0)

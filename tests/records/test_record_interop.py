@@ -12,12 +12,14 @@ import warnings
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from record_strategies import WALKERS, decode, table
+from record_strategies import PARSERS, decode, table
 from support.topics import create_topic
 
-from spark_groupsource.records.batch import Record, decode_records, encode_batch, iter_batches
-from spark_groupsource.records.columns import AbortedTransaction
+from spark_groupsource.records.arrow import AbortedTransaction
 from spark_groupsource.records.compression import CODECS
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import MAX_REQUEST_BYTES, decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import FetchRequest, ProduceRequest
 
@@ -41,7 +43,7 @@ RECORDS = [
 ]
 PLAIN = [record._replace(headers=()) for record in RECORDS]
 codecs = pytest.mark.parametrize("codec", range(len(CODECS)), ids=CODECS)
-walkers = pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
+parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 record_sets = pytest.mark.parametrize("records", [RECORDS, PLAIN], ids=["headers", "plain"])
 
 
@@ -49,9 +51,9 @@ def microseconds(found):
     return found["timestamp"].cast(pa.int64()).to_pylist()
 
 
-def seen(log, walker):
+def seen(log, parser):
     """(key, value, timestamp ms, headers) of every record in a log, which both decoders must see alike."""
-    found = table(decode(log, walker=walker))
+    found = table(decode(log, parser=parser))
     rows = [
         Record(row["key"], row["value"], stamp // 1000, tuple((h["key"], h["value"]) for h in row["headers"] or ()))
         for row, stamp in zip(found.to_pylist(), microseconds(found))
@@ -65,24 +67,24 @@ def seen(log, walker):
 # --- in memory ---
 
 
-@walkers
+@parsers
 @record_sets
 @pytest.mark.parametrize("codec", [0, 1, 3])  # kafka-python's other codecs need libraries of their own
-def test_kafka_python_writes(records, codec, walker):
+def test_kafka_python_writes(records, codec, parser):
     builder = KafkaPythonBuilder(2, codec, False, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
-    assert seen(bytes(builder.build()), walker) == records
+    assert seen(bytes(builder.build()), parser) == records
 
 
-@walkers
+@parsers
 @record_sets
 @pytest.mark.parametrize("codec", [0, 1])
-def test_aiokafka_writes(records, codec, walker):
+def test_aiokafka_writes(records, codec, parser):
     builder = AiokafkaBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
-    assert seen(bytes(builder.build()), walker) == records
+    assert seen(bytes(builder.build()), parser) == records
 
 
 @record_sets
@@ -168,8 +170,8 @@ def test_librdkafka_writes_and_reads(kafka, topic, codec):
         producer.produce(topic, record.value, record.key, timestamp=record.timestamp_ms, headers=list(record.headers))
     assert producer.flush(30) == 0
     log = bytes(fetch(kafka.bootstrap_servers, topic).records)
-    for walker in WALKERS.values():
-        assert seen(log, walker) == RECORDS
+    for parser in PARSERS.values():
+        assert seen(log, parser) == RECORDS
 
     # and what is written here, behind it, Kafka accepts and librdkafka reads
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=codec))
@@ -191,8 +193,8 @@ def test_java_writes_and_reads(kafka, topic, codec):
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=other))
     log = bytes(fetch(kafka.bootstrap_servers, topic).records)
     assert {header.codec for header in iter_batches(log)} == {codec}
-    for walker in WALKERS.values():
-        assert seen(log, walker) == RECORDS
+    for parser in PARSERS.values():
+        assert seen(log, parser) == RECORDS
 
     # the same codec stands as it came: Java reads our bytes
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(PLAIN, codec=codec))
@@ -250,10 +252,10 @@ def test_transactions(kafka, topic):
     aborted = [AbortedTransaction(item.producer_id, item.first_offset) for item in found.aborted_transactions]
     assert len(aborted) == 2
     log = bytes(found.records)
-    for walker in WALKERS.values():
-        block = decode(log, read_committed=True, aborted=aborted, walker=walker)
+    for parser in PARSERS.values():
+        block = decode(log, read_committed=True, aborted=aborted, parser=parser)
         rows = table(block)
         assert rows["value"].to_pylist() == [b"a committed", b"plain", b"b committed"]
         assert rows["offset"].to_pylist() == [message.offset() for message in expected]
         assert block.next_offset == found.high_watermark == found.last_stable_offset
-        assert table(decode(log, walker=walker)).num_rows == 6
+        assert table(decode(log, parser=parser)).num_rows == 6

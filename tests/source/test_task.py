@@ -10,7 +10,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.net import Address
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source import task_reader
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, TaskMembership, read_task

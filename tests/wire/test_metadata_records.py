@@ -6,31 +6,31 @@ import pytest
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.wire.metadata_records import (
-    Bracket,
-    ConfigSet,
+    ConfigRecord,
     MetadataRecord,
-    PartitionAdded,
-    ProducerIdsTaken,
-    TopicAdded,
-    TopicRemoved,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    TransactionRecord,
     decode_metadata_record,
 )
 
 TOPIC_ID = bytes.fromhex("22659667771e49a285e090ca6aeac716")
 VECTORS: list[tuple[str, MetadataRecord | None]] = [
-    ("010200027422659667771e49a285e090ca6aeac71600", TopicAdded("t", TOPIC_ID)),
+    ("010200027422659667771e49a285e090ca6aeac71600", TopicRecord("t", TOPIC_ID)),
     (
         "0103020000000222659667771e49a285e090ca6aeac716020000000102000000010101000000010000000000000000"
         "025f3058db27791c88ca36abaa7d87e7c200",
-        PartitionAdded(TOPIC_ID, 2),
+        PartitionRecord(TOPIC_ID, 2),
     ),
-    ("010900" + TOPIC_ID.hex() + "00", TopicRemoved(TOPIC_ID)),
-    ("0104000401146d696e2e696e73796e632e7265706c69636173023100", ConfigSet(4, "", "min.insync.replicas", "1")),
-    ("01040002027402620000", ConfigSet(2, "t", "b", None)),
-    ("010f0000000001000000000000000b00000000000003e800", ProducerIdsTaken(1000)),
-    ("01170001001212426f6f747374726170207265636f726473", Bracket("begin")),
-    ("01180000", Bracket("end")),
-    ("0119000000", Bracket("abort")),
+    ("010900" + TOPIC_ID.hex() + "00", RemoveTopicRecord(TOPIC_ID)),
+    ("0104000401146d696e2e696e73796e632e7265706c69636173023100", ConfigRecord(4, "", "min.insync.replicas", "1")),
+    ("01040002027402620000", ConfigRecord(2, "t", "b", None)),
+    ("010f0000000001000000000000000b00000000000003e800", ProducerIdsRecord(1000)),
+    ("01170001001212426f6f747374726170207265636f726473", TransactionRecord("begin")),
+    ("01180000", TransactionRecord("end")),
+    ("0119000000", TransactionRecord("abort")),
     ("010c00116d657461646174612e76657273696f6e001e00", None),  # a feature level
     ("011c00145f5f7472616e73616374696f6e5f737461746500", None),  # a record newer than this package's knowledge
 ]
@@ -43,7 +43,9 @@ def test_what_a_controller_wrote_is_read(written: str, meant: MetadataRecord | N
     assert decode_metadata_record(bytes.fromhex(written) + b"\1\2\3") == meant
 
 
-@pytest.mark.parametrize("written", [written for written, meant in VECTORS if meant and not isinstance(meant, Bracket)])
+@pytest.mark.parametrize(
+    "written", [written for written, meant in VECTORS if meant and not isinstance(meant, TransactionRecord)]
+)
 def test_what_is_cut_is_no_record(written: str) -> None:
     whole = bytes.fromhex(written)
     for size in range(3):

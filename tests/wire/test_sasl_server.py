@@ -7,12 +7,12 @@ from base64 import b64decode
 import pytest
 
 from spark_groupsource.errors import AuthenticationError
-from spark_groupsource.wire.sasl import SaslExchange
+from spark_groupsource.wire.sasl_client import SaslClient
 from spark_groupsource.wire.sasl_server import (
     SCRAM_HASHES,
-    PlainServer,
+    PlainSaslServer,
     ScramCredential,
-    ScramServer,
+    ScramSaslServer,
     salted_password,
     scram_credential,
 )
@@ -24,8 +24,8 @@ def credential(mechanism: str = "SCRAM-SHA-256", password: str = "pencil") -> Sc
     return scram_credential(mechanism, salted_password(mechanism, password, SALT, 4096), SALT, 4096)
 
 
-def server(mechanism: str = "SCRAM-SHA-256", nonce: str = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0") -> ScramServer:
-    return ScramServer(mechanism, {"user": credential(mechanism)}.get, nonce)
+def server(mechanism: str = "SCRAM-SHA-256", nonce: str = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0") -> ScramSaslServer:
+    return ScramSaslServer(mechanism, {"user": credential(mechanism)}.get, nonce)
 
 
 def test_the_example_of_rfc_7677() -> None:
@@ -45,8 +45,8 @@ def test_the_example_of_rfc_7677() -> None:
 @pytest.mark.parametrize("mechanism", SCRAM_HASHES)
 @pytest.mark.parametrize("user", ["user", "odd=,name", "üser"])
 def test_our_client_and_the_server_agree(mechanism: str, user: str) -> None:
-    exchange = ScramServer(mechanism, {user: credential(mechanism)}.get, "nonce")
-    client = SaslExchange(mechanism, user, "pencil")
+    exchange = ScramSaslServer(mechanism, {user: credential(mechanism)}.get, "nonce")
+    client = SaslClient(mechanism, user, "pencil")
     while not client.done:
         client.receive(exchange.receive(client.next_bytes()))
     assert exchange.done and exchange.user == user
@@ -55,7 +55,7 @@ def test_our_client_and_the_server_agree(mechanism: str, user: str) -> None:
 @pytest.mark.parametrize("mechanism", SCRAM_HASHES)
 @pytest.mark.parametrize(("user", "password"), [("user", "pen"), ("nobody", "pencil")])
 def test_a_wrong_password_and_an_unknown_user_are_told_the_same(mechanism: str, user: str, password: str) -> None:
-    exchange, client = server(mechanism), SaslExchange(mechanism, user, password)
+    exchange, client = server(mechanism), SaslClient(mechanism, user, password)
     with pytest.raises(AuthenticationError, match=f"invalid credentials with SASL mechanism {mechanism}"):
         client.receive(exchange.receive(client.next_bytes()))
         exchange.receive(client.next_bytes())
@@ -92,7 +92,7 @@ def test_a_senseless_final_message_is_refused(said: bytes) -> None:
 def test_plain() -> None:
     passwords = {"ann": "secret", "üser": "pässword"}
     for token, user in (("\0ann\0secret", "ann"), ("ann\0ann\0secret", "ann"), ("\0üser\0pässword", "üser")):
-        exchange = PlainServer(passwords.get)
+        exchange = PlainSaslServer(passwords.get)
         assert exchange.receive(token.encode()) == b"" and exchange.done and exchange.user == user
 
 
@@ -104,7 +104,7 @@ def test_plain() -> None:
     ],
 )  # fmt: skip
 def test_plain_refuses(token: bytes) -> None:
-    exchange = PlainServer({"ann": "secret"}.get)
+    exchange = PlainSaslServer({"ann": "secret"}.get)
     with pytest.raises(AuthenticationError, match="Authentication failed"):
         exchange.receive(token)
     assert not exchange.done

@@ -11,7 +11,7 @@ from spark_groupsource.broker.leader_hints import name_leaders
 from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import BatchHeader
+from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.leader_epochs import EpochEnd
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, Verify

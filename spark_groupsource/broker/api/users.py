@@ -25,7 +25,7 @@ from spark_groupsource.wire.messages import (
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
-from spark_groupsource.wire.sasl_server import LEAST_ITERATIONS, MOST_ITERATIONS, scram_credential
+from spark_groupsource.wire.sasl_server import MAX_ITERATIONS, MIN_ITERATIONS, scram_credential
 
 _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
@@ -143,9 +143,9 @@ def _check(accounts: Accounts, entry: Message) -> None:
         if mechanism not in accounts.scram_users.get(entry.name, {}):
             text = "Attempt to delete a user credential that does not exist"
             raise ApiError(ErrorCode.RESOURCE_NOT_FOUND, text)
-    elif entry.iterations < LEAST_ITERATIONS:
+    elif entry.iterations < MIN_ITERATIONS:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
-    elif entry.iterations > MOST_ITERATIONS:
+    elif entry.iterations > MAX_ITERATIONS:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
 
 

@@ -27,7 +27,8 @@ from spark_groupsource.group import (
     split_request,
 )
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import CONTROL_COMMIT, Record, control_type, decode_records, encode_batch
+from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.partition import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message

@@ -23,7 +23,8 @@ from spark_groupsource.broker.coordinators.timers import (
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record, decode_records, encode_batch
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.transactions import Decision, ProducerIdAndEpoch, TransactionConfig, TransactionShard, is_ending

@@ -23,7 +23,7 @@ from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.records.batch import last_batch
+from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.leader_epochs import Epochs
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.partitions import Partitions

@@ -27,15 +27,15 @@ from spark_groupsource.wire.messages import (
     SaslHandshakeResponse,
 )
 from spark_groupsource.wire.sasl_server import (
-    LEAST_ITERATIONS,
+    MAX_ITERATIONS,
     MECHANISMS,
-    MOST_ITERATIONS,
+    MIN_ITERATIONS,
     PLAIN,
     SCRAM_HASHES,
-    PlainServer,
+    PlainSaslServer,
+    SaslServer,
     ScramCredential,
-    ScramServer,
-    ServerExchange,
+    ScramSaslServer,
     salted_password,
     scram_credential,
 )
@@ -75,12 +75,12 @@ class Accounts:
         """What a new connection must pass, None when anybody may come in."""
         return Login(self) if self.mechanisms else None
 
-    def exchange(self, mechanism: str) -> ServerExchange:
+    def exchange(self, mechanism: str) -> SaslServer:
         """The broker's side of one authentication."""
         if mechanism == PLAIN:
-            return PlainServer(self._passwords.get)
+            return PlainSaslServer(self._passwords.get)
         nonce = secrets.token_urlsafe(24)
-        return ScramServer(mechanism, lambda user: self._scram.get(user, {}).get(mechanism), nonce)
+        return ScramSaslServer(mechanism, lambda user: self._scram.get(user, {}).get(mechanism), nonce)
 
     # --- users kept in the data directory ---
 
@@ -138,7 +138,7 @@ class Login:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._exchange: ServerExchange | None = None
+        self._exchange: SaslServer | None = None
         self._mechanism = ""
         self.failed = ""
 
@@ -203,15 +203,15 @@ def _parse_added(text: str) -> tuple[str, str, ScramCredential]:
     found = _ADD_SCRAM.fullmatch(text.strip())
     values = dict(part.partition("=")[::2] for part in found[2].split(",")) if found else {}
     mechanism = found[1] if found else ""
-    iterations = values.get("iterations", str(LEAST_ITERATIONS))
+    iterations = values.get("iterations", str(MIN_ITERATIONS))
     known = mechanism in SCRAM_HASHES and set(values) <= {"name", "password", "iterations"}
     if not known or not values.get("name") or not values.get("password") or not iterations.isdigit():
         mechanisms = " or ".join(SCRAM_HASHES)
         raise ConfigurationError(
             f"--add-scram: write MECHANISM=[name=USER,password=PASSWORD] with {mechanisms}, and iterations=N if need be"
         )
-    if not LEAST_ITERATIONS <= int(iterations) <= MOST_ITERATIONS:
-        raise ConfigurationError(f"--add-scram: iterations must be from {LEAST_ITERATIONS} to {MOST_ITERATIONS}")
+    if not MIN_ITERATIONS <= int(iterations) <= MAX_ITERATIONS:
+        raise ConfigurationError(f"--add-scram: iterations must be from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
     salt = secrets.token_bytes(24)
     salted = salted_password(mechanism, values["password"], salt, int(iterations))
     return values["name"], mechanism, scram_credential(mechanism, salted, salt, int(iterations))

@@ -11,7 +11,8 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.group.request_splitting import coordinator_partition
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.batch import decode_records, iter_batches
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import GroupKey, decode_group_value, decode_key
 
 _log = logging.getLogger(__name__)

@@ -230,7 +230,7 @@ class BrokerConnection:
 
     def _authenticate(self) -> None:
         # imported here: only those who authenticate pay for it
-        from spark_groupsource.wire.sasl import SaslExchange
+        from spark_groupsource.wire.sasl_client import SaslClient
 
         security = self._security
         mechanism = security.sasl_mechanism or ""
@@ -244,7 +244,7 @@ class BrokerConnection:
             raise AuthenticationError(f"{self.address} does not authenticate on this listener; set security.protocol")
         if handshake.error_code:
             raise BrokerError(handshake.error_code, f"{self.address}, SaslHandshake")
-        exchange = SaslExchange(mechanism, security.username or "", security.password or "")
+        exchange = SaslClient(mechanism, security.username or "", security.password or "")
         while not exchange.done:
             answer = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_bytes()))
             if answer.error_code:

@@ -18,8 +18,8 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import Node, OffsetRange, TopicPartition
 from spark_groupsource.net import Address
-from spark_groupsource.records.batch import last_batch
-from spark_groupsource.records.columns import AbortedTransaction
+from spark_groupsource.records.arrow import AbortedTransaction
+from spark_groupsource.records.header import last_batch
 from spark_groupsource.wire.messages import FetchRequest, Message
 
 _HINTS: Mapping[int, str] = {

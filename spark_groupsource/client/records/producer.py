@@ -13,7 +13,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import InitProducerIdRequest, Message, ProduceRequest
 
 MAX_BATCH_BYTES = 900_000

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import Record, check_crc, decode_records, encode_batch, iter_batches
-from spark_groupsource.records.retention import delete_horizon_ms, keyed_records, retain
+from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import check_crc, iter_batches
 
 RECORDS = st.lists(
     st.builds(
@@ -46,18 +48,18 @@ def test_what_stays_reads_as_before(records, codec, stamped, horizon, data):
     ]
     chosen = data.draw(st.sets(st.integers(0, len(records) - 1)))
     kept = [each for number, each in enumerate(found) if number in chosen]
-    after = retain(header, payload, kept, horizon if kept else None)
+    after = retain_records(header, payload, kept, horizon if kept else None)
     new = head(after)
     assert list(decode_records(after, new)) == [record for number, record in enumerate(before) if number in chosen]
     for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "base_sequence",
-                 "partition_leader_epoch", "log_append_time"):  # fmt: skip
+                 "partition_leader_epoch", "is_log_append_time"):  # fmt: skip
         assert getattr(new, name) == getattr(header, name)
     assert delete_horizon_ms(new) == (horizon if kept else None)
     if kept:
         assert new.max_timestamp == max(r.timestamp_ms for n, r in enumerate(before) if n in chosen)
         # and once more, for a batch that has a horizon is cleaned again
         payload, found = keyed_records(after, new)
-        again = retain(new, payload, found[:1])
+        again = retain_records(new, payload, found[:1])
         assert list(decode_records(again, head(again))) == list(decode_records(after, new))[:1]
         assert delete_horizon_ms(head(again)) == horizon
 

@@ -1,7 +1,7 @@
 """Message classes for the records of groups of the newer protocols, which this package shows and does not act on.
 
 Source: KIP-848 (consumer groups), KIP-932 (share groups), KIP-1071 (streams groups); the schemas of Kafka 4.3 stand in
-`resources/newer_group_records.json`, by the number in front of a key.
+`resources/modern_group_records.json`, by the number in front of a key.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from spark_groupsource.wire.messages import BaseField, DataContainer, StructFiel
 
 
 @lru_cache(maxsize=1)
-def newer_classes() -> Mapping[int, tuple[Any, Any]]:
+def modern_record_classes() -> Mapping[int, tuple[Any, Any]]:
     """The version in front of a key -> the classes of the key and of the value."""
-    text = files("spark_groupsource.wire.resources").joinpath("newer_group_records.json").read_text("utf-8")
+    text = files("spark_groupsource.wire.resources").joinpath("modern_group_records.json").read_text("utf-8")
     return {int(kind): (_class(pair["key"]), _class(pair["value"])) for kind, pair in json.loads(text).items()}
 
 

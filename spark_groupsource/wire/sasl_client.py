@@ -15,7 +15,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 """Mechanisms proved here; the name is what `sasl.mechanism` takes."""
 
 
-class SaslExchange:
+class SaslClient:
     """One authentication: send `next_bytes()`, hand the answer to `receive()`, until `done`."""
 
     def __init__(self, mechanism: str, username: str, password: str) -> None:

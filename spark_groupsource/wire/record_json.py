@@ -23,7 +23,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from spark_groupsource.wire.newer_group_records import newer_classes
+from spark_groupsource.wire.modern_group_records import modern_record_classes
 
 RECORD_TYPES: Mapping[int, str] = {
     0: "LegacyOffsetCommit",
@@ -68,7 +68,7 @@ def record_type(key: bytes) -> int:
     return _version(key, "key")
 
 
-def key_form(key: bytes) -> dict[str, Any]:
+def key_json(key: bytes) -> dict[str, Any]:
     """A key as ``{"type": "1", "data": {...}}``; of a type without a schema here, `data` is base64 of what follows.
 
     Raises: CorruptRecordError on bytes that do not decode.
@@ -80,7 +80,7 @@ def key_form(key: bytes) -> dict[str, Any]:
     return {"type": str(kind), "data": _base64(key[2:]) if key_class is None else _decoded(key_class, version, key)}
 
 
-def value_form(key: bytes, value: bytes) -> dict[str, Any]:
+def value_json(key: bytes, value: bytes) -> dict[str, Any]:
     """A value as ``{"version": "3", "data": {...}}``, the key telling its type; no tombstone comes here.
 
     What members of a consumer group have subscribed and were assigned is decoded too, where it can be.
@@ -106,10 +106,10 @@ def value_form(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _classes(kind: int) -> tuple[Any, Any]:
-    return _CLASSES.get(kind) or newer_classes().get(kind, (None, None))
+    return _CLASSES.get(kind) or modern_record_classes().get(kind, (None, None))
 
 
-def message_form(message: Message, version: int) -> dict[str, Any]:
+def message_json(message: Message, version: int) -> dict[str, Any]:
     """The fields that `version` of a decoded message has, in the order and under the names of Kafka's schema.
 
     Bytes are base64, ids the text Kafka's tools print; a tagged field is there where it was written.
@@ -150,7 +150,7 @@ def _protocol_form(message_class: Any, data: bytes) -> Any:
         message, _ = decode_prefix(message_class, known, memoryview(data), 2)
     except (CorruptRecordError, RemoteProtocolError):
         return _base64(data)
-    return message_form(message, known)
+    return message_json(message, known)
 
 
 def _stored_members(version: int, value: bytes) -> list[Any]:
@@ -160,7 +160,7 @@ def _stored_members(version: int, value: bytes) -> list[Any]:
 
 def _decoded(message_class: Any, version: int, data: bytes) -> dict[str, Any]:
     try:
-        return message_form(decode_exactly(message_class, version, memoryview(data), 2), version)
+        return message_json(decode_exactly(message_class, version, memoryview(data), 2), version)
     except RemoteProtocolError as error:
         raise CorruptRecordError(f"a record of __consumer_offsets does not decode: {error}") from error
 

@@ -6,23 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from record_strategies import WALKERS, record_lists
+from record_strategies import PARSERS, record_lists
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import (
-    BatchHeader,
-    Record,
-    decode_records,
-    encode_batch,
-    iter_batches,
-    records_payload,
-    write_varint,
-)
-from spark_groupsource.records.walk import record_bounds, walk_headers
+from spark_groupsource.records.decode import decode_records, records_payload
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import BatchHeader, iter_batches
+from spark_groupsource.records.parser import parse_headers, record_bounds
+from spark_groupsource.records.varint import write_varint
 
 NOW = 1_700_000_000_000
 HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 2**31 - 1, NOW, 0, -1, -1, -1, 0, 0, 0)
-walkers = pytest.mark.parametrize("walk", WALKERS.values(), ids=WALKERS)
+parsers = pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
 
 
 def payload_of(records):
@@ -31,10 +26,10 @@ def payload_of(records):
     return bytes(records_payload(batch, header))
 
 
-def by_walk(walk, payload, count):
+def parsed(parse, payload, count):
     """Records as the object decoder gives them, put together from the walk's positions."""
-    fields = walk(np.frombuffer(payload, dtype=np.uint8), count)
-    headers = walk_headers(np.frombuffer(payload, dtype=np.uint8), fields)
+    fields = parse(np.frombuffer(payload, dtype=np.uint8), count)
+    headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
 
     def cut(start, length):
         return None if length < 0 else payload[start : start + length]
@@ -56,50 +51,50 @@ def by_objects(payload, count):
     return [tuple(record) for record in decode_records(batch, header)]
 
 
-@walkers
+@parsers
 @given(records=record_lists(max_size=40))
-def test_walks_agree_with_the_object_decoder(walk, records):
+def test_walks_agree_with_the_object_decoder(parse, records):
     payload = payload_of(records)
     expected = [
         (record.offset_delta, record.timestamp_ms - records[0].timestamp_ms + NOW, *record[:2], record.headers)
         for record in records
     ]
-    assert by_walk(walk, payload, len(records)) == expected
+    assert parsed(parse, payload, len(records)) == expected
 
 
-def assert_same_verdict(walk, payload, count):
+def assert_same_verdict(parse, payload, count):
     try:
         expected = by_objects(payload, count)
     except CorruptRecordError:
         # rising offset deltas are the object decoder's to prove; the walk leaves them to `columns`
         try:
-            found = by_walk(walk, payload, count)
+            found = parsed(parse, payload, count)
         except CorruptRecordError:
             return
         deltas = [record[0] for record in found]
         assert deltas != sorted(set(deltas)) or min(deltas) < 0
     else:
-        found = by_walk(walk, payload, count)
+        found = parsed(parse, payload, count)
         assert [(delta, *rest[1:]) for delta, *rest in found] == [(delta, *rest[1:]) for delta, *rest in expected]
 
 
-@walkers
+@parsers
 @given(payload=st.binary(max_size=80), count=st.integers(0, 8))
-def test_garbage_is_judged_alike(walk, payload, count):
-    assert_same_verdict(walk, payload, count)
+def test_garbage_is_judged_alike(parse, payload, count):
+    assert_same_verdict(parse, payload, count)
 
 
-@walkers
+@parsers
 @given(records=record_lists(), data=st.data())
-def test_damaged_records_are_judged_alike(walk, records, data):
+def test_damaged_records_are_judged_alike(parse, records, data):
     payload = bytearray(payload_of(records))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5]))
-    assert_same_verdict(walk, bytes(payload[: len(payload) - cut]), len(records))
+    assert_same_verdict(parse, bytes(payload[: len(payload) - cut]), len(records))
 
 
-@walkers
+@parsers
 @pytest.mark.parametrize(
     "value",
     [
@@ -114,10 +109,10 @@ def test_damaged_records_are_judged_alike(walk, records, data):
     ids=["zeros", "every byte", "zeros apart", "records inside", "small records inside", "null", "empty"],
 )
 @pytest.mark.parametrize("headers", [(), (("h", b"\x80\x80"),)], ids=["plain", "headers"])
-def test_values_that_look_like_records(walk, value, headers):
+def test_values_that_look_like_records(parse, value, headers):
     records = [Record(None if i % 3 else b"\0", value, NOW + i, headers) for i in range(200)]
     expected = [(i, record.timestamp_ms, record.key, record.value, headers) for i, record in enumerate(records)]
-    assert by_walk(walk, payload_of(records), 200) == expected
+    assert parsed(parse, payload_of(records), 200) == expected
 
 
 def record_bytes(body, attributes=0):
@@ -126,27 +121,27 @@ def record_bytes(body, attributes=0):
     return bytes(out) + bytes([attributes]) + body
 
 
-@walkers
-def test_attributes_that_are_not_zero(walk):
+@parsers
+def test_attributes_that_are_not_zero(parse):
     payload = b"".join(record_bytes(b"\0" + bytes([2 * i]) + b"\1\2v\0", attributes=i) for i in range(60))
-    assert [row[0] for row in by_walk(walk, payload, 60)] == list(range(60))
+    assert [row[0] for row in parsed(parse, payload, 60)] == list(range(60))
 
 
-@walkers
-def test_a_varint_longer_than_need_be(walk):
+@parsers
+def test_a_varint_longer_than_need_be(parse):
     # length 6 in three bytes, which no writer makes and every reader takes
     payload = b"\x8c\x80\x00" + b"\0\0\0\1\1\0"
-    assert by_walk(walk, payload * 1, 1) == [(0, NOW, None, None, ())]
+    assert parsed(parse, payload * 1, 1) == [(0, NOW, None, None, ())]
 
 
-@walkers
-def test_a_timestamp_delta_of_64_bits(walk):
+@parsers
+def test_a_timestamp_delta_of_64_bits(parse):
     records = [Record(None, b"", -(2**62)), Record(None, b"", 2**62)]
-    fields = walk(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
+    fields = parse(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
     assert fields.timestamp_delta.tolist() == [0, 2**63 - 2**64]  # wrapped, as Java's long is
 
 
-@walkers
+@parsers
 @pytest.mark.parametrize(
     ("payload", "count"),
     [
@@ -167,14 +162,14 @@ def test_a_timestamp_delta_of_64_bits(walk):
         (b"\x0c\0\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\0\0\1\1\0", 1),
     ],
 )
-def test_records_that_are_refused(walk, payload, count):
+def test_records_that_are_refused(parse, payload, count):
     with pytest.raises(CorruptRecordError):
-        by_walk(walk, payload, count)
+        parsed(parse, payload, count)
 
 
-@walkers
-def test_no_records(walk):
-    assert by_walk(walk, b"", 0) == []
+@parsers
+def test_no_records(parse):
+    assert parsed(parse, b"", 0) == []
 
 
 def with_headers(count):
@@ -183,13 +178,13 @@ def with_headers(count):
     return bytes(out)
 
 
-@walkers
+@parsers
 @pytest.mark.parametrize("lanes", [1, 30])
-def test_very_many_headers_do_not_hang(walk, lanes):
+def test_very_many_headers_do_not_hang(parse, lanes):
     count = 60_000
     payload = record_bytes(with_headers(count) + b"\0\1" * count) * lanes
-    fields = walk(np.frombuffer(payload, dtype=np.uint8), lanes)
-    headers = walk_headers(np.frombuffer(payload, dtype=np.uint8), fields)
+    fields = parse(np.frombuffer(payload, dtype=np.uint8), lanes)
+    headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
     assert len(headers.record) == lanes * count and (headers.value_length == -1).all()
 
 

@@ -35,8 +35,8 @@ _ROUNDS = 6
 _FEW_LANES = 8
 
 
-class Fields(NamedTuple):
-    """Fields of n records, one array each; positions count from the beginning of the payload.
+class RecordFields(NamedTuple):
+    """RecordFields of n records, one array each; positions count from the beginning of the payload.
 
     A length of -1 is null. `header_start` is where the headers begin, behind their count; `end` is where the record
     ends.
@@ -53,7 +53,7 @@ class Fields(NamedTuple):
     end: Ints
 
 
-class Headers(NamedTuple):
+class HeaderFields(NamedTuple):
     """All headers of n records, in order; `record` is the record each belongs to. A value length of -1 is null."""
 
     record: Ints
@@ -63,10 +63,10 @@ class Headers(NamedTuple):
     value_length: Ints
 
 
-def walk(payload: Bytes, count: int) -> Fields:
+def parse_records(payload: Bytes, count: int) -> RecordFields:
     """The fields of exactly `count` records that fill `payload`.
 
-    Headers are not looked into; where a record has none its end is checked, else `walk_headers` does.
+    HeaderFields are not looked into; where a record has none its end is checked, else `parse_headers` does.
 
     Raises: CorruptRecordError when the payload is anything else.
     """
@@ -83,7 +83,7 @@ def walk(payload: Bytes, count: int) -> Fields:
         raise CorruptRecordError("a record claims more headers than it has room for")
     if ((header_count == 0) & (header_start != end)).any():
         raise CorruptRecordError("a record does not end where its length says")
-    return Fields(
+    return RecordFields(
         timestamp_delta, offset_delta, key_start, key_length, value_start, value_length, header_count, header_start, end
     )
 
@@ -242,7 +242,7 @@ def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
     return bounds[0], bounds[1]
 
 
-def walk_headers(payload: Bytes, fields: Fields) -> Headers:
+def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
     """The headers of all records, in order.
 
     Raises: CorruptRecordError when headers do not end where their record does, or one has no key.
@@ -269,7 +269,7 @@ def walk_headers(payload: Bytes, fields: Fields) -> Headers:
         lanes, at = lanes[~done], at[~done]
     for lane, position in zip(lanes.tolist(), at.tolist()):
         _walk_lane(payload, position, int(fields.end[lane]), table[:, first[lane] + turn : first[lane] + counts[lane]])
-    return Headers(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
+    return HeaderFields(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
 
 
 def _walk_lane(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> None:

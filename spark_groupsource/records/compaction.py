@@ -12,16 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.batch import (
-    CODEC_MASK,
-    BatchHeader,
-    read_varint,
-    records_payload,
-    with_body,
-    wrap_int64,
-    write_varint,
-)
 from spark_groupsource.records.compression import compress
+from spark_groupsource.records.decode import records_payload
+from spark_groupsource.records.encode import with_body
+from spark_groupsource.records.header import CODEC_MASK, BatchHeader
+from spark_groupsource.records.varint import read_varint, wrap_int64, write_varint
 
 _HAS_DELETE_HORIZON = 0x40
 # below this many records a loop beats array operations
@@ -57,9 +52,9 @@ def keyed_records(
     # loaded when first needed: a broker that starts need not wait 0.1 s for NumPy
     import numpy as np
 
-    from spark_groupsource.records.walk import walk
+    from spark_groupsource.records.parser import parse_records
 
-    fields = walk(np.frombuffer(payload, np.uint8), header.record_count)
+    fields = parse_records(np.frombuffer(payload, np.uint8), header.record_count)
     view = memoryview(payload)
     records, start = [], 0
     columns = (fields.offset_delta, fields.timestamp_delta, fields.key_start, fields.key_length, fields.value_length)
@@ -100,7 +95,7 @@ def _walk_few(payload: bytes, header: BatchHeader) -> list[KeyedRecord]:
     return records
 
 
-def retain(
+def retain_records(
     header: BatchHeader, payload: bytes | memoryview, kept: Sequence[KeyedRecord], horizon_ms: int | None = None
 ) -> bytes:
     """The batch with only `kept` of its records, in order; without any it is a header that keeps its offsets.
@@ -125,7 +120,7 @@ def retain(
         for record in kept:
             _write_shifted(body, bytes(view[record.start : record.end]), wrap_int64(record.timestamp_delta + shift))
     max_timestamp = header.max_timestamp
-    if not header.log_append_time:
+    if not header.is_log_append_time:
         max_timestamp = max(wrap_int64(header.base_timestamp + record.timestamp_delta) for record in kept)
     data = compress(header.codec, bytes(body)) if header.codec else bytes(body)
     told = header._replace(

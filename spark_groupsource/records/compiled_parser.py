@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.walk import Bytes, Fields
+from spark_groupsource.records.parser import Bytes, RecordFields
 
 _OK = 0
 _VARINT = 1
@@ -32,21 +32,21 @@ _REASONS = {
     _LEFT_OVER: "the records end before their batch does",
 }
 
-# the compiled code knows nothing of Fields: a row of the table per field, in the order of Fields
+# the compiled code knows nothing of RecordFields: a row of the table per field, in the order of RecordFields
 _TIMESTAMP_DELTA, _OFFSET_DELTA, _KEY_START, _KEY_LENGTH, _VALUE_START, _VALUE_LENGTH = range(6)
 _HEADERS, _HEADER_START, _END = 6, 7, 8
 
 
-def walk(payload: Bytes, count: int) -> Fields:
+def parse_records(payload: Bytes, count: int) -> RecordFields:
     """The fields of exactly `count` records that fill `payload`; see `walk.walk`.
 
     Raises: CorruptRecordError when the payload is anything else.
     """
-    table = np.empty((len(Fields._fields), count), dtype=np.int64)
+    table = np.empty((len(RecordFields._fields), count), dtype=np.int64)
     status, record = _walk(payload, table)
     if status != _OK:
         raise CorruptRecordError(f"record {record}: {_REASONS[status]}")
-    return Fields(*table)
+    return RecordFields(*table)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -7,22 +7,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_strategies import END, WALKERS, decode, logs, rows_by_columns, rows_by_objects, table
+from record_strategies import END, PARSERS, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records import columns as columns_module
-from spark_groupsource.records.batch import (
-    CONTROL_ABORT,
-    CONTROL_COMMIT,
-    Record,
-    control_key,
-    encode_batch,
-    iter_batches,
-)
-from spark_groupsource.records.columns import COLUMNS, AbortedTransaction, columns_schema, kafka_schema
+from spark_groupsource.records import arrow
+from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, kafka_schema
+from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
+from spark_groupsource.records.encode import Record, control_key, encode_batch
+from spark_groupsource.records.header import iter_batches
 
 NOW = 1_700_000_000_000
-walkers = pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
+parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 
 
 def batch(first, last, *, value=b"v", **options):
@@ -48,41 +43,41 @@ def offsets(block):
     return table(block)["offset"].to_pylist()
 
 
-@walkers
+@parsers
 @given(log=logs(), data=st.data())
-def test_columns_agree_with_objects(walker, log, data):
+def test_columns_agree_with_objects(parser, log, data):
     last = max(header.next_offset for header in iter_batches(log))
     first = next(iter_batches(log)).base_offset
     bounds = st.one_of(st.just(0), st.integers(first, last + 3))
     start, end = data.draw(bounds), data.draw(st.one_of(st.just(END), bounds))
-    block = decode(log, start_offset=start, end_offset=end, walker=walker, max_rows=data.draw(st.integers(1, 9)))
+    block = decode(log, start_offset=start, end_offset=end, parser=parser, max_rows=data.draw(st.integers(1, 9)))
     expected = rows_by_objects(log, start_offset=start, end_offset=end)
     assert rows_by_columns(block) == expected
     assert block.rows == len(expected)
     assert block.next_offset == max(start, min(last, end))
 
 
-@walkers
+@parsers
 @given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
-def test_any_choice_of_columns(walker, log, columns):
-    block = decode(log, columns=columns, walker=walker)
+def test_any_choice_of_columns(parser, log, columns):
+    block = decode(log, columns=columns, parser=parser)
     assert block.batches[0].schema.equals(columns_schema(columns))
     assert table(block, columns).equals(table(decode(log)).select(columns))
 
 
-@walkers
+@parsers
 @given(log=logs(), data=st.data())
-def test_a_cut_log_gives_its_whole_batches(walker, log, data):
+def test_a_cut_log_gives_its_whole_batches(parser, log, data):
     cut = data.draw(st.integers(0, len(log)))
     whole = [header for header in iter_batches(log) if header.position + header.size <= cut]
-    block = decode(log[:cut], walker=walker)
+    block = decode(log[:cut], parser=parser)
     assert block.next_offset == (whole[-1].next_offset if whole else 0)
     assert rows_by_columns(block) == rows_by_objects(log[: sum(header.size for header in whole)])
 
 
-@walkers
+@parsers
 @given(log=logs(), data=st.data())
-def test_damaged_logs_raise_corrupt_record_error_only(walker, log, data):
+def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
     damaged = bytearray(log)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -97,7 +92,7 @@ def test_damaged_logs_raise_corrupt_record_error_only(walker, log, data):
     except CorruptRecordError:
         sound = False
     try:
-        block = decode(damaged, walker=walker, max_batch_bytes=1 << 20)
+        block = decode(damaged, parser=parser, max_batch_bytes=1 << 20)
         assert table(block).num_rows == block.rows
         if reseal and sound:
             assert rows_by_columns(block) == expected
@@ -105,12 +100,12 @@ def test_damaged_logs_raise_corrupt_record_error_only(walker, log, data):
         assert str(error).startswith("flights-3: ")
 
 
-@walkers
-def test_one_arrow_batch_from_many_record_batches(walker):
+@parsers
+def test_one_arrow_batch_from_many_record_batches(parser):
     log = b"".join(batch(at, at + 9) for at in range(0, 200, 10))
-    assert [found.num_rows for found in decode(log, walker=walker).batches] == [200]
-    assert [found.num_rows for found in decode(log, walker=walker, max_rows=45).batches] == [40] * 5
-    assert [found.num_rows for found in decode(batch(0, 99), walker=walker, max_rows=45).batches] == [45, 45, 10]
+    assert [found.num_rows for found in decode(log, parser=parser).batches] == [200]
+    assert [found.num_rows for found in decode(log, parser=parser, max_rows=45).batches] == [40] * 5
+    assert [found.num_rows for found in decode(batch(0, 99), parser=parser, max_rows=45).batches] == [45, 45, 10]
 
 
 def test_schema_is_that_of_sparks_source():
@@ -209,7 +204,7 @@ def test_an_abort_marker_before_the_start_still_ends_its_transaction():
     assert offsets(block) == [6]
 
 
-@pytest.mark.parametrize("walker", WALKERS.values(), ids=WALKERS)
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 @pytest.mark.parametrize(
     ("at", "data", "message"),
     [
@@ -221,11 +216,11 @@ def test_an_abort_marker_before_the_start_still_ends_its_transaction():
         (21, b"\0\5", "codec 5 does not exist"),
     ],
 )
-def test_the_broken_batch_is_named(walker, at, data, message):
+def test_the_broken_batch_is_named(parser, at, data, message):
     broken = resealed(batch(10, 12), at, data)
     for log in (broken, batch(0, 4) + broken, batch(0, 4) + broken + batch(20, 22)):
         with pytest.raises(CorruptRecordError, match=f"^flights-3: (?s:.)*{message}"):
-            decode(log, walker=walker)
+            decode(log, parser=parser)
 
 
 def test_counts_wrong_in_two_batches_do_not_cancel_out():
@@ -235,10 +230,10 @@ def test_counts_wrong_in_two_batches_do_not_cancel_out():
         decode(log)
 
 
-def test_a_checksum_that_is_wrong():
+def test_a_wrong_checksum_is_corrupt():
     damaged = bytearray(batch(0, 4) + batch(5, 9))
     damaged[-1] ^= 1
-    with pytest.raises(CorruptRecordError, match="^flights-3: byte [0-9]+: .* at offset 5 carries checksum"):
+    with pytest.raises(CorruptRecordError, match="^flights-3: Record batch at offset 5 .* stored CRC"):
         decode(damaged)
     # what lies behind the wanted range is not looked at
     assert decode(damaged, end_offset=5).rows == 5
@@ -265,20 +260,20 @@ def test_a_decompression_bomb():
 
 
 def test_groups_stay_below_their_size(monkeypatch):
-    monkeypatch.setattr(columns_module, "_MAX_GROUP_BYTES", 5000)
+    monkeypatch.setattr(arrow, "_MAX_GROUP_BYTES", 5000)
     log = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
     assert [found.num_rows for found in decode(log).batches] == [2, 2, 1]
 
 
 def test_the_compiled_walk_is_taken_once_it_pays():
-    choice = columns_module._WalkChoice()
-    assert choice.next() is WALKERS["numpy"]
+    choice = arrow._WalkChoice()
+    assert choice.next() is PARSERS["numpy"]
     choice.decoded(choice.pays_after_rows)
-    assert choice.next() is WALKERS["numba"]
+    assert choice.next() is PARSERS["numba"]
 
 
 def test_without_numba_the_other_walk_serves(monkeypatch):
-    monkeypatch.setattr(columns_module, "compiled_walk", lambda: None)
-    choice = columns_module._WalkChoice()
+    monkeypatch.setattr(arrow, "compiled_parser", lambda: None)
+    choice = arrow._WalkChoice()
     choice.decoded(choice.pays_after_rows)
-    assert choice.next() is WALKERS["numpy"]
+    assert choice.next() is PARSERS["numpy"]

@@ -11,24 +11,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.batch import (
-    ATTRIBUTES_AT,
-    CONTROL_ABORT,
-    BatchHeader,
-    control_type,
-    crc_mismatch,
-    iter_batches,
-    records_payload,
-)
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES
-from spark_groupsource.records.walk import Fields, Ints, walk, walk_headers
+from spark_groupsource.records.decode import CONTROL_ABORT, control_type, records_payload
+from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.parser import Ints, RecordFields, parse_headers, parse_records
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """Column names, in the order of Spark's own Kafka source."""
@@ -77,7 +69,7 @@ def columns_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
-Walker = Callable[[npt.NDArray[np.uint8], int], Fields]
+RecordParser = Callable[[npt.NDArray[np.uint8], int], RecordFields]
 
 
 def decode_fetched(
@@ -91,7 +83,7 @@ def decode_fetched(
     aborted: Sequence[AbortedTransaction] = (),
     max_rows: int = MAX_ROWS,
     max_batch_bytes: int = DEFAULT_MAX_BYTES,
-    walker: Walker | None = None,
+    parser: RecordParser | None = None,
 ) -> DecodedBlock:
     """The records of one fetch answer from `start_offset` (included) to `end_offset` (excluded), by columns.
 
@@ -101,7 +93,7 @@ def decode_fetched(
         read_committed: leaves out the records of `aborted` transactions. Control batches are always left out.
         max_rows: rows of one Arrow batch.
         max_batch_bytes: bound of one batch when decompressed.
-        walker: a certain record walk instead of whichever is faster by now; for tests and measurements.
+        parser: a certain record walk instead of whichever is faster by now; for tests and measurements.
 
     Returns: Arrow batches in offset order, none of them empty; `next_offset` lies behind the last whole batch, gaps and
     left-out batches included, at least `start_offset` and at most `end_offset`. It equals `start_offset` where the
@@ -115,7 +107,7 @@ def decode_fetched(
     try:
         headers, next_offset = _visible(view, layout, aborted if read_committed else None)
         for group in _groups(view, headers, max_rows, max_batch_bytes):
-            decoded += _decode_group(group, layout, walker or _choice.next())
+            decoded += _decode_group(group, layout, parser or _choice.next())
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{topic_partition}: {error}") from error
     rows = sum(batch.num_rows for batch in decoded)
@@ -124,10 +116,10 @@ def decode_fetched(
 
 
 @lru_cache(maxsize=1)
-def compiled_walk() -> Walker | None:
+def compiled_parser() -> RecordParser | None:
     """The compiled walk where numba is installed (extra `fast`); looked for once in a process, at a cost of 0.4 s."""
     try:
-        from spark_groupsource.records.kernel import walk as compiled
+        from spark_groupsource.records.compiled_parser import parse_records as compiled
     except (ImportError, RuntimeError):
         # RuntimeError: numba found no directory it may keep compiled code in; compiling in each process would cost more
         return None
@@ -146,9 +138,9 @@ class _WalkChoice:
     def __init__(self) -> None:
         self._rows = 0
 
-    def next(self) -> Walker:
+    def next(self) -> RecordParser:
         """The walk for the next block."""
-        return self._rows >= self.pays_after_rows and compiled_walk() or walk
+        return self._rows >= self.pays_after_rows and compiled_parser() or parse_records
 
     def decoded(self, rows: int) -> None:
         self._rows += rows
@@ -202,9 +194,7 @@ def _visible(
             next_offset = layout.end_offset
             behind_range = True
             continue
-        crc = google_crc32c.value(bytes(view[header.position + ATTRIBUTES_AT : header.position + header.size]))
-        if crc != header.crc:
-            raise crc_mismatch(header, crc)
+        check_crc(view, header)
         next_offset = max(next_offset, header.next_offset)
         # a transaction is aborted from its first offset to its producer's abort marker (Kafka `CompletedFetch`)
         while pending and pending[-1].first_offset <= header.last_offset:
@@ -243,9 +233,9 @@ def _group(members: list[BatchHeader], payloads: list[bytes | memoryview]) -> _G
     return _Group(members, np.frombuffer(joined, dtype=np.uint8), ends)
 
 
-def _decode_group(group: _Group, layout: _Layout, walker: Walker) -> list[pa.RecordBatch]:
+def _decode_group(group: _Group, layout: _Layout, parser: RecordParser) -> list[pa.RecordBatch]:
     try:
-        return _decode_together(group, layout, walker)
+        return _decode_together(group, layout, parser)
     except CorruptRecordError as error:
         if len(group.headers) == 1:
             header = group.headers[0]
@@ -258,14 +248,14 @@ def _decode_group(group: _Group, layout: _Layout, walker: Walker) -> list[pa.Rec
     decoded: list[pa.RecordBatch] = []
     for header, end in zip(group.headers, group.ends.tolist()):
         alone = _Group([header], group.payload[begin:end], np.array([end - begin], dtype=np.int64))
-        decoded += _decode_group(alone, layout, walker)
+        decoded += _decode_group(alone, layout, parser)
         begin = end
     return decoded
 
 
-def _decode_together(group: _Group, layout: _Layout, walker: Walker) -> list[pa.RecordBatch]:
+def _decode_together(group: _Group, layout: _Layout, parser: RecordParser) -> list[pa.RecordBatch]:
     counts = np.array([header.record_count for header in group.headers], dtype=np.int64)
-    fields = walker(group.payload, int(counts.sum()))
+    fields = parser(group.payload, int(counts.sum()))
     last = np.cumsum(counts) - 1
     present = counts > 0
     # a batch without records, left behind by compaction, has no bytes either
@@ -279,8 +269,8 @@ def _decode_together(group: _Group, layout: _Layout, walker: Walker) -> list[pa.
     if low >= high:
         return []
     if "headers" not in layout.columns and fields.header_count.any():
-        walk_headers(group.payload, fields)  # only for its checks
-    chosen = Fields(*(field[low:high] for field in fields))
+        parse_headers(group.payload, fields)  # only for its checks
+    chosen = RecordFields(*(field[low:high] for field in fields))
     cut = _Cut(group, counts, chosen, offsets[low:high], slice(low, high))
     arrays = [_BUILDERS[name](cut, layout) for name in layout.columns]
     whole = pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
@@ -292,12 +282,12 @@ class _Cut(NamedTuple):
 
     group: _Group
     counts: Ints
-    fields: Fields
+    fields: RecordFields
     offsets: Ints
     rows: slice
 
 
-def _offsets(headers: list[BatchHeader], counts: Ints, last: Ints, fields: Fields) -> Ints:
+def _offsets(headers: list[BatchHeader], counts: Ints, last: Ints, fields: RecordFields) -> Ints:
     """Absolute offsets, proved to rise and to stay inside their batches."""
     base = np.array([header.base_offset for header in headers], dtype=np.int64)
     offsets: Ints = np.repeat(base, counts)
@@ -321,7 +311,7 @@ def _per_record(cut: _Cut, per_batch: list[int]) -> Ints:
 
 def _timestamp(cut: _Cut, layout: _Layout) -> pa.Array:
     headers = cut.group.headers
-    appended = [header.log_append_time for header in headers]
+    appended = [header.is_log_append_time for header in headers]
     if all(appended):
         milliseconds = _per_record(cut, [header.max_timestamp for header in headers])
     else:
@@ -343,7 +333,7 @@ def _timestamp(cut: _Cut, layout: _Layout) -> pa.Array:
 
 
 def _timestamp_type(cut: _Cut, layout: _Layout) -> pa.Array:
-    kinds = _per_record(cut, [int(header.log_append_time) for header in cut.group.headers])
+    kinds = _per_record(cut, [int(header.is_log_append_time) for header in cut.group.headers])
     return _fixed(pa.int32(), kinds.astype(np.int32))
 
 
@@ -417,7 +407,7 @@ def _headers(cut: _Cut, layout: _Layout) -> pa.Array:
     counts = cut.fields.header_count
     if not counts.any():
         return pa.nulls(rows, _HEADERS_TYPE)
-    found = walk_headers(cut.group.payload, cut.fields)
+    found = parse_headers(cut.group.payload, cut.fields)
     keys = _texts(_cut_out(cut.group.payload, found.key_start, found.key_length))
     values = _cut_out(cut.group.payload, found.value_start, found.value_length)
     entries = pa.StructArray.from_arrays([keys, values], fields=list(_HEADERS_TYPE.value_type))

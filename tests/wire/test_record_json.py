@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.wire.json_form import RECORD_TYPES, key_form, record_type, value_form
-from spark_groupsource.wire.newer_group_records import newer_classes
+from spark_groupsource.wire.modern_group_records import modern_record_classes
+from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
 
 TOPIC_ID = "5IXZIvRQRSi7JdwoQ5-nKg"
 MEMBER = "zWO61tLYQ/Gpq8H9uvrISA"
@@ -82,27 +82,27 @@ VECTORS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("key", "value", "key_data", "value_data"), VECTORS)
 def test_what_a_broker_wrote(key: str, value: str, key_data: dict[str, Any], value_data: dict[str, Any]) -> None:
     key_bytes, value_bytes = bytes.fromhex(key), bytes.fromhex(value)
-    assert key_form(key_bytes) == {"type": str(record_type(key_bytes)), "data": key_data}
-    form = value_form(key_bytes, value_bytes)
+    assert key_json(key_bytes) == {"type": str(record_type(key_bytes)), "data": key_data}
+    form = value_json(key_bytes, value_bytes)
     assert form == {"version": str(value_bytes[1]), "data": value_data}
     assert list(form["data"]) == list(value_data)  # in the order of the schema, as Kafka prints it
     for cut in range(len(value_bytes)):
         with pytest.raises(CorruptRecordError):
-            value_form(key_bytes, value_bytes[:cut])
+            value_json(key_bytes, value_bytes[:cut])
     for cut in range(len(key_bytes)):
         with pytest.raises(CorruptRecordError):
-            key_form(key_bytes[:cut])
+            key_json(key_bytes[:cut])
 
 
 def test_what_is_newer_is_named_or_left_as_it_is() -> None:
     for key in (bytes.fromhex("000100036e657700017400000002"), bytes.fromhex("000300036e6577")):
         with pytest.raises(CorruptRecordError, match="Value has version 9, known are 0 to .; read this log"):
-            value_form(key, b"\0\x09")
-    assert key_form(b"\0\x63ab") == {"type": "99", "data": "YWI="}
-    assert value_form(b"\0\x63ab", b"\0\1cd") == {"version": "1", "data": "Y2Q="}
+            value_json(key, b"\0\x09")
+    assert key_json(b"\0\x63ab") == {"type": "99", "data": "YWI="}
+    assert value_json(b"\0\x63ab", b"\0\1cd") == {"version": "1", "data": "Y2Q="}
 
 
 def test_every_type_with_a_schema_has_its_name() -> None:
-    for kind, (key_class, value_class) in newer_classes().items():
+    for kind, (key_class, value_class) in modern_record_classes().items():
         assert key_class.json["name"] == f"{RECORD_TYPES[kind]}Key"
         assert value_class.json["name"] == f"{RECORD_TYPES[kind]}Value"

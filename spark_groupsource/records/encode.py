@@ -1,0 +1,200 @@
+"""Encoding of record batches, and offset assignment as on append.
+
+Source: Kafka `DefaultRecordBatch.writeHeader`, `DefaultRecord.writeTo`, `LogValidator`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, Sequence
+
+import google_crc32c
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.compression import compress
+from spark_groupsource.records.decode import CONTROL_KEY_LAYOUT
+from spark_groupsource.records.header import (
+    ATTRIBUTES_AT,
+    CONTROL_FLAG,
+    CRC_AT,
+    CREATE_TIME,
+    EPOCH_AT,
+    HEADER_BYTES,
+    HEADER_LAYOUT,
+    LOG_APPEND_TIME,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAX_TIMESTAMP_AT,
+    PREFIX_LAYOUT,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    crc_of,
+    iter_batches,
+)
+from spark_groupsource.records.varint import wrap_int64, write_varint
+
+_CRC = struct.Struct(">I")
+_EPOCH = struct.Struct(">i")
+_ATTRIBUTES = struct.Struct(">h")
+_TIMESTAMP = struct.Struct(">q")
+
+
+class Record(NamedTuple):
+    """A record to write. `offset_delta` defaults to the previous one plus 1; compacted batches have gaps."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    offset_delta: int | None = None
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    codec: int = 0,
+    timestamp_type: int = CREATE_TIME,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+    leader_epoch: int = 0,
+) -> bytes:
+    """Encodes one batch of `records`.
+
+    Args:
+        codec: 0 to 4, an index of `compression.CODECS`.
+        timestamp_type: with `LOG_APPEND_TIME` every record has the largest timestamp.
+
+    Raises: ValueError if there is no record, or if offset deltas do not increase.
+    """
+    if not records:
+        raise ValueError("Cannot encode a record batch without records.")
+    base_timestamp = records[0].timestamp_ms
+    payload = bytearray()
+    delta = -1
+    for record in records:
+        previous, delta = delta, delta + 1 if record.offset_delta is None else record.offset_delta
+        if delta <= previous:
+            raise ValueError(f"Offset deltas of a record batch must increase, got {delta} after {previous}.")
+        _encode_record(payload, record, wrap_int64(record.timestamp_ms - base_timestamp), delta)
+    attributes = (
+        codec
+        | (LOG_APPEND_TIME_FLAG if timestamp_type == LOG_APPEND_TIME else 0)
+        | (TRANSACTIONAL_FLAG if transactional else 0)
+        | (CONTROL_FLAG if control else 0)
+    )
+    body = compress(codec, bytes(payload)) if codec else payload
+    max_timestamp = max(record.timestamp_ms for record in records)
+    return _assemble(
+        body, base_offset, leader_epoch, attributes, delta, base_timestamp, max_timestamp, producer_id, producer_epoch,
+        base_sequence, len(records),
+    )  # fmt: skip
+
+
+def with_body(header: BatchHeader, body: bytes) -> bytes:
+    """Returns a batch of `header` and `body`; the body has the codec of the header's attributes.
+
+    Length and checksum are computed; those of `header` are ignored.
+    """
+    return _assemble(
+        body, header.base_offset, header.partition_leader_epoch, header.attributes, header.last_offset_delta,
+        header.base_timestamp, header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
+        header.record_count,
+    )  # fmt: skip
+
+
+def _assemble(
+    body: bytes | bytearray, base_offset: int, leader_epoch: int, attributes: int, last_offset_delta: int,
+    base_timestamp: int, max_timestamp: int, producer_id: int, producer_epoch: int, base_sequence: int,
+    record_count: int,
+) -> bytes:  # fmt: skip
+    size = HEADER_BYTES + len(body)
+    batch = bytearray(size)
+    HEADER_LAYOUT.pack_into(
+        batch, 0, base_offset, size - LOG_OVERHEAD_BYTES, leader_epoch, MAGIC, 0, attributes, last_offset_delta,
+        base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, record_count,
+    )  # fmt: skip
+    batch[HEADER_BYTES:] = body
+    _CRC.pack_into(batch, CRC_AT, google_crc32c.value(bytes(memoryview(batch)[ATTRIBUTES_AT:])))
+    return bytes(batch)
+
+
+def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
+    key, value = record.key, record.value
+    if key is not None and value is not None and not record.headers and 0 <= timestamp_delta < 64 > offset_delta:
+        key_size, value_size = len(key), len(value)
+        if key_size < 64 > value_size:
+            # fast path for coordinator records: each number is one byte, twice its value
+            write_varint(payload, key_size + value_size + 6)
+            payload += bytes((0, timestamp_delta << 1, offset_delta << 1, key_size << 1))
+            payload += key
+            payload.append(value_size << 1)
+            payload += value
+            payload.append(0)
+            return
+    body = bytearray(b"\0")
+    write_varint(body, timestamp_delta)
+    write_varint(body, offset_delta)
+    _write_bytes(body, key)
+    _write_bytes(body, value)
+    write_varint(body, len(record.headers))
+    for name, header_value in record.headers:
+        _write_bytes(body, name.encode("utf-8"))
+        _write_bytes(body, header_value)
+    write_varint(payload, len(body))
+    payload += body
+
+
+def _write_bytes(body: bytearray, data: bytes | None) -> None:
+    if data is None:
+        body.append(1)
+    elif len(data) < 64:
+        body.append(len(data) << 1)
+        body += data
+    else:
+        write_varint(body, len(data))
+        body += data
+
+
+def control_key(control_type: int) -> bytes:
+    """Returns the key of a control record."""
+    return CONTROL_KEY_LAYOUT.pack(0, control_type)
+
+
+def assign_offsets(
+    buffer: bytearray, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
+) -> int:
+    """Assigns consecutive offsets from `base_offset` to the batches in `buffer`, in place, as a broker does on append.
+
+    The checksum covers neither base offset nor leader epoch. With `log_append_time_ms` the timestamp type and the
+    largest timestamp change, and the checksum is computed again.
+
+    Returns: the offset after the last record.
+
+    Raises: CorruptRecordError if the buffer does not end with a complete batch.
+    """
+    position = 0
+    for header in iter_batches(buffer):
+        assign_offset(buffer, header, base_offset, leader_epoch, log_append_time_ms)
+        base_offset += header.last_offset_delta + 1
+        position = header.position + header.size
+    if position != len(buffer):
+        raise CorruptRecordError(f"The record batch at byte {position} is incomplete: {len(buffer) - position} bytes.")
+    return base_offset
+
+
+def assign_offset(
+    buffer: bytearray, header: BatchHeader, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
+) -> None:
+    """Assigns the offset and leader epoch of one batch; see `assign_offsets`."""
+    PREFIX_LAYOUT.pack_into(buffer, header.position, base_offset, header.batch_length)
+    _EPOCH.pack_into(buffer, header.position + EPOCH_AT, leader_epoch)
+    if log_append_time_ms is not None:
+        attributes = header.attributes | LOG_APPEND_TIME_FLAG
+        _ATTRIBUTES.pack_into(buffer, header.position + ATTRIBUTES_AT, attributes)
+        _TIMESTAMP.pack_into(buffer, header.position + MAX_TIMESTAMP_AT, log_append_time_ms)
+        _CRC.pack_into(buffer, header.position + CRC_AT, crc_of(buffer, header))

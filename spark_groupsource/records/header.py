@@ -1,0 +1,186 @@
+"""Header of a record batch v2: fields, validation and checksum.
+
+Source: https://kafka.apache.org/documentation/#recordbatch (Kafka `DefaultRecordBatch`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Iterator, NamedTuple, TypeAlias
+
+import google_crc32c
+
+from spark_groupsource.errors import CorruptRecordError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+HEADER_BYTES = 61
+LOG_OVERHEAD_BYTES = 12
+"""Base offset and length, which the length does not include."""
+MAGIC = 2
+"""The only record format version that is supported."""
+
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_FLAG = 0x08
+TRANSACTIONAL_FLAG = 0x10
+CONTROL_FLAG = 0x20
+
+HEADER_LAYOUT = struct.Struct(">qiibIhiqqqhii")
+PREFIX_LAYOUT = struct.Struct(">qi")
+"""Base offset and length."""
+EPOCH_AT = 12
+_MAGIC_AT = 16
+CRC_AT = 17
+ATTRIBUTES_AT = 21
+"""Position of the attributes; the checksum covers the batch from here to its end."""
+MAX_TIMESTAMP_AT = 35
+
+
+class BatchHeader(NamedTuple):
+    """The header of a batch, and its place in the buffer: `size` bytes from `position`."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    position: int
+    size: int
+
+    @property
+    def codec(self) -> int:
+        """Number of the compression codec; 5 to 7 are undefined."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """True if the broker set the timestamps: every record has `max_timestamp`."""
+        return bool(self.attributes & LOG_APPEND_TIME_FLAG)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_FLAG)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_FLAG)
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The lowest possible base offset of the next batch. Compaction preserves it if it removes the last records."""
+        return self.base_offset + self.last_offset_delta + 1
+
+
+def iter_batches(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
+    """Yields the headers of the complete batches from byte `start`. An incomplete last batch is ignored.
+
+    A broker fills a Fetch response up to the requested size, so an incomplete last batch is no error. Checksums are not
+    verified.
+
+    Raises: CorruptRecordError if a header is invalid.
+    """
+    position = start
+    while (size := _complete_size(buffer, position)) is not None:
+        header = BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer, position), position, size))
+        _validate(header)
+        yield header
+        position += size
+
+
+def decode_header(head: bytes) -> BatchHeader:
+    """Decodes the header of the batch that starts with `head`, of 61 bytes or more. The records may be missing.
+
+    Raises: CorruptRecordError if the header is invalid; struct.error if it is incomplete.
+    """
+    _complete_size(head, 0)
+    fields = HEADER_LAYOUT.unpack_from(head)
+    header = BatchHeader._make((*fields, 0, LOG_OVERHEAD_BYTES + fields[1]))
+    _validate(header)
+    return header
+
+
+def last_batch(buffer: Buffer) -> BatchHeader | None:
+    """Returns the header of the last complete batch, or None. Of the batches before it only the lengths are read.
+
+    Raises: CorruptRecordError if the header, or the length of a batch before it, is invalid.
+    """
+    last = position = 0
+    while (size := _complete_size(buffer, position)) is not None:
+        last, position = position, position + size
+    return next(iter_batches(buffer, start=last), None)
+
+
+def _complete_size(buffer: Buffer, position: int) -> int | None:
+    """Bytes of the batch at `position`, or None if it is incomplete."""
+    left = len(buffer) - position
+    if left < LOG_OVERHEAD_BYTES:
+        return None
+    base_offset, batch_length = PREFIX_LAYOUT.unpack_from(buffer, position)
+    size: int = LOG_OVERHEAD_BYTES + batch_length
+    if size < HEADER_BYTES:
+        raise corrupt_batch(
+            base_offset, position, f"its length is {batch_length} bytes, minimum {HEADER_BYTES - LOG_OVERHEAD_BYTES}"
+        )
+    if left > _MAGIC_AT and buffer[position + _MAGIC_AT] != MAGIC:
+        raise corrupt_batch(
+            base_offset,
+            position,
+            f"its format version is {buffer[position + _MAGIC_AT]}, supported is {MAGIC} (Kafka 0.11 and later)",
+        )
+    return size if size <= left else None
+
+
+def _validate(header: BatchHeader) -> None:
+    if header.base_offset < 0 or header.last_offset_delta < 0 or header.record_count < 0:
+        raise corrupt_batch(
+            header.base_offset,
+            header.position,
+            f"last offset delta {header.last_offset_delta}, {header.record_count} records",
+        )
+    # compaction removes records, so a batch may have fewer records than offsets
+    if header.record_count > header.last_offset_delta + 1:
+        raise corrupt_batch(
+            header.base_offset,
+            header.position,
+            f"{header.record_count} records in {header.last_offset_delta + 1} offsets",
+        )
+
+
+def check_crc(buffer: Buffer, header: BatchHeader) -> None:
+    """Verifies the checksum of a batch.
+
+    Raises: CorruptRecordError if it differs from the checksum of the bytes.
+    """
+    crc = crc_of(buffer, header)
+    if crc != header.crc:
+        raise corrupt_batch(
+            header.base_offset,
+            header.position,
+            f"stored CRC {header.crc:08x}, computed {crc:08x}; the bytes changed on disk or in transit",
+        )
+
+
+def crc_of(buffer: Buffer, header: BatchHeader) -> int:
+    """Computes the CRC-32C of a batch, which covers everything from the attributes on."""
+    body = memoryview(buffer)[header.position + ATTRIBUTES_AT : header.position + header.size]
+    return int(google_crc32c.value(bytes(body)))
+
+
+def corrupt_batch(base_offset: int, position: int, fact: str) -> CorruptRecordError:
+    """Returns the error of a batch at byte `position` of its buffer."""
+    return CorruptRecordError(f"Record batch at offset {base_offset} (byte {position}) is corrupt: {fact}.")
