@@ -20,6 +20,9 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 _METADATA = "config_key"
 
+NO_DEFAULT_VALUE: Any = object()
+"""Default of a setting that must be given."""
+
 
 class ConfigType(Enum):
     """Types of values, with the names of Kafka's `ConfigDef.Type`."""
@@ -40,7 +43,7 @@ class ConfigKey:
     Attributes:
         name: as the user writes it.
         type: decides how the text is parsed and how DescribeConfigs describes the value.
-        default: the parsed value that holds when the setting is absent.
+        default: the parsed value that holds when the setting is absent; `NO_DEFAULT_VALUE` when it must be given.
         doc: one sentence for the documentation, ending with a period.
         unit: ``ms``, ``bytes``, ``records`` and so on; empty for values without a unit.
         low, high: inclusive bounds of a number.
@@ -48,6 +51,7 @@ class ConfigKey:
         dynamic: whether a running component accepts a new value.
         aliases: other names of the same setting, for example librdkafka's.
         parser: replaces the parsing by type; takes the setting's name and its text, raises ConfigurationError.
+        kafka_default: the default of the same setting in Kafka where it differs, for the documentation.
     """
 
     name: str
@@ -61,6 +65,7 @@ class ConfigKey:
     dynamic: bool = False
     aliases: tuple[str, ...] = ()
     parser: Callable[[str, str], Any] | None = None
+    kafka_default: Any = None
 
     @property
     def is_sensitive(self) -> bool:
@@ -111,13 +116,32 @@ class ConfigKey:
 
 
 def setting(key: ConfigKey) -> Any:
-    """A dataclass field that holds the value of `key` and defaults to the key's default."""
+    """A dataclass field that holds the value of `key` and defaults to the key's default, if it has one."""
+    if key.default is NO_DEFAULT_VALUE:
+        return field(metadata={_METADATA: key})
     return field(default=key.default, metadata={_METADATA: key})
 
 
 def config_keys(owner: type) -> Mapping[str, ConfigKey]:
     """The keys of a dataclass built with `setting`, by the name of the field, in the order of the fields."""
     return {item.name: item.metadata[_METADATA] for item in fields(owner) if _METADATA in item.metadata}
+
+
+def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """Parses those of `settings` that belong to `keys`, and returns the values under the names of `keys`.
+
+    Where a setting is given under its name and an alias, the alias wins.
+
+    Args:
+        prefix: what the user writes before the names; for error messages.
+    Raises: ConfigurationError.
+    """
+    values = {}
+    for field_name, key in keys.items():
+        for name in (key.name, *key.aliases):
+            if name in settings:
+                values[field_name] = key.parse(settings[name], prefix + name)
+    return values
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -52,10 +52,13 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
         host, _, port = entry.rpartition(":")
         host = host.strip("[]")
         if not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigurationError(f"{setting}: {entry!r} is not host:port, for example localhost:9092")
+            raise ConfigurationError(
+                f"Option {setting} must list host:port addresses: {entry!r} is not host:port. "
+                "Give for example localhost:9092."
+            )
         addresses.append(Address(host, int(port)))
     if not addresses:
-        raise ConfigurationError(f"{setting} is empty; give at least one host:port")
+        raise ConfigurationError(f"Option {setting} is empty. Give at least one host:port.")
     return tuple(addresses)
 
 

@@ -1,17 +1,25 @@
-"""Kafka client settings under Kafka's own names, as one table: what each means here, its default, its check.
+"""Kafka client settings: names, defaults, bounds, parsing.
 
-Knows text and numbers. A name that stands in no table is refused, because a setting that silently does nothing is worse
-than an error.
+A setting in none of the tables of this module is rejected: a setting without effect would go unnoticed.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Mapping
 
-from spark_groupsource.client.network.security import SETTINGS as SECURITY_SETTINGS
-from spark_groupsource.client.network.security import SecuritySettings
+from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS, SecuritySettings
+from spark_groupsource.config_def import (
+    INT32_MAX,
+    NO_DEFAULT_VALUE,
+    ConfigKey,
+    ConfigType,
+    closest,
+    config_keys,
+    parse_given,
+    setting,
+)
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import Address, parse_addresses
 
@@ -21,173 +29,159 @@ _JAVA_ASSIGNORS = {
     "org.apache.kafka.clients.consumer.StickyAssignor": "sticky",
     "org.apache.kafka.clients.consumer.CooperativeStickyAssignor": "cooperative-sticky",
 }
-# the character rule of topic names holds for instance ids too
+_ASSIGNORS = tuple(_JAVA_ASSIGNORS.values())
+_ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+# Kafka checks instance ids by the character rule of topic names (JoinGroupRequest.validateGroupInstanceId)
 _INSTANCE_ID = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 
-class _Setting(NamedTuple):
-    """One row: the field it fills, and how its text is read."""
-
-    field: str
-    read: Callable[[str, str], Any]
-
-
-def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str, str], int]:
-    def read(name: str, text: str) -> int:
-        try:
-            value = int(text.strip())
-        except ValueError:
-            raise ConfigurationError(f"{name}: {text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise ConfigurationError(f"{name}: {value} is not between {low} and {high}")
-        return value
-
-    return read
+def _parse_isolation_level(name: str, text: str) -> str:
+    level = text.strip().lower()
+    if level not in _ISOLATION_LEVELS:
+        raise ConfigurationError(f"Option {name} must be one of {', '.join(_ISOLATION_LEVELS)}, got {text!r}.")
+    return level
 
 
-def _choice(*allowed: str) -> Callable[[str, str], str]:
-    def read(name: str, text: str) -> str:
-        value = text.strip().lower()
-        if value not in allowed:
-            raise ConfigurationError(f"{name}: {text!r} is not one of {', '.join(allowed)}")
-        return value
-
-    return read
-
-
-def _switch(name: str, text: str) -> bool:
-    return _choice("true", "false")(name, text) == "true"
-
-
-def _text(name: str, text: str) -> str:
-    return text.strip()
-
-
-def _assignors(name: str, text: str) -> tuple[str, ...]:
+def _parse_assignors(name: str, text: str) -> tuple[str, ...]:
     names = tuple(_JAVA_ASSIGNORS.get(part, part) for part in (part.strip() for part in text.split(",")) if part)
     if not names:
-        raise ConfigurationError(f"{name} is empty; name at least one of range, roundrobin, sticky, cooperative-sticky")
+        raise ConfigurationError(
+            f"Option {name} is empty. Name at least one of {', '.join(_ASSIGNORS)}, or module:Class of an assignor."
+        )
     return names
 
 
-CLIENT_SETTINGS: dict[str, _Setting] = {
-    "bootstrap.servers": _Setting("bootstrap", lambda name, text: parse_addresses(text)),
-    "metadata.broker.list": _Setting("bootstrap", lambda name, text: parse_addresses(text)),
-    "client.id": _Setting("client_id", _text),
-    "client.rack": _Setting("client_rack", _text),
-    "request.timeout.ms": _Setting("request_timeout_ms", _whole(1)),
-    "socket.timeout.ms": _Setting("request_timeout_ms", _whole(1)),
-    "default.api.timeout.ms": _Setting("default_api_timeout_ms", _whole(1)),
-    "socket.connection.setup.timeout.ms": _Setting("connect_timeout_ms", _whole(1)),
-    "connections.max.idle.ms": _Setting("connections_max_idle_ms", _whole(1)),
-    "retry.backoff.ms": _Setting("retry_backoff_ms", _whole(0)),
-    "retry.backoff.max.ms": _Setting("retry_backoff_max_ms", _whole(0)),
-    "metadata.max.age.ms": _Setting("metadata_max_age_ms", _whole(1)),
-    "fetch.min.bytes": _Setting("fetch_min_bytes", _whole(0)),
-    "fetch.max.bytes": _Setting("fetch_max_bytes", _whole(1)),
-    "fetch.max.wait.ms": _Setting("fetch_max_wait_ms", _whole(0)),
-    "fetch.wait.max.ms": _Setting("fetch_max_wait_ms", _whole(0)),
-    "max.partition.fetch.bytes": _Setting("max_partition_fetch_bytes", _whole(1)),
-    "fetch.message.max.bytes": _Setting("max_partition_fetch_bytes", _whole(1)),
-    "isolation.level": _Setting("isolation_level", _choice("read_uncommitted", "read_committed")),
-    "check.crcs": _Setting("check_crcs", _switch),
-}
-"""Setting -> field of `ClientSettings`; where two names share a field the second is librdkafka's."""
-
-GROUP_SETTINGS: dict[str, _Setting] = {
-    "group.id": _Setting("group_id", _text),
-    "group.instance.id": _Setting("group_instance_id", _text),
-    "partition.assignment.strategy": _Setting("assignors", _assignors),
-    "session.timeout.ms": _Setting("session_timeout_ms", _whole(1)),
-    "heartbeat.interval.ms": _Setting("heartbeat_interval_ms", _whole(1)),
-    "max.poll.interval.ms": _Setting("max_poll_interval_ms", _whole(1)),
-    "exclude.internal.topics": _Setting("exclude_internal_topics", _switch),
-}
-"""Setting -> field of `GroupSettings`."""
-
-HARMLESS: dict[str, str] = {
-    "max.poll.records": "a batch is bounded by maxOffsetsPerTrigger or maxBytesPerTrigger",
-    "receive.buffer.bytes": "the operating system sizes socket buffers",
-    "send.buffer.bytes": "the operating system sizes socket buffers",
-    "socket.receive.buffer.bytes": "the operating system sizes socket buffers",
-    "socket.send.buffer.bytes": "the operating system sizes socket buffers",
-    "api.version.request": "versions are always negotiated",
-    "client.dns.lookup": "every resolved address is tried",
-    "reconnect.backoff.ms": "retry.backoff.ms governs",
-    "reconnect.backoff.max.ms": "retry.backoff.max.ms governs",
-    "socket.connection.setup.timeout.max.ms": "socket.connection.setup.timeout.ms governs",
-    "allow.auto.create.topics": "this client never creates topics by asking for them",
-    "socket.keepalive.enable": "connections are made anew when one is lost",
-}
-"""Settings that are accepted and change nothing, each with the reason; they tune how, not what."""
-
-REFUSED: dict[str, str] = {
-    "auto.offset.reset": "set the option startingOffsets instead",
-    "enable.auto.commit": "offsets are committed when Spark has checkpointed a batch",
-    "auto.commit.interval.ms": "offsets are committed when Spark has checkpointed a batch",
-    "enable.auto.offset.store": "offsets are committed when Spark has checkpointed a batch",
-    "key.deserializer": "key is always binary; decode it with DataFrame functions",
-    "value.deserializer": "value is always binary; decode it with DataFrame functions",
-    "interceptor.classes": "Java interceptors cannot run here",
-    "group.protocol": "only the classic group protocol is supported",
-    "group.remote.assignor": "only the classic group protocol is supported",
-    "enable.ssl.certificate.verification": "certificates are always verified; give the authority in ssl.ca.location",
-}
-"""Settings refused with their own mend."""
+def _parse_check_crcs(name: str, text: str) -> bool:
+    if text.strip().lower() != "true":
+        raise ConfigurationError(
+            f"Option {name} must be true, got {text!r}: the checksum of every record batch is verified. "
+            "Remove the option."
+        )
+    return True
 
 
-def check_names(settings: Mapping[str, str]) -> None:
-    """Refuses what is in no table.
-
-    Raises: ConfigurationError naming the setting and, where there is one, what to do instead.
-    """
-    for name in settings:
-        if name in REFUSED:
-            raise ConfigurationError(f"kafka.{name} is not supported: {REFUSED[name]}")
-        if not any(name in table for table in (CLIENT_SETTINGS, GROUP_SETTINGS, HARMLESS, SECURITY_SETTINGS)):
-            raise ConfigurationError(f"kafka.{name} is not known here; remove it (nothing would act on it)")
+def _int(name: str, default: int, doc: str, unit: str, low: int = 1, **more: Any) -> ConfigKey:
+    return ConfigKey(name, ConfigType.INT, default, doc, unit=unit, low=low, high=INT32_MAX, **more)
 
 
-def _read(table: Mapping[str, _Setting], settings: Mapping[str, str]) -> dict[str, Any]:
-    return {row.field: row.read(f"kafka.{name}", settings[name]) for name, row in table.items() if name in settings}
+_CLIENT_ID = ConfigKey(
+    "client.id",
+    ConfigType.STRING,
+    "groupsource",
+    "Name sent with every request; member n of a group sends it with the suffix -n.",
+    kafka_default="",
+)
+_CLIENT_RACK = ConfigKey(
+    "client.rack",
+    ConfigType.STRING,
+    "",
+    "Rack of this client: brokers may direct fetches to a replica in it (KIP-392), assignors may prefer it (KIP-881).",
+)
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What every connection, look-up and fetch of one client goes by; can be pickled.
+    """Settings of connections, metadata and fetches of one client; picklable.
 
-    Defaults are Kafka's, but for `max_partition_fetch_bytes` (Kafka: 1 MiB): a planned range is read to its end, so
-    larger answers save round trips and do not starve anyone.
+    Defaults are those of Kafka's Java consumer unless the row has a `kafka_default`.
     """
 
-    bootstrap: tuple[Address, ...]
-    client_id: str = "groupsource"
-    client_rack: str = ""
+    bootstrap: tuple[Address, ...] = setting(
+        ConfigKey(
+            "bootstrap.servers",
+            ConfigType.LIST,
+            NO_DEFAULT_VALUE,
+            "Brokers to connect to first, as host:port separated by commas.",
+            aliases=("metadata.broker.list",),
+            parser=lambda name, text: parse_addresses(text, name),
+        )
+    )
+    client_id: str = setting(_CLIENT_ID)
+    client_rack: str = setting(_CLIENT_RACK)
     security: SecuritySettings = field(default_factory=SecuritySettings)
-    request_timeout_ms: int = 30_000
-    default_api_timeout_ms: int = 60_000
-    connect_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    metadata_max_age_ms: int = 300_000
-    fetch_min_bytes: int = 1
-    fetch_max_bytes: int = 52_428_800
-    fetch_max_wait_ms: int = 500
-    max_partition_fetch_bytes: int = 4_194_304
-    isolation_level: str = "read_uncommitted"
-    check_crcs: bool = True
+    request_timeout_ms: int = setting(
+        _int(
+            "request.timeout.ms",
+            30_000,
+            "How long to wait for the response to one request.",
+            "ms",
+            aliases=("socket.timeout.ms",),
+        )
+    )
+    default_api_timeout_ms: int = setting(
+        _int("default.api.timeout.ms", 60_000, "How long an operation with its retries may take.", "ms")
+    )
+    connect_timeout_ms: int = setting(
+        _int(
+            "socket.connection.setup.timeout.ms",
+            10_000,
+            "How long to wait until a TCP connection is established.",
+            "ms",
+        )
+    )
+    connections_max_idle_ms: int = setting(
+        _int("connections.max.idle.ms", 540_000, "Idle connections are closed after this time.", "ms")
+    )
+    retry_backoff_ms: int = setting(
+        _int("retry.backoff.ms", 100, "Delay before the first retry; doubled for each further retry.", "ms", low=0)
+    )
+    retry_backoff_max_ms: int = setting(
+        _int("retry.backoff.max.ms", 1_000, "Longest delay before a retry.", "ms", low=0)
+    )
+    metadata_max_age_ms: int = setting(
+        _int("metadata.max.age.ms", 300_000, "Metadata older than this are requested again.", "ms")
+    )
+    fetch_min_bytes: int = setting(
+        _int("fetch.min.bytes", 1, "A broker waits for this many bytes before it responds to a fetch.", "bytes", low=0)
+    )
+    fetch_max_bytes: int = setting(
+        _int("fetch.max.bytes", 52_428_800, "Largest size of one fetch response.", "bytes")
+    )
+    fetch_max_wait_ms: int = setting(
+        _int(
+            "fetch.max.wait.ms",
+            500,
+            "How long a broker waits for fetch.min.bytes.",
+            "ms",
+            low=0,
+            aliases=("fetch.wait.max.ms",),
+        )
+    )
+    max_partition_fetch_bytes: int = setting(
+        _int(
+            "max.partition.fetch.bytes",
+            4_194_304,
+            "Largest size of one partition in a fetch response; a planned range is read to its end, "
+            "so larger responses save round trips.",
+            "bytes",
+            aliases=("fetch.message.max.bytes",),
+            kafka_default=1_048_576,
+        )
+    )
+    isolation_level: str = setting(
+        ConfigKey(
+            "isolation.level",
+            ConfigType.STRING,
+            "read_uncommitted",
+            "read_committed delivers records of committed transactions only.",
+            choices=_ISOLATION_LEVELS,
+            parser=_parse_isolation_level,
+        )
+    )
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> ClientSettings:
-        """Reads ``kafka.*`` options, given without the prefix.
+        """Parses ``kafka.*`` options, given without the prefix.
 
-        Raises: ConfigurationError naming the setting and the mend, also for unknown and unsupported ones.
+        Raises: ConfigurationError for missing, malformed, unknown and rejected settings.
         """
         check_names(settings)
-        values = _read(CLIENT_SETTINGS, settings)
+        values = parse_given(config_keys(cls), settings, OPTION_PREFIX)
+        parse_given(FIXED_KEYS, settings, OPTION_PREFIX)
         if "bootstrap" not in values:
-            raise ConfigurationError("kafka.bootstrap.servers is not set; give it as host:port,host:port")
+            raise ConfigurationError(
+                "Option kafka.bootstrap.servers is not set. Set it to host:port of one or more brokers."
+            )
         return cls(security=SecuritySettings.parse(settings), **values)
 
     @property
@@ -197,63 +191,113 @@ class ClientSettings:
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """One application's part of a group: `members` members that share everything but their index.
+    """Settings of the members that one application has in a group; they differ in their index only.
 
-    `topics` or `pattern` (a regular expression that must match the whole name) says what is read.
+    Attributes:
+        members: number of members, at least 1.
+        topics, pattern: the subscription; exactly one is given. `pattern` is a regular expression that must match
+            the whole topic name.
     """
 
-    group_id: str
+    group_id: str = setting(
+        ConfigKey("group.id", ConfigType.STRING, NO_DEFAULT_VALUE, "Name of the consumer group.")
+    )
     members: int = 1
-    client_id: str = "groupsource"
-    group_instance_id: str | None = None
-    assignors: tuple[str, ...] = ("range", "cooperative-sticky")
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 3_000
-    max_poll_interval_ms: int = 300_000
+    client_id: str = setting(_CLIENT_ID)
+    group_instance_id: str | None = setting(
+        ConfigKey(
+            "group.instance.id",
+            ConfigType.STRING,
+            None,
+            "Makes the members static (KIP-345); member n joins with the suffix -n.",
+        )
+    )
+    assignors: tuple[str, ...] = setting(
+        ConfigKey(
+            "partition.assignment.strategy",
+            ConfigType.LIST,
+            ("range", "cooperative-sticky"),
+            "Assignors in order of preference: a name, a class name of Kafka's Java assignors, or module:Class of an "
+            "assignor in Python.",
+            parser=_parse_assignors,
+        )
+    )
+    session_timeout_ms: int = setting(
+        _int(
+            "session.timeout.ms",
+            45_000,
+            "The coordinator removes a member that sends no heartbeat for this time.",
+            "ms",
+        )
+    )
+    heartbeat_interval_ms: int = setting(
+        _int(
+            "heartbeat.interval.ms",
+            3_000,
+            "Time between two heartbeats; must be below session.timeout.ms, recommended is a third of it.",
+            "ms",
+        )
+    )
+    max_poll_interval_ms: int = setting(
+        _int(
+            "max.poll.interval.ms",
+            300_000,
+            "A member leaves the group when no batch is planned for this time; also the rebalance timeout.",
+            "ms",
+        )
+    )
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    exclude_internal_topics: bool = True
-    client_rack: str = ""
+    exclude_internal_topics: bool = setting(
+        ConfigKey(
+            "exclude.internal.topics",
+            ConfigType.BOOLEAN,
+            True,
+            "Whether subscribePattern leaves out internal topics such as __consumer_offsets.",
+        )
+    )
+    client_rack: str = setting(_CLIENT_RACK)
 
     def __post_init__(self) -> None:
         if not self.group_id:
-            raise ConfigurationError("kafka.group.id is empty; name the consumer group")
+            raise ConfigurationError("Option kafka.group.id is empty. Set it to the name of the consumer group.")
         if self.members < 1:
-            raise ConfigurationError(f"members: {self.members} is not 1 or more")
+            raise ConfigurationError(f"Option members must be at least 1, got {self.members}.")
         if bool(self.topics) == (self.pattern is not None):
-            raise ConfigurationError("exactly one of subscribe and subscribePattern must be given")
+            raise ConfigurationError("Set exactly one of the options subscribe and subscribePattern.")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ConfigurationError(
-                f"kafka.heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be below kafka.session.timeout.ms "
-                f"({self.session_timeout_ms}), best a third of it"
+                f"Option kafka.heartbeat.interval.ms must be below kafka.session.timeout.ms "
+                f"({self.session_timeout_ms} ms), got {self.heartbeat_interval_ms} ms. Set it to a third."
             )
-        if self.group_instance_id is not None:
-            for instance_id in (self.instance_id(index) or "" for index in range(self.members)):
-                if not _INSTANCE_ID.match(instance_id):
-                    raise ConfigurationError(
-                        f"kafka.group.instance.id: {instance_id!r} must be 1 to 249 letters, digits, '.', '_', '-'"
-                    )
+        self._check_instance_ids()
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
             except re.error as error:
                 raise ConfigurationError(
-                    f"subscribePattern: {self.pattern!r} is not a regular expression: {error}"
+                    f"Option subscribePattern must be a regular expression, got {self.pattern!r}: {error}."
                 ) from error
+
+    def _check_instance_ids(self) -> None:
+        for index in range(self.members):
+            instance_id = self.instance_id(index)
+            if instance_id is not None and not _INSTANCE_ID.match(instance_id):
+                raise ConfigurationError(
+                    f"Option kafka.group.instance.id must be 1 to 249 letters, digits, '.', '_', '-', "
+                    f"with its member suffix, got {instance_id!r}."
+                )
 
     @classmethod
     def parse(cls, settings: Mapping[str, str], **more: Any) -> GroupSettings:
-        """Reads ``kafka.*`` options, given without the prefix; `more` are fields that have no such option.
+        """Parses ``kafka.*`` options, given without the prefix; `more` are fields without such an option.
 
-        Raises: ConfigurationError naming the setting and the mend.
+        Raises: ConfigurationError for missing, malformed, unknown and rejected settings.
         """
         check_names(settings)
-        values = _read(GROUP_SETTINGS, settings)
-        for shared in ("client_id", "client_rack"):
-            values.update(_read({n: row for n, row in CLIENT_SETTINGS.items() if row.field == shared}, settings))
-        values.update(more)
+        values = {**parse_given(config_keys(cls), settings, OPTION_PREFIX), **more}
         if "group_id" not in values:
-            raise ConfigurationError("kafka.group.id is not set; name the consumer group")
+            raise ConfigurationError("Option kafka.group.id is not set. Set it to the name of the consumer group.")
         unknown = set(values) - {f.name for f in fields(cls)}
         if unknown:
             raise TypeError(f"no such fields: {sorted(unknown)}")
@@ -263,5 +307,77 @@ class GroupSettings:
         return f"{self.client_id}-{index}"
 
     def instance_id(self, index: int) -> str | None:
-        """Instance id of one member, or None for dynamic members."""
+        """Group instance id of one member, None for dynamic members."""
         return None if self.group_instance_id is None else f"{self.group_instance_id}-{index}"
+
+
+FIXED_KEYS: Mapping[str, ConfigKey] = {
+    "check_crcs": ConfigKey(
+        "check.crcs",
+        ConfigType.BOOLEAN,
+        True,
+        "Only true is accepted: the checksum of every record batch is verified.",
+        parser=_parse_check_crcs,
+    )
+}
+"""Settings that accept nothing but their default; keys as in a dataclass, but no field holds the value."""
+
+ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
+    key.name: key
+    for keys in (config_keys(ClientSettings), config_keys(GroupSettings), FIXED_KEYS, SECURITY_KEYS)
+    for key in keys.values()
+}
+"""Every setting that has an effect, by Kafka's name."""
+
+_SOCKET_BUFFERS = "The operating system sizes socket buffers."
+IGNORED_SETTINGS: Mapping[str, str] = {
+    "max.poll.records": "maxOffsetsPerTrigger and maxBytesPerTrigger limit a batch.",
+    "receive.buffer.bytes": _SOCKET_BUFFERS,
+    "send.buffer.bytes": _SOCKET_BUFFERS,
+    "socket.receive.buffer.bytes": _SOCKET_BUFFERS,
+    "socket.send.buffer.bytes": _SOCKET_BUFFERS,
+    "api.version.request": "API versions are always negotiated.",
+    "client.dns.lookup": "Every resolved address is tried.",
+    "reconnect.backoff.ms": "retry.backoff.ms applies.",
+    "reconnect.backoff.max.ms": "retry.backoff.max.ms applies.",
+    "socket.connection.setup.timeout.max.ms": "socket.connection.setup.timeout.ms applies.",
+    "allow.auto.create.topics": "The source never creates topics.",
+    "socket.keepalive.enable": "Lost connections are replaced.",
+}
+"""Settings that are accepted without effect: name -> reason. They change performance, not results."""
+
+_COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
+_CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
+REJECTED_SETTINGS: Mapping[str, str] = {
+    "auto.offset.reset": "the source decides where partitions start. Set the option startingOffsets instead.",
+    "enable.auto.commit": _COMMITS,
+    "auto.commit.interval.ms": _COMMITS,
+    "enable.auto.offset.store": _COMMITS,
+    "key.deserializer": "the column key is always binary. Decode it with DataFrame functions.",
+    "value.deserializer": "the column value is always binary. Decode it with DataFrame functions.",
+    "interceptor.classes": "Java interceptors cannot run in Python. Remove the option.",
+    "group.protocol": _CLASSIC_ONLY,
+    "group.remote.assignor": _CLASSIC_ONLY,
+    "enable.ssl.certificate.verification": (
+        "certificates are always verified. Set ssl.ca.location to the certificate authority."
+    ),
+}
+"""Settings that are rejected: name -> reason and what to do instead."""
+
+_KNOWN_NAMES = frozenset(
+    {*ACCEPTED_SETTINGS, *(alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases), *IGNORED_SETTINGS}
+)
+
+
+def check_names(settings: Mapping[str, str]) -> None:
+    """Rejects settings that are unknown or not supported.
+
+    Raises: ConfigurationError naming the setting and, where there is one, the alternative.
+    """
+    for name in settings:
+        if name in REJECTED_SETTINGS:
+            raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is not supported: {REJECTED_SETTINGS[name]}")
+        if name not in _KNOWN_NAMES:
+            near = closest(name, _KNOWN_NAMES)
+            remedy = "Remove it." if near is None else f"Did you mean {OPTION_PREFIX}{near}?"
+            raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is unknown. {remedy}")

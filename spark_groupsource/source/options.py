@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, NamedTuple
 
-from spark_groupsource.client.settings import CLIENT_SETTINGS, GROUP_SETTINGS, ClientSettings, GroupSettings
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.position_spec import (
@@ -323,7 +323,7 @@ def _lookup(name: str) -> Option:
     if name in _NOT_SERVED:
         raise ConfigurationError(f"option {name} is not supported: {_NOT_SERVED[name]}")
     known = {key: option.name for key, option in OPTIONS.items()}
-    known |= {key: f"kafka.{key}" for key in (*CLIENT_SETTINGS, *GROUP_SETTINGS) if key not in known}
+    known |= {key: f"kafka.{key}" for key in ACCEPTED_SETTINGS if key not in known}
     near = difflib.get_close_matches(name, known, n=1)
     mend = f"did you mean {known[near[0]]}?" if near else "settings of the Kafka client need the prefix kafka."
     raise ConfigurationError(f"option {name} is unknown; {mend}")

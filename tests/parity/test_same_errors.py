@@ -94,7 +94,7 @@ def test_refused_by_ours_alone(rivals, kafka, zoo, row):
 
 def test_refusal_reaches_the_user_of_spark(rivals, zoo):
     options = {"subscribe": zoo["times"]}
-    with pytest.raises(Exception, match="(?s)PYTHON_DATA_SOURCE_ERROR.*ConfigurationError: kafka.auto.offset.reset is"):
+    with pytest.raises(Exception, match="(?s)PYTHON_DATA_SOURCE_ERROR.*Error: Option kafka.auto.offset.reset is"):
         rivals.read(OURS, {**options, "kafka.auto.offset.reset": "latest"})
     with pytest.raises(Exception, match="endingOffsets has no meaning in a stream query; leave it out") as raised:
         rivals.stream(OURS, {**options, "endingOffsets": "latest"})

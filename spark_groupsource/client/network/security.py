@@ -1,6 +1,6 @@
-"""How a client proves itself and checks the broker: TLS and SASL settings under Java's and librdkafka's names.
+"""TLS and SASL settings of a client, under Java's and librdkafka's names.
 
-Knows settings only; `net` loads the files, `client.connection` runs the exchange.
+`net` loads the files, `client.network.connection` authenticates.
 """
 
 from __future__ import annotations
@@ -9,33 +9,74 @@ import re
 from dataclasses import dataclass, field
 from typing import Mapping
 
+from spark_groupsource.config_def import ConfigKey, ConfigType, parse_given
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import TlsSettings
+
+OPTION_PREFIX = "kafka."
+"""Prefix of client settings among the options of the data source."""
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-SETTINGS = frozenset(
-    {
-        "security.protocol",
-        # Java and librdkafka differ in the plural
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "sasl.jaas.config",
-        "sasl.username",
-        "sasl.password",
-        "ssl.ca.location",
-        "ssl.certificate.location",
-        "ssl.key.location",
-        "ssl.key.password",
-        "ssl.truststore.location",
-        "ssl.truststore.type",
-        "ssl.keystore.location",
-        "ssl.keystore.type",
-        "ssl.endpoint.identification.algorithm",
-    }
-)
-"""Names this module reads."""
+
+def _parse_protocol(name: str, text: str) -> str:
+    protocol = text.strip().upper()
+    if protocol not in PROTOCOLS:
+        raise ConfigurationError(f"Option {name} must be one of {', '.join(PROTOCOLS)}, got {text!r}.")
+    return protocol
+
+
+def _text(name: str, doc: str) -> ConfigKey:
+    return ConfigKey(name, ConfigType.STRING, None, doc, parser=lambda _, text: text)
+
+
+def _secret(name: str, doc: str) -> ConfigKey:
+    return ConfigKey(name, ConfigType.PASSWORD, None, doc, parser=lambda _, text: text)
+
+
+SECURITY_KEYS: Mapping[str, ConfigKey] = {
+    key.name: key
+    for key in (
+        ConfigKey(
+            "security.protocol",
+            ConfigType.STRING,
+            "PLAINTEXT",
+            "Whether connections use TLS and SASL.",
+            choices=PROTOCOLS,
+            parser=_parse_protocol,
+        ),
+        ConfigKey(
+            "sasl.mechanism",
+            ConfigType.STRING,
+            None,
+            "SASL mechanism; taken from the login module where sasl.jaas.config is set.",
+            choices=MECHANISMS,
+            aliases=("sasl.mechanisms",),
+            parser=lambda _, text: text.upper(),
+            kafka_default="GSSAPI",
+        ),
+        _secret("sasl.jaas.config", "PlainLoginModule or ScramLoginModule with user name and password."),
+        _text("sasl.username", "User name; librdkafka's alternative to sasl.jaas.config."),
+        _secret("sasl.password", "Password; librdkafka's alternative to sasl.jaas.config."),
+        _text("ssl.ca.location", "PEM file of the certificate authorities; the system's when not set."),
+        _text("ssl.certificate.location", "PEM file of the client certificate."),
+        _text("ssl.key.location", "PEM file of the client's private key."),
+        _secret("ssl.key.password", "Password of the private key."),
+        _text("ssl.truststore.location", "As ssl.ca.location, under Java's name; must be PEM."),
+        _text("ssl.truststore.type", "Only PEM is accepted; inferred from the file name when not set."),
+        _text("ssl.keystore.location", "PEM file of client certificate and private key, under Java's name."),
+        _text("ssl.keystore.type", "Only PEM is accepted; inferred from the file name when not set."),
+        ConfigKey(
+            "ssl.endpoint.identification.algorithm",
+            ConfigType.STRING,
+            "https",
+            "Any other value than https turns off the check of the broker's host name.",
+            parser=lambda _, text: text.lower(),
+        ),
+    )
+}
+"""Settings of TLS and SASL, by name."""
 
 _JAAS_OPTION = re.compile(r'(\w+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]+)')
 _JAAS_MODULES = {
@@ -46,7 +87,7 @@ _JAAS_MODULES = {
 
 @dataclass(frozen=True)
 class SecuritySettings:
-    """What a connection needs to be let in; can be pickled, and does not print the password."""
+    """Protocol, TLS settings and credentials of a connection; picklable; `repr` omits the password."""
 
     protocol: str = "PLAINTEXT"
     tls: TlsSettings | None = field(default=None, repr=False)
@@ -56,46 +97,45 @@ class SecuritySettings:
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> SecuritySettings:
-        """Reads the settings of `SETTINGS`, others are left alone.
+        """Parses the settings of `SECURITY_KEYS`; others are left to their own parsers.
 
-        Raises: ConfigurationError naming the setting and the mend.
+        Raises: ConfigurationError for malformed, unsupported or missing settings.
         """
-        protocol = settings.get("security.protocol", "PLAINTEXT").upper()
-        if protocol not in PROTOCOLS:
-            raise ConfigurationError(f"security.protocol: {protocol!r} is not one of {', '.join(PROTOCOLS)}")
-        tls = _parse_tls(settings) if protocol.endswith("SSL") else None
+        values: dict[str, str] = parse_given(SECURITY_KEYS, settings, OPTION_PREFIX)
+        protocol = values.get("security.protocol", "PLAINTEXT")
+        tls = _parse_tls(values) if protocol.endswith("SSL") else None
         if not protocol.startswith("SASL"):
             return cls(protocol, tls)
-        mechanism = (settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "").upper()
-        username, password = settings.get("sasl.username"), settings.get("sasl.password")
-        if "sasl.jaas.config" in settings:
-            allowed, username, password = parse_jaas(settings["sasl.jaas.config"])
+        mechanism = values.get("sasl.mechanism", "")
+        username, password = values.get("sasl.username"), values.get("sasl.password")
+        if "sasl.jaas.config" in values:
+            allowed, username, password = parse_jaas(values["sasl.jaas.config"])
             mechanism = mechanism or allowed[0]
             if mechanism not in allowed:
                 raise ConfigurationError(
-                    f"sasl.mechanism is {mechanism}, but the login module in sasl.jaas.config is for "
-                    + ", ".join(allowed)
+                    f"Option kafka.sasl.mechanism is {mechanism}, but the login module in kafka.sasl.jaas.config "
+                    f"is for {', '.join(allowed)}. Set both to the same mechanism."
                 )
         if mechanism not in MECHANISMS:
-            raise ConfigurationError(
-                f"sasl.mechanism: {mechanism or 'not given'}; supported are {', '.join(MECHANISMS)}"
-            )
+            got = f"got {mechanism!r}" if mechanism else "but is not set"
+            raise ConfigurationError(f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, {got}.")
         if not username or password is None:
             raise ConfigurationError(
-                f"{protocol} needs sasl.username and sasl.password, or sasl.jaas.config with both inside"
+                f"Option kafka.security.protocol is {protocol}, but user name or password is missing. Set "
+                "kafka.sasl.username and kafka.sasl.password, or kafka.sasl.jaas.config."
             )
         return cls(protocol, tls, mechanism, username, password)
 
 
 def parse_jaas(text: str) -> tuple[tuple[str, ...], str, str]:
-    """Mechanisms, user name and password of a ``sasl.jaas.config`` value.
+    """Returns mechanisms, user name and password of a ``sasl.jaas.config`` value.
 
     Raises: ConfigurationError on another login module and on a missing user name or password.
     """
     module = text.split(maxsplit=1)[0].rpartition(".")[2] if text.split() else ""
     if module not in _JAAS_MODULES:
         raise ConfigurationError(
-            f"sasl.jaas.config: login module {module or 'missing'!s}; supported are {', '.join(_JAAS_MODULES)}"
+            f"Option kafka.sasl.jaas.config must name one of {', '.join(_JAAS_MODULES)}, got {module!r}."
         )
     values = {
         name: re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
@@ -103,7 +143,9 @@ def parse_jaas(text: str) -> tuple[tuple[str, ...], str, str]:
     }
     for needed in ("username", "password"):
         if needed not in values:
-            raise ConfigurationError(f'sasl.jaas.config has no {needed}; write {needed}="..." before the semicolon')
+            raise ConfigurationError(
+                f'Option kafka.sasl.jaas.config has no {needed}. Write {needed}="..." before the semicolon.'
+            )
     return _JAAS_MODULES[module], values["username"], values["password"]
 
 
@@ -112,8 +154,8 @@ def _parse_tls(settings: Mapping[str, str]) -> TlsSettings:
         kind = settings.get(f"ssl.{store}.type", "PEM" if _is_pem(settings.get(f"ssl.{store}.location", "")) else "JKS")
         if f"ssl.{store}.location" in settings and kind.upper() != "PEM":
             raise ConfigurationError(
-                f"ssl.{store}.type: {kind} stores are Java's own; export the store as PEM "
-                f"(keytool -exportcert -rfc, or openssl pkcs12) and set ssl.{store}.type=PEM"
+                f"Option kafka.ssl.{store}.type must be PEM, got {kind!r}. Export the {store} as PEM "
+                f"(keytool -exportcert -rfc, or openssl pkcs12) and set kafka.ssl.{store}.type=PEM."
             )
     certificate = settings.get("ssl.certificate.location") or settings.get("ssl.keystore.location")
     return TlsSettings(
@@ -121,7 +163,7 @@ def _parse_tls(settings: Mapping[str, str]) -> TlsSettings:
         cert_file=certificate,
         key_file=settings.get("ssl.key.location") or settings.get("ssl.keystore.location"),
         key_password=settings.get("ssl.key.password"),
-        check_hostname=settings.get("ssl.endpoint.identification.algorithm", "https").lower() == "https",
+        check_hostname=settings.get("ssl.endpoint.identification.algorithm", "https") == "https",
     )
 
 
