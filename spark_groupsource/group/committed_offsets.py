@@ -47,9 +47,10 @@ def commit_offsets(
     if error is not ErrorCode.NONE:
         builder.reply(context.token, commit_error_response(request, error))
         return
-    retention_ms = request.retention_time_ms
-    expires = -1 if retention_ms == -1 or not 2 <= context.api_version <= 4 else builder.timestamp_ms + retention_ms
-    builder.reply(context.token, commit_response(_store(builder, request, expires)))
+    expire_timestamp_ms = -1
+    if request.retention_time_ms != -1 and 2 <= context.api_version <= 4:
+        expire_timestamp_ms = builder.instant.timestamp_ms + request.retention_time_ms
+    builder.reply(context.token, commit_response(_store(builder, request, expire_timestamp_ms)))
 
 
 def commit_transactional_offsets(
@@ -64,7 +65,9 @@ def commit_transactional_offsets(
     builder.reply(context.token, commit_response(_store(builder, request, -1), transactional=True))
 
 
-def _store(builder: OutcomeBuilder, request: Message, expires: int) -> list[tuple[str, list[tuple[int, ErrorCode]]]]:
+def _store(builder: OutcomeBuilder, request: Message, expire_timestamp_ms: int) -> list[
+    tuple[str, list[tuple[int, ErrorCode]]]
+]:
     """Records of the request's offsets, and what is answered about each."""
     results: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
     for topic in request.topics:
@@ -78,8 +81,8 @@ def _store(builder: OutcomeBuilder, request: Message, expires: int) -> list[tupl
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch,
                 metadata=metadata,
-                commit_timestamp_ms=builder.timestamp_ms,
-                expire_timestamp_ms=expires,
+                commit_timestamp_ms=builder.instant.timestamp_ms,
+                expire_timestamp_ms=expire_timestamp_ms,
             )
             builder.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
             partitions.append((partition.partition_index, ErrorCode.NONE))

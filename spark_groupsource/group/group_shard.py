@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Callable, Collection, Iterator, Mapping, Sequence
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import committed_offsets, group_admin, join_group, member_sessions, rebalance, sync_group
 from spark_groupsource.group.classic_group import ClassicGroup
@@ -112,14 +113,14 @@ class GroupShard:
 
     # --- decisions
 
-    def handle(self, request: Message, context: RequestContext, now_ms: int) -> Outcome:
+    def handle(self, request: Message, context: RequestContext, instant: Instant) -> Outcome:
         """Decides one request of a group API; its answer is in this outcome or comes in a later one.
 
         Every group the request names belongs to this shard (`fanout.split` sees to that).
 
-        Args: `now_ms` monotonic. Raises: KeyError for a request of another API; RuntimeError on a bug.
+        Raises: KeyError for a request of another API; RuntimeError on a bug.
         """
-        builder = self._builder(now_ms, context.timestamp_ms)
+        builder = self._builder(instant)
         error = self._check(request, context)
         if error is not None:
             builder.reply(context.token, error_response(request, error, context.api_version))
@@ -127,9 +128,9 @@ class GroupShard:
             self._handlers[request.API_KEY](builder, request, context)
         return builder.outcome()
 
-    def expire(self, timer: GroupTimer, now_ms: int, timestamp_ms: int) -> Outcome:
+    def expire(self, timer: GroupTimer, instant: Instant) -> Outcome:
         """Handles an expired timer; a timer of a removed group or member has no effect."""
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         group = self.groups.get(timer.group_id)
         if group is None or self.state is not ShardState.ACTIVE:
             return builder.outcome()
@@ -141,12 +142,12 @@ class GroupShard:
             member_sessions.expire_session(builder, group, timer.member_id)
         return builder.outcome()
 
-    def append_succeeded(self, outcome: Outcome, now_ms: int, timestamp_ms: int) -> Outcome:
+    def append_succeeded(self, outcome: Outcome, instant: Instant) -> Outcome:
         """Goes on after the records of `outcome` were replayed and are durable; its replies are the caller's."""
         stored = outcome.after_append
         if stored is None or isinstance(stored, StoreOffsets):
             return _NOTHING
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         if isinstance(stored, StoreRemoval):
             for group_id in stored.group_ids:
                 self._drop_if_gone(builder, group_id)
@@ -160,12 +161,12 @@ class GroupShard:
                 sync_group.assignment_stored(builder, group, stored, self.store.groups[stored.group_id])
         return builder.outcome()
 
-    def append_failed(self, outcome: Outcome, error_code: int, now_ms: int, timestamp_ms: int) -> Outcome:
+    def append_failed(self, outcome: Outcome, error_code: int, instant: Instant) -> Outcome:
         """Goes on after the records of `outcome` could not be appended, and were not replayed.
 
         The outcome returned stands in for the replies of `outcome`, which must not be sent.
         """
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         error = append_error(error_code)
         stored = outcome.after_append
         builder.event("append_failed", "", f"Appending to __consumer_offsets-{self.partition} failed: {error.name}")
@@ -188,14 +189,13 @@ class GroupShard:
 
     # --- lasting state
 
-    def replay(self, key: bytes, value: bytes | None, *, timestamp_ms: int, producer_id: int = -1) -> None:
+    def replay(self, key: bytes, value: bytes | None, *, producer_id: int = -1) -> None:
         """Takes one record of the log over, at load and after each append: the only change of lasting state.
 
         `producer_id` is that of the transaction the record belongs to, -1 for none.
 
         Raises: CorruptRecordError on bytes that cannot be understood; the partition must not be served then.
         """
-        del timestamp_ms  # every value carries the times that matter
         if producer_id < 0:
             self.store.replay(key, value)
         else:
@@ -205,10 +205,10 @@ class GroupShard:
         """Takes over the marker of a transaction, at load and after each append."""
         self.store.end_transaction(producer_id, committed)
 
-    def on_loaded(self, now_ms: int, timestamp_ms: int = -1) -> Outcome:
+    def on_loaded(self, instant: Instant) -> Outcome:
         """Begins to serve after the log was replayed: every member gets a full session from now."""
         self.state = ShardState.ACTIVE
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         for group_id, value in self.store.groups.items():
             if not value.members:
                 continue
@@ -227,9 +227,9 @@ class GroupShard:
         )
         return builder.outcome()
 
-    def on_unloaded(self, now_ms: int, timestamp_ms: int = -1) -> Outcome:
+    def on_unloaded(self, instant: Instant) -> Outcome:
         """Ends serving: every parked request is answered NOT_COORDINATOR. All timers of this shard are void."""
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         for group in self.groups.values():
             for member in group.members.values():
                 parked = group.take_awaiting_join(member)
@@ -239,36 +239,36 @@ class GroupShard:
                 if member.awaiting_sync is not None:
                     builder.reply(member.awaiting_sync.token, sync_error_response(ErrorCode.NOT_COORDINATOR))
                     member.awaiting_sync = None
-            group.transition(DEAD, timestamp_ms)
+            group.transition(DEAD, instant.timestamp_ms)
         self.groups.clear()
         self.store = GroupStore()
         self.state = ShardState.CLOSED
         builder.event("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
         return builder.outcome()
 
-    def on_partitions_deleted(
-        self, topic_partitions: Collection[TopicPartition], timestamp_ms: int, now_ms: int = 0
-    ) -> Outcome:
+    def on_partitions_deleted(self, topic_partitions: Collection[TopicPartition], instant: Instant) -> Outcome:
         """Tombstones for the offsets of deleted partitions in every group, whatever their age."""
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         deleted = set(topic_partitions)
         for group_id in self.store.group_ids():
             for topic, partition in sorted(deleted & self.store.partitions_of(group_id)):
                 builder.store_offset(OffsetKey(group_id, topic, partition), None)
         return builder.outcome()
 
-    def expire_offsets(self, timestamp_ms: int, now_ms: int = 0) -> Outcome:
+    def expire_offsets(self, instant: Instant) -> Outcome:
         """Tombstones for offsets whose time is over, and for Empty groups that have none left. O(offsets).
 
         To be called every `offsets.retention.check.interval.ms`.
         """
-        builder = self._builder(now_ms, timestamp_ms)
+        builder = self._builder(instant)
         removed = []
         count = 0
         for group in self._all_groups():
             stored = self.store.offsets_of(group.group_id)
             pending = self.store.pending.of(group.group_id)
-            over = committed_offsets.expired_offsets(group, stored, self.config.offsets_retention_ms, timestamp_ms)
+            over = committed_offsets.expired_offsets(
+                group, stored, self.config.offsets_retention_ms, instant.timestamp_ms
+            )
             gone = [topic_partition for topic_partition in over if topic_partition not in pending]
             count += len(gone)
             unused = group.state is EMPTY and not group.pending_joins and not pending
@@ -285,8 +285,8 @@ class GroupShard:
 
     # --- groups
 
-    def _builder(self, now_ms: int, timestamp_ms: int) -> OutcomeBuilder:
-        return OutcomeBuilder(self.config, self.partition, now_ms, timestamp_ms)
+    def _builder(self, instant: Instant) -> OutcomeBuilder:
+        return OutcomeBuilder(self.config, self.partition, instant)
 
     def group(self, group_id: str) -> ClassicGroup | None:
         group = self.groups.get(group_id)
@@ -317,7 +317,7 @@ class GroupShard:
         # where somebody has committed meanwhile, it comes back as what its offsets make it: a group without a past
         for member_id in sorted(group.pending_joins):  # they will be told to begin again
             builder.cancel_timer(SessionTimer(group_id, member_id))
-        group.transition(DEAD, builder.timestamp_ms)
+        group.transition(DEAD, builder.instant.timestamp_ms)
         del self.groups[group_id]
 
     # --- requests
@@ -348,12 +348,12 @@ class GroupShard:
             return join_group.join_group(builder, group, request, context)
         if request.member_id:
             return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
-        group = ClassicGroup(request.group_id, builder.timestamp_ms)
+        group = ClassicGroup(request.group_id, builder.instant.timestamp_ms)
         join_group.join_group(builder, group, request, context)
         if not group.members and not group.pending_joins:
             return  # refused: nothing has come into being
         self.groups[request.group_id] = group
-        builder.store_group(request.group_id, GroupValue("", 0, None, None, builder.timestamp_ms))
+        builder.store_group(request.group_id, GroupValue("", 0, None, None, builder.instant.timestamp_ms))
         first = next(iter(group.pending_joins or group.members))
         builder.after_append = StoreNewGroup(request.group_id, first, context.token, context.api_version)
 

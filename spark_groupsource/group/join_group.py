@@ -83,7 +83,7 @@ def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: Message, co
     if not group.supports_protocols(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
         return _refuse(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
     instance_id = request.group_instance_id
-    member_id = new_member_id(context.client_id, instance_id, context.fresh_id)
+    member_id = new_member_id(context.client_id, instance_id, context.new_uuid)
     if instance_id is None:
         if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:  # N3
             return _require_member_id(builder, group, request, context, member_id)
@@ -217,7 +217,7 @@ def _replace_static(
     if rule.action is GroupAction.AWAIT_JOIN:
         return
     if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT and group.select_protocol() == group.protocol_name:
-        builder.store_group(group.group_id, group.to_value(builder.timestamp_ms, lambda m: m.assignment))
+        builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))
         builder.after_append = StoreReplacement(
             group_id=group.group_id,
             generation_id=group.generation_id,
@@ -303,4 +303,4 @@ def new_group_failed(builder: OutcomeBuilder, group: ClassicGroup, member_id: st
     builder.cancel_timer(SessionTimer(group.group_id, member_id))
     if not group.members and not group.pending_joins:
         builder.cancel_timer(JoinTimer(group.group_id))
-        group.transition(DEAD, builder.timestamp_ms)
+        group.transition(DEAD, builder.instant.timestamp_ms)

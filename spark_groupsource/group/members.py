@@ -102,9 +102,9 @@ class Member:
         )
 
 
-def new_member_id(client_id: str, group_instance_id: str | None, fresh_id: str) -> str:
+def new_member_id(client_id: str, group_instance_id: str | None, new_uuid: str) -> str:
     """``<client id>-<uuid>``, or ``<instance id>-<uuid>`` for a static member."""
-    return f"{client_id if group_instance_id is None else group_instance_id}-{fresh_id}"
+    return f"{client_id if group_instance_id is None else group_instance_id}-{new_uuid}"
 
 
 def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.group.config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
@@ -38,15 +39,14 @@ class RequestContext(NamedTuple):
     """What a request brings besides its message.
 
     `token` is opaque and names the reply; `client_host` is the address as Java prints it (``/127.0.0.1``);
-    `fresh_id` is a new uuid as text, used if the request needs a new member id; `timestamp_ms` is epoch ms.
+    `new_uuid` becomes part of the member id if the request creates one.
     """
 
     token: object
     api_version: int
     client_id: str
     client_host: str
-    fresh_id: str
-    timestamp_ms: int
+    new_uuid: str
 
 
 class LogRecord(NamedTuple):
@@ -157,15 +157,11 @@ class Outcome(NamedTuple):
 
 @dataclass
 class OutcomeBuilder:
-    """One call of the shard while it is being decided: the clocks, the settings, and the outcome so far.
-
-    `now_ms` is monotonic, `timestamp_ms` epoch.
-    """
+    """Collects the outcome of one call of the shard; also carries the settings and the time of the call."""
 
     config: GroupConfig
     partition: int
-    now_ms: int
-    timestamp_ms: int
+    instant: Instant
     records: list[LogRecord] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     timers: list[SetTimer | CancelTimer] = field(default_factory=list)
@@ -179,7 +175,7 @@ class OutcomeBuilder:
 
     def set_timer(self, key: GroupTimer, delay_ms: int) -> None:
         """Starts or moves a timer to `delay_ms` from now."""
-        self.timers.append(SetTimer(key, self.now_ms + delay_ms))
+        self.timers.append(SetTimer(key, self.instant.now_ms + delay_ms))
 
     def cancel_timer(self, key: GroupTimer) -> None:
         self.timers.append(CancelTimer(key))

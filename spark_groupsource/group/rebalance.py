@@ -37,7 +37,7 @@ def prepare_rebalance(builder: OutcomeBuilder, group: ClassicGroup, reason: str)
         f"{group.generation_id} (__consumer_offsets-{builder.partition}) (reason: {reason})",
     )
     group.is_initial_rebalance = group.state is EMPTY
-    group.transition(PREPARING_REBALANCE, builder.timestamp_ms)
+    group.transition(PREPARING_REBALANCE, builder.instant.timestamp_ms)
     if group.is_initial_rebalance:
         delay_ms = builder.config.group_initial_rebalance_delay_ms
         group.new_member_added = False
@@ -83,7 +83,7 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
         builder.set_timer(JoinTimer(group.group_id), group.rebalance_timeout_ms)
         return
     builder.cancel_timer(JoinTimer(group.group_id))
-    group.init_next_generation(builder.timestamp_ms)
+    group.init_next_generation(builder.instant.timestamp_ms)
     where = f"generation {group.generation_id} (__consumer_offsets-{builder.partition})"
     if not group.members:
         builder.event("group_emptied", group.group_id, f"Group {group.group_id} with {where} is now empty")

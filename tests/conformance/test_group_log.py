@@ -134,12 +134,12 @@ def test_unloading_always_works_and_so_does_loading_again() -> None:
     context = GroupContext()
     (member,) = context.stable()
     context.commit(7, member.member_id, 1)
-    context.settle(context.shard.on_unloaded(context.clock.now_ms()))
-    context.settle(context.shard.on_unloaded(context.clock.now_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
     assert context.heartbeat(member.member_id, 1) is ErrorCode.NOT_COORDINATOR
     for key, value in context.log:
-        context.shard.replay(key, value, timestamp_ms=context.clock.timestamp_ms())
-    context.settle(context.shard.on_loaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+        context.shard.replay(key, value)
+    context.settle(context.shard.on_loaded(context.clock.instant()))
     assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
     assert context.state() is STABLE and context.fetch() == {TP: 7}
     assert context.state("other") is DEAD

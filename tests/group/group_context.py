@@ -136,14 +136,14 @@ class GroupContext:
                 self.end_transaction(*entry)
             else:
                 self.append(entry[1], entry[2], entry[0])
-        self.settle(self.shard.on_loaded(self.clock.now_ms(), self.clock.timestamp_ms()))
+        self.settle(self.shard.on_loaded(self.clock.instant()))
 
     # --- the broker's part
 
     def append(self, key: bytes, value: bytes | None, producer_id: int = -1) -> None:
         self.log.append((key, value))
         self.history.append((producer_id, key, value))
-        self.shard.replay(key, value, timestamp_ms=self.clock.timestamp_ms(), producer_id=producer_id)
+        self.shard.replay(key, value, producer_id=producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """What the broker does when it has written a marker."""
@@ -164,8 +164,7 @@ class GroupContext:
         if not outcome.records:
             self._reply(outcome)
         elif self.append_error is not None:
-            now, timestamp = self.clock.now_ms(), self.clock.timestamp_ms()
-            self.settle(self.shard.append_failed(outcome, self.append_error, now, timestamp))
+            self.settle(self.shard.append_failed(outcome, self.append_error, self.clock.instant()))
         else:
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
             for key, value in outcome.records:
@@ -177,7 +176,7 @@ class GroupContext:
 
     def _appended(self, outcome: Outcome) -> None:
         self._reply(outcome)
-        self.settle(self.shard.append_succeeded(outcome, self.clock.now_ms(), self.clock.timestamp_ms()))
+        self.settle(self.shard.append_succeeded(outcome, self.clock.instant()))
 
     def release_appends(self) -> None:
         self.hold_appends = False
@@ -195,9 +194,8 @@ class GroupContext:
         self._ids += 1
         token = object()
         answer = self._answers[token] = Answer(request, version)
-        timestamp = self.clock.timestamp_ms()
-        context = RequestContext(token, version, client_id, host, f"uuid-{self._ids}", timestamp)
-        self.settle(self.shard.handle(request, context, self.clock.now_ms()))
+        context = RequestContext(token, version, client_id, host, f"uuid-{self._ids}")
+        self.settle(self.shard.handle(request, context, self.clock.instant()))
         return answer
 
     def advance(self, duration_ms: int) -> None:
@@ -209,7 +207,7 @@ class GroupContext:
                 break
             self.clock.advance_ms(max(due[1] - self.clock.now_ms(), 0))
             del self.timers[due[0]]
-            self.settle(self.shard.expire(due[0], self.clock.now_ms(), self.clock.timestamp_ms()))
+            self.settle(self.shard.expire(due[0], self.clock.instant()))
         self.clock.advance_ms(end - self.clock.now_ms())
 
     def parked_count(self) -> int:

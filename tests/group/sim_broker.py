@@ -36,11 +36,11 @@ class Entry(NamedTuple):
     producer_id: int = -1
     committed: bool = False
 
-    def replay_into(self, shard: GroupShard, timestamp_ms: int) -> None:
+    def replay_into(self, shard: GroupShard) -> None:
         if self.key is None:
             shard.end_transaction(self.producer_id, self.committed)
         else:
-            shard.replay(self.key, self.value, timestamp_ms=timestamp_ms, producer_id=self.producer_id)
+            shard.replay(self.key, self.value, producer_id=self.producer_id)
 
 
 class _Held(NamedTuple):
@@ -83,26 +83,26 @@ class Broker:
         token = self._tokens
         waiting = self.waiting[token] = Waiting(request, version, answer)
         waiting.decided = self.checks.before(request)
-        context = RequestContext(token, version, client_id, "/127.0.0.1", f"u{token}", self.time.timestamp_ms)
+        context = RequestContext(token, version, client_id, "/127.0.0.1", f"u{token}")
         cause = Cause("request", getattr(request, "group_id", None), request, token)
-        self._run(self.shard.handle(request, context, self.time.now_ms), cause)
+        self._run(self.shard.handle(request, context, self.time.instant()), cause)
 
     def _expire(self, incarnation: int, key: GroupTimer, deadline_ms: int) -> None:
         if incarnation == self.incarnation and self.timers.get(key) == deadline_ms:
             del self.timers[key]
-            outcome = self.shard.expire(key, self.time.now_ms, self.time.timestamp_ms)
+            outcome = self.shard.expire(key, self.time.instant())
             self._run(outcome, Cause(f"timer {type(key).__name__}", key.group_id))
 
     def expire_offsets(self) -> None:
         if self.is_loaded:
-            self._run(self.shard.expire_offsets(self.time.timestamp_ms, self.time.now_ms), Cause("expire offsets"))
+            self._run(self.shard.expire_offsets(self.time.instant()), Cause("expire offsets"))
 
     def drop_partitions(self, partitions: list[TopicPartition]) -> None:
         """All of a topic's partitions were deleted: as the broker does, it tells the shard when that has loaded."""
         if not self.is_loaded:
             self._deleted_while_loading.append(partitions)
             return
-        outcome = self.shard.on_partitions_deleted(partitions, self.time.timestamp_ms, self.time.now_ms)
+        outcome = self.shard.on_partitions_deleted(partitions, self.time.instant())
         self._run(outcome, Cause(f"drop {partitions[0].topic}"))
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
@@ -113,7 +113,7 @@ class Broker:
         self.log.append(entry)
         self.checks.transaction_ended(producer_id, committed)
         if self.is_loaded:
-            entry.replay_into(self.shard, self.time.timestamp_ms)
+            entry.replay_into(self.shard)
             self.checks.after(Cause("marker"))
 
     # --- crash and move
@@ -131,7 +131,7 @@ class Broker:
         """The shard is unloaded; what waits is told so."""
         self._release(len(self.held))
         if self.is_loaded:
-            self._run(self.shard.on_unloaded(self.time.now_ms, self.time.timestamp_ms), Cause("move"))
+            self._run(self.shard.on_unloaded(self.time.instant()), Cause("move"))
             self.checks.nobody_waits()
         self._seat(load_ms)
 
@@ -150,14 +150,14 @@ class Broker:
             self._loaded()
 
     def _loaded(self) -> None:
-        self._run(self.shard.on_loaded(self.time.now_ms, self.time.timestamp_ms), Cause("load"))
+        self._run(self.shard.on_loaded(self.time.instant()), Cause("load"))
         deleted, self._deleted_while_loading = self._deleted_while_loading, []
         for partitions in deleted:
             self.drop_partitions(partitions)
 
     def _replay(self, start: int, end: int) -> None:
         for entry in self.log[start:end]:
-            entry.replay_into(self.shard, self.time.timestamp_ms)
+            entry.replay_into(self.shard)
 
     # --- decide, append, replay, reply
 
@@ -166,7 +166,6 @@ class Broker:
         self.checks.after(cause)
 
     def _settle(self, outcome: Outcome, cause: Cause) -> None:
-        now_ms, timestamp_ms = self.time.now_ms, self.time.timestamp_ms
         for timer in outcome.timers:
             if isinstance(timer, SetTimer):
                 self.timers[timer.key] = timer.deadline_ms
@@ -175,9 +174,9 @@ class Broker:
                 self.timers.pop(timer.key, None)
         if not outcome.records:
             self._reply(outcome)
-        elif now_ms < self.fails_until_ms:
+        elif self.time.now_ms < self.fails_until_ms:
             self.checks.append_failed(outcome.records)
-            self._settle(self.shard.append_failed(outcome, self.append_error, now_ms, timestamp_ms), cause)
+            self._settle(self.shard.append_failed(outcome, self.append_error, self.time.instant()), cause)
         else:
             log_start = len(self.log)
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
@@ -185,15 +184,15 @@ class Broker:
                 self.checks.appending(cause, key, value, producer_id)
                 entry = Entry(key, value, producer_id)
                 self.log.append(entry)
-                entry.replay_into(self.shard, timestamp_ms)
-            if now_ms < self.late_until_ms or self.held:
+                entry.replay_into(self.shard)
+            if self.time.now_ms < self.late_until_ms or self.held:
                 self._hold(_Held(outcome, cause, log_start))
             else:
                 self._appended(outcome, cause)
 
     def _appended(self, outcome: Outcome, cause: Cause) -> None:
         self._reply(outcome)
-        self._settle(self.shard.append_succeeded(outcome, self.time.now_ms, self.time.timestamp_ms), cause)
+        self._settle(self.shard.append_succeeded(outcome, self.time.instant()), cause)
 
     def _hold(self, held: _Held) -> None:
         self.held.append(held)

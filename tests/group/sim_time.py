@@ -5,6 +5,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any, Callable
 
+from spark_groupsource.clock import Instant
+
 _EPOCH_MS = 1_700_000_000_000
 # offsets are kept for a minute at least, so the epoch clock runs ahead of the monotonic one
 _EPOCH_SPEED = 40
@@ -21,6 +23,9 @@ class Time:
     @property
     def timestamp_ms(self) -> int:
         return _EPOCH_MS + self.now_ms * _EPOCH_SPEED
+
+    def instant(self) -> Instant:
+        return Instant(self.now_ms, self.timestamp_ms)
 
     def call_at(self, at_ms: int, what: Callable[..., None], *args: Any) -> None:
         """Calls of one moment come in the order they were asked for."""

@@ -281,8 +281,8 @@ class World:
         if all(entry.producer_id < 0 for entry in log):
             log = list({entry.key: entry for entry in log}.values())
         for entry in log:
-            entry.replay_into(fresh, self.time.timestamp_ms)
-        fresh.on_loaded(self.time.now_ms, self.time.timestamp_ms)
+            entry.replay_into(fresh)
+        fresh.on_loaded(self.time.instant())
         for group_id in "abc":
             live, found = self.broker.shard.group(group_id), fresh.group(group_id)
             if live is None or found is None or group_id in self.broker.checks.unstored:

@@ -6,6 +6,7 @@ import pytest
 from group_context import CONFIG, GROUP, GroupContext
 from group_invariants import promised
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE
@@ -45,7 +46,7 @@ def test_an_unknown_group_is_described_as_dead(context: GroupContext, version: i
 
 @pytest.mark.conformance("GC-140")
 def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     described = context.describe()
     assert (described.error_code, described.group_state) == (ErrorCode.NOT_COORDINATOR, "")
 
@@ -167,14 +168,14 @@ def test_a_group_with_members_is_not_deleted(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-146")
 def test_a_null_group_id(context: GroupContext) -> None:
     request = DeleteGroupsRequest(groups_names=[None])
-    outcome = context.shard.handle(request, RequestContext("t", 2, "c", "/h", "id", 0), 0)
+    outcome = context.shard.handle(request, RequestContext("t", 2, "c", "/h", "id"), Instant(0, 0))
     (result,) = outcome.replies[0].response.results
     assert result.error_code == ErrorCode.INVALID_GROUP_ID
 
 
 @pytest.mark.conformance("GC-147")
 def test_delete_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NOT_COORDINATOR}
 
 
@@ -249,8 +250,8 @@ def test_while_a_partition_loads() -> None:
     shard = GroupShard(0, CONFIG)
 
     def error(request: object, version: int) -> int:
-        context = RequestContext("token", version, "client", "/127.0.0.1", "id", 0)
-        (reply,) = shard.handle(request, context, 0).replies
+        context = RequestContext("token", version, "client", "/127.0.0.1", "id")
+        (reply,) = shard.handle(request, context, Instant(0, 0)).replies
         response = reply.response
         for field in ("groups", "results", "topics"):
             entries = getattr(response, field, None) or ()
@@ -273,7 +274,7 @@ def test_while_a_partition_loads() -> None:
     sync = SyncGroupRequest(group_id=GROUP, member_id="m", protocol_type="consumer", protocol_name="range")
     assert error(sync, 5) == ErrorCode.REBALANCE_IN_PROGRESS
     assert error(HeartbeatRequest(group_id=GROUP, member_id="m"), 4) == ErrorCode.NONE
-    shard.on_loaded(0)
+    shard.on_loaded(Instant(0, 0))
     assert error(DescribeGroupsRequest(groups=[GROUP]), 5) == ErrorCode.NONE
 
 
@@ -287,7 +288,7 @@ def test_unloading_answers_parked_joins(context: GroupContext) -> None:
     parked = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
     elsewhere = context.join(group="other")
     groups = list(context.shard.groups.values())
-    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
     for answer, member in zip(parked, members, strict=True):
         assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
     assert elsewhere.error is ErrorCode.NOT_COORDINATOR
@@ -300,7 +301,7 @@ def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
     _, *followers = context.completing(3)
     parked = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
-    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
     assert [answer.error for answer in parked] == [ErrorCode.NOT_COORDINATOR] * 2
     assert len(context.log) == records  # no tombstones: the next owner loads it all
     assert context.state() is DEAD

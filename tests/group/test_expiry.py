@@ -24,7 +24,7 @@ def context() -> GroupContext:
 def expire(context: GroupContext) -> int:
     """Runs the task; returns how many records it left."""
     before = len(context.log)
-    context.settle(context.shard.expire_offsets(context.clock.timestamp_ms()))
+    context.settle(context.shard.expire_offsets(context.clock.instant()))
     return len(context.log) - before
 
 
@@ -236,7 +236,7 @@ def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext
     context.commit(2, group="simple")
     context.commit(3, group="simple", topic="other")
     gone = [TopicPartition("topic", 0), TopicPartition("never", 0)]
-    context.settle(context.shard.on_partitions_deleted(gone, context.clock.timestamp_ms()))
+    context.settle(context.shard.on_partitions_deleted(gone, context.clock.instant()))
     assert context.fetch() == {("topic", 1): 1}
     assert context.fetch(group="simple") == {("other", 0): 3}
     assert context.state(GROUP) is STABLE
@@ -247,7 +247,7 @@ def test_offsets_of_deleted_partitions_go_though_their_transaction_is_open(conte
     context.commit_in_transaction(1, partitions=(0, 1))
     context.commit(2, partitions=(0,))
     records = len(context.log)
-    context.settle(context.shard.on_partitions_deleted([TopicPartition("topic", 0)], context.clock.timestamp_ms()))
+    context.settle(context.shard.on_partitions_deleted([TopicPartition("topic", 0)], context.clock.instant()))
     assert len(context.log) == records + 1
     context.end_transaction(7, True)
     assert context.fetch() == {("topic", 1): 1}

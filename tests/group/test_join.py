@@ -30,7 +30,7 @@ FOUR_OF_FIVE = sorted(["NONE"] * 4 + ["GROUP_MAX_SIZE_REACHED"])
 
 @pytest.mark.conformance("GC-003")
 def test_join_where_the_partition_is_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     assert context.join().error is ErrorCode.NOT_COORDINATOR
 
 

@@ -50,7 +50,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 @pytest.mark.conformance("SM-041", "SM-036")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     assert context.commit(1) == [ErrorCode.NOT_COORDINATOR]
     assert context.log == []
 
@@ -228,7 +228,7 @@ def test_a_dead_group_has_no_offsets(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-109", "SM-012")
 @pytest.mark.parametrize("version", range(1, 10))
 def test_fetch_where_the_partition_is_not_owned(context: GroupContext, version: int) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     response = context.fetch_answer(GROUP, [TP], version).response
     if version >= 8:
         (error,) = [group.error_code for group in response.groups]

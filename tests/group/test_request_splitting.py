@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext, coordinator_partition, merge_responses, split_request
 from spark_groupsource.group.request_splitting import java_string_hash
@@ -44,16 +45,16 @@ class Coordinator:
     def __init__(self) -> None:
         self.shards = [GroupShard(partition) for partition in range(PARTITIONS)]
         for shard in self.shards:
-            shard.on_loaded(0)
+            shard.on_loaded(Instant(0, 0))
 
     def ask(self, request: Message, version: int) -> Message:
-        context = RequestContext("token", version, "client", "/127.0.0.1", "id", 0)
+        context = RequestContext("token", version, "client", "/127.0.0.1", "id")
         responses = []
         for partition, part in split_request(request, version, PARTITIONS).items():
-            outcome = self.shards[partition].handle(part, context, 0)
+            outcome = self.shards[partition].handle(part, context, Instant(0, 0))
             for key, value in outcome.records:
-                self.shards[partition].replay(key, value, timestamp_ms=0)
-            assert not self.shards[partition].append_succeeded(outcome, 0, 0).replies
+                self.shards[partition].replay(key, value)
+            assert not self.shards[partition].append_succeeded(outcome, Instant(0, 0)).replies
             responses += [reply.response for reply in outcome.replies]
         return merge_responses(request, version, responses)
 
@@ -83,7 +84,7 @@ def test_answers_come_in_the_order_of_the_request(coordinator: Coordinator) -> N
 def test_every_shard_lists_its_groups(coordinator: Coordinator) -> None:
     listed = coordinator.ask(ListGroupsRequest(), 4)
     assert sorted(group.group_id for group in listed.groups) == ["a", "b", "c"]
-    coordinator.shards[coordinator_partition("b", PARTITIONS)].on_unloaded(0)
+    coordinator.shards[coordinator_partition("b", PARTITIONS)].on_unloaded(Instant(0, 0))
     listed = coordinator.ask(ListGroupsRequest(), 4)
     assert (listed.error_code, len(listed.groups)) == (ErrorCode.NOT_COORDINATOR, 2)
 

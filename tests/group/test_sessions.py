@@ -22,7 +22,7 @@ def context() -> GroupContext:
 
 @pytest.mark.conformance("GC-065", "GC-122", "GC-131")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     assert context.heartbeat("member", 1) is ErrorCode.NOT_COORDINATOR
     assert context.leave(("member", None)).error is ErrorCode.NOT_COORDINATOR
     assert context.leave(("", "instance"), ("", "other")).error is ErrorCode.NOT_COORDINATOR
@@ -152,10 +152,9 @@ def test_a_session_timer_of_a_dead_group_touches_nothing(context: GroupContext) 
 @pytest.mark.conformance("GC-161")
 def test_timers_of_what_is_gone_mean_nothing(context: GroupContext) -> None:
     context.stable()
-    now, timestamp = context.clock.now_ms(), context.clock.timestamp_ms()
     gone = [SessionTimer(GROUP, "gone"), SessionTimer("gone", "gone"), JoinTimer("gone")]
     for key in (*gone, JoinTimer(GROUP), SyncTimer(GROUP)):
-        outcome = context.shard.expire(key, now, timestamp)
+        outcome = context.shard.expire(key, context.clock.instant())
         assert not (outcome.records or outcome.replies or outcome.timers)
     assert context.state() is STABLE
 

@@ -131,7 +131,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule()
     def expire_offsets(self) -> None:
-        self.context.settle(self.context.shard.expire_offsets(self.context.clock.timestamp_ms()))
+        self.context.settle(self.context.shard.expire_offsets(self.context.clock.instant()))
 
     @rule(duration_ms=st.sampled_from([1, 50, 50, 100, 100, 250, 500, 60_000]))
     def wait(self, duration_ms: int) -> None:
@@ -152,7 +152,7 @@ class Coordinator(RuleBasedStateMachine):
         if not really:
             return
         self.context.release_appends()
-        self.context.settle(self.context.shard.on_unloaded(self.context.clock.now_ms(), 0))
+        self.context.settle(self.context.shard.on_unloaded(self.context.clock.instant()))
         assert self.context.parked_count() == 0
         ids = self.context._ids
         self.context = GroupContext(self.context.config, log=self.context.log)

@@ -34,7 +34,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-079")
 def test_partition_not_owned(context: GroupContext) -> None:
-    context.shard.on_unloaded(0)
+    context.shard.on_unloaded(context.clock.instant())
     assert context.sync("member", 1).error is ErrorCode.NOT_COORDINATOR
 
 
@@ -120,7 +120,7 @@ def test_leader_after_follower(context: GroupContext) -> None:
     # answered once: nothing is parked any more, and nothing happens to it (a second answer would fail in `deliver`)
     assert not any(member.awaiting_sync for member in context.group().members.values())
     assert context.sync(leader.member_id, 1, {follower.member_id: b"three"}).response.assignment == b""
-    context.settle(context.shard.on_unloaded(context.clock.now_ms(), context.clock.timestamp_ms()))
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
     assert parked.response.assignment == b"two"
 
 

@@ -339,7 +339,7 @@ def test_a_pending_offset_keeps_the_one_before_and_the_group_from_expiring() -> 
 
     def expire() -> int:
         before = len(context.log)
-        context.settle(context.shard.expire_offsets(context.clock.timestamp_ms()))
+        context.settle(context.shard.expire_offsets(context.clock.instant()))
         return len(context.log) - before
 
     context.commit(1, partitions=(0, 1))
@@ -356,8 +356,7 @@ def test_a_pending_offset_keeps_the_one_before_and_the_group_from_expiring() -> 
 
 def test_deleted_partitions_take_pending_offsets_along(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
-    now = context.clock.timestamp_ms()
-    context.settle(context.shard.on_partitions_deleted([TopicPartition(*P0)], now))
+    context.settle(context.shard.on_partitions_deleted([TopicPartition(*P0)], context.clock.instant()))
     context.end_transaction(7, True)
     assert context.fetch(P0, P1) == {P0: -1, P1: 1}
 

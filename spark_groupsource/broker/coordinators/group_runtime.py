@@ -59,6 +59,7 @@ class CoordinatorRuntime:
 
     def __init__(self, broker: Broker, send: Send) -> None:
         self._broker = broker
+        self._clock = broker.clock
         self._send = send
         config = broker.config
         topic = CoordinatorTopic(
@@ -93,13 +94,13 @@ class CoordinatorRuntime:
         replayed = 0
         for record in decode_records(stored.buffer, header):
             if record.key is not None:
-                shard.replay(record.key, record.value, timestamp_ms=record.timestamp_ms, producer_id=producer_id)
+                shard.replay(record.key, record.value, producer_id=producer_id)
                 replayed += 1
         return replayed
 
     def loaded(self, seat: Seat[GroupShard]) -> None:
         """Who waited for the shard is answered, and what was deleted meanwhile is removed from it."""
-        self._apply(seat, seat.shard.on_loaded(self._now_ms, self._timestamp_ms))
+        self._apply(seat, seat.shard.on_loaded(self._clock.instant()))
         if seat.partition in self._deleted:
             self._remove_offsets(seat, self._deleted.pop(seat.partition))
 
@@ -107,7 +108,7 @@ class CoordinatorRuntime:
         """Another node leads the partition now: who waits for an answer is sent there, where the shard is loaded."""
         seat = self.seats.resign(partition)
         if seat is not None:
-            self._apply(seat, seat.shard.on_unloaded(self._now_ms, self._timestamp_ms))
+            self._apply(seat, seat.shard.on_unloaded(self._clock.instant()))
 
     # --- requests and timers ---
 
@@ -143,10 +144,10 @@ class CoordinatorRuntime:
             case GroupShardTimer(partition, number, shard_timer):
                 seat = self.seats.seated(partition, number)
                 if seat is not None:
-                    self._apply(seat, seat.shard.expire(shard_timer, self._now_ms, self._timestamp_ms))
+                    self._apply(seat, seat.shard.expire(shard_timer, self._clock.instant()))
             case OffsetExpirationTimer():
                 for seat in self.seats.loaded():
-                    self._apply(seat, seat.shard.expire_offsets(self._timestamp_ms, self._now_ms))
+                    self._apply(seat, seat.shard.expire_offsets(self._clock.instant()))
                 self._set_expiry_timer()
 
     def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
@@ -165,7 +166,7 @@ class CoordinatorRuntime:
             seat.shard.end_transaction(producer_id, committed)
 
     def _remove_offsets(self, seat: Seat[GroupShard], topic_partitions: Sequence[TopicPartition]) -> None:
-        self._apply(seat, seat.shard.on_partitions_deleted(topic_partitions, self._timestamp_ms, self._now_ms))
+        self._apply(seat, seat.shard.on_partitions_deleted(topic_partitions, self._clock.instant()))
 
     def _handle_part(self, call: Call, partition: int, request: Message, token: object) -> None:
         seat = self.seats.seat(partition) if self.seats.leads(call.node_id, partition) else None
@@ -173,11 +174,11 @@ class CoordinatorRuntime:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, call.api_version))
             return
         # the system's chance costs as much as a whole heartbeat, and only who joins needs some
-        fresh_id = str(self._broker.new_id()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
+        new_uuid = str(self._broker.new_id()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
         context = RequestContext(
-            token, call.api_version, call.client_id, f"/{call.client_host}", fresh_id, self._timestamp_ms
+            token, call.api_version, call.client_id, f"/{call.client_host}", new_uuid
         )
-        self._apply(seat, seat.shard.handle(request, context, self._now_ms))
+        self._apply(seat, seat.shard.handle(request, context, self._clock.instant()))
 
     # --- decide, append, replay, reply ---
 
@@ -194,13 +195,12 @@ class CoordinatorRuntime:
                 try:
                     self._append(shard.partition, outcome.records, outcome.producer)
                 except ApiError as error:
-                    outcome = shard.append_failed(outcome, error.code, self._now_ms, self._timestamp_ms)
+                    outcome = shard.append_failed(outcome, error.code, self._clock.instant())
                     continue
-                timestamp_ms = self._timestamp_ms
                 producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
                 for record in outcome.records:
-                    shard.replay(record.key, record.value, timestamp_ms=timestamp_ms, producer_id=producer_id)
-                following = shard.append_succeeded(outcome, self._now_ms, self._timestamp_ms)
+                    shard.replay(record.key, record.value, producer_id=producer_id)
+                following = shard.append_succeeded(outcome, self._clock.instant())
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
             outcome = following
@@ -216,7 +216,7 @@ class CoordinatorRuntime:
     def _append(
         self, partition: int, records: tuple[LogRecord, ...], producer: TransactionProducer | None
     ) -> None:
-        timestamp_ms = self._timestamp_ms
+        timestamp_ms = self._clock.timestamp_ms()
         producer_id, producer_epoch = producer or (-1, -1)
         batch = encode_batch(
             [Record(record.key, record.value, timestamp_ms) for record in records],
@@ -244,12 +244,4 @@ class CoordinatorRuntime:
 
     def _set_expiry_timer(self) -> None:
         interval_ms = self._broker.config.group.offsets_retention_check_interval_ms
-        self._broker.timers.set(OffsetExpirationTimer(), self._now_ms + interval_ms)
-
-    @property
-    def _now_ms(self) -> int:
-        return self._broker.clock.now_ms()
-
-    @property
-    def _timestamp_ms(self) -> int:
-        return self._broker.clock.timestamp_ms()
+        self._broker.timers.set(OffsetExpirationTimer(), self._clock.now_ms() + interval_ms)
