@@ -1,8 +1,8 @@
-"""Two Spark applications share a Kafka consumer group over real data, and every promise is checked.
+"""Demo: two Spark applications share a Kafka consumer group; the results are verified.
 
     python jobs/demo.py [--bootstrap-servers HOST:PORT | --kafka] [--verbose]
 
-Without options everything runs on the embedded broker. Exit status 0 means that every check held.
+Without options it runs on the embedded broker. The exit status is 0 if every check passes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from demo_application import DRAIN_TIMEOUT_S, Application
+from child_processes import start_process, stop_process
+from demo_application import DRAIN_TIMEOUT_S, DemoApplication
 from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_outputs
-from demo_feed import Feed
+from demo_producer import FlightProducer
 from flights import encode_flights, load_flights
 from kafka_jars import Unavailable, java
-from processes import start_process, stop_process
 from real_kafka import RealKafka
 from rich.console import Console
 from rich.markup import escape
@@ -48,22 +48,22 @@ DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"
 
 
 class DemoFailed(Exception):
-    """The story cannot go on; the message says where it stopped and why."""
+    """A step of the demo failed; the message names the step and the cause."""
 
 
 class Demo:
-    """The story, told on `console`, at the cluster of `bootstrap_servers`."""
+    """The steps of the demo on the cluster of `bootstrap_servers`, reported on `console`."""
 
     def __init__(self, console: Console, bootstrap_servers: str, verbose: bool) -> None:
         self._console = console
         self._bootstrap = bootstrap_servers
         self._verbose = verbose
         self._clock = SystemClock()
-        self._begun_ms = self._clock.now_ms()
+        self._started_ms = self._clock.now_ms()
         self._settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers, "client.id": "demo"})
         self._cluster = Cluster(self._settings.bootstrap, self._settings)
         self._topic, self._group = "flights", "flight-delays"
-        self._applications: list[Application] = []
+        self._applications: list[DemoApplication] = []
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(),
@@ -72,20 +72,20 @@ class Demo:
             console=console,
             transient=not console.is_terminal,
         )
-        self._feed: Feed
+        self._producer: FlightProducer
 
     def run(self) -> bool:
-        """Tells the whole story; True when every check held."""
+        """Runs all steps; returns True if every check passes."""
         flights = load_flights()
-        self._name_things()
+        self._choose_names()
         create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
-        self._say(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions at {self._bootstrap}")
-        self._say(f"streaming {len(flights):,} flights into it: keyed by carrier, Avro records of conf/flights.avsc")
+        self._say(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions on {self._bootstrap}")
+        self._say(f"producing {len(flights):,} flights: Avro records of conf/flights.avsc, keyed by carrier")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._kill_applications)
-            self._feed = stack.enter_context(
-                Feed(
+            self._producer = stack.enter_context(
+                FlightProducer(
                     self._settings,
                     self._topic,
                     PARTITIONS,
@@ -103,39 +103,40 @@ class Demo:
             checks = [*check_rows(rows, ends, len(flights)), check_means(found, expected), check_lag(committed, ends)]
             self._show_carriers(found)
         self._show_checks(checks)
-        return all(check.held for check in checks)
+        return all(check.passed for check in checks)
 
     def _stream(self, total: int) -> None:
-        """Application A alone, then with B, then alone again, until the topic is drained."""
-        self._feed.allow(1 / 3)
+        """Application A alone, then A and B, then A alone again, until all flights are consumed."""
+        self._producer.resume_until(1 / 3)
         first = self._start("A")
         self._until(lambda: self._is_stable(MEMBERS), "application A joins the group")
-        self._show_group("A alone: two members share six partitions")
-        of_first = {member.member_id for member in self._describe().members}
-        self._until(lambda: self._feed.waits, "a third of the flights is produced")
+        self._show_group("A: two members share six partitions")
+        members_of_a = {member.member_id for member in self._describe().members}
+        self._until(lambda: self._producer.is_paused, "a third of the flights is produced")
         second = self._start("B")
-        # the rest of this third waits for B, which would find nothing left to read otherwise
-        self._feed.allow(1 / 2)
+        # the producer pauses at half, so that records remain for B
+        self._producer.resume_until(1 / 2)
         self._until(lambda: self._is_stable(2 * MEMBERS), "application B joins the group")
         self._show_group("A and B: four members")
-        of_second = {tp for m in self._describe().members if m.member_id not in of_first for tp in m.assignment}
-        handed_over = self._committed(of_second)
-        self._feed.allow(2 / 3)
-        self._until(lambda: self._feed.waits, "two thirds of the flights are produced")
-        self._until(lambda: self._committed(of_second) > handed_over, "application B reads and commits")
-        self._feed.allow(1)
+        members_of_b = [m for m in self._describe().members if m.member_id not in members_of_a]
+        partitions_of_b = {tp for member in members_of_b for tp in member.assignment}
+        committed_before = self._committed(partitions_of_b)
+        self._producer.resume_until(2 / 3)
+        self._until(lambda: self._producer.is_paused, "two thirds of the flights are produced")
+        self._until(lambda: self._committed(partitions_of_b) > committed_before, "application B reads and commits")
+        self._producer.resume_until(1)
         self._stop(second)
-        self._say("application [bold]B[/] has ended")
-        self._until(lambda: self._is_stable(MEMBERS), "application A takes the partitions back")
-        self._show_group("B has drained and left: A owns everything again")
-        self._until(lambda: self._feed.waits and self._committed() >= total, "application A drains the topic")
+        self._say("application [bold]B[/] has stopped")
+        self._until(lambda: self._is_stable(MEMBERS), "application A owns all partitions again")
+        self._show_group("B has drained and left: A owns all partitions")
+        self._until(lambda: self._producer.is_paused and self._committed() >= total, "application A reads all flights")
         self._stop(first)
         self._until(lambda: self._describe().state == "Empty", "the group is empty")
         self._show_group("A has drained and left")
 
-    def _start(self, name: str) -> Application:
+    def _start(self, name: str) -> DemoApplication:
         self._say(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {MEMBERS} members")
-        application = Application(
+        application = DemoApplication(
             name,
             DIRECTORY / f"application-{name.lower()}",
             bootstrap_servers=self._bootstrap,
@@ -146,49 +147,49 @@ class Demo:
         self._applications.append(application)
         return application
 
-    def _stop(self, application: Application) -> None:
+    def _stop(self, application: DemoApplication) -> None:
         self._say(f"SIGTERM to application [bold]{application.name}[/]: it finishes its batch, commits and leaves")
         application.terminate()
         self._until(
-            lambda: not application.running, f"application {application.name} drains", DRAIN_TIMEOUT_S, application
+            lambda: not application.is_running, f"application {application.name} drains", DRAIN_TIMEOUT_S, application
         )
-        if not application.drained:
+        if not application.is_drained:
             raise DemoFailed(
-                f"application {application.name} ended with status {application.exit_status} after SIGTERM; "
-                f"the end of its log:\n{application.log_tail()}"
+                f"Application {application.name} exited with status {application.exit_status} after SIGTERM. "
+                f"Last lines of its log:\n{application.log_tail()}"
             )
 
     def _until(
         self,
         condition: Callable[[], bool],
-        what: str,
+        step: str,
         timeout_s: float = STEP_TIMEOUT_S,
-        stopping: Application | None = None,
+        stopping: DemoApplication | None = None,
     ) -> None:
-        """Waits, showing progress and rebalances as they come.
+        """Waits for a condition and reports progress and rebalances meanwhile.
 
-        Raises: DemoFailed when it takes too long or an application other than `stopping` ended.
+        Raises: DemoFailed after `timeout_s`, or if an application other than `stopping` exits.
         """
         deadline_ms = self._clock.now_ms() + round(timeout_s * 1000)
         while True:
-            met = condition()
+            is_met = condition()
             self._show_progress()
-            if met:
+            if is_met:
                 return
             for application in self._applications:
-                if application is not stopping and not application.running and not application.drained:
+                if application is not stopping and not application.is_running and not application.is_drained:
                     raise DemoFailed(
-                        f"application {application.name} ended with status {application.exit_status} before this: "
-                        f"{what}; the end of its log ({application.log_file}):\n{application.log_tail()}"
+                        f"Application {application.name} exited with status {application.exit_status} during the step "
+                        f"{step!r}. Last lines of its log {application.log_file}:\n{application.log_tail()}"
                     )
             if self._clock.now_ms() > deadline_ms:
                 tails = "\n".join(f"-- {a.name}: {a.log_file}\n{a.log_tail(8)}" for a in self._applications)
-                raise DemoFailed(f"this did not happen within {timeout_s:.0f} s: {what}\n{tails}")
+                raise DemoFailed(f"Step {step!r} was not completed within {timeout_s:.0f} s.\n{tails}")
             self._clock.sleep_ms(POLL_MS)
 
     def _show_progress(self) -> None:
-        self._feed.check()
-        self._progress.update(self._bars[0], completed=self._feed.produced)
+        self._producer.raise_error()
+        self._progress.update(self._bars[0], completed=self._producer.produced)
         self._progress.update(self._bars[1], completed=self._committed())
         for application in self._applications:
             for line in application.new_rebalances():
@@ -196,7 +197,7 @@ class Demo:
                 self._console.print(f"  [magenta]{application.name}[/] {text}", highlight=False, soft_wrap=True)
 
     def _committed(self, partitions: Collection[TopicPartition] | None = None) -> int:
-        """Records before the group's committed offsets, of these partitions or of all: logs here begin at 0."""
+        """Number of records before the committed offsets of all or some partitions; the logs start at 0."""
         committed = self._cluster.fetch_committed(self._group, None if partitions is None else list(partitions))
         return sum(position.offset for position in committed.values() if position is not None)
 
@@ -210,7 +211,7 @@ class Demo:
     def _show_group(self, title: str) -> None:
         group = self._describe()
         rows = group_offsets(self._cluster, group)
-        counts = f"{self._feed.produced:,} produced, {self._committed():,} consumed"
+        counts = f"{self._producer.produced:,} produced, {self._committed():,} consumed"
         table = Table(title=f"{title} ({group.state}; {counts})", title_justify="left", title_style="bold")
         for heading in ("CONSUMER-ID", "HOST", "CLIENT-ID", "PARTITIONS"):
             table.add_column(heading, overflow="fold")
@@ -219,8 +220,9 @@ class Demo:
             owned = [row for row in rows if row.member == member]
             numbers = ", ".join(str(row.topic_partition.partition) for row in owned)
             lag = sum(row.lag if row.lag is not None else row.log_end_offset or 0 for row in owned)
-            who = (f"…{member.member_id[-12:]}", member.client_host, member.client_id) if member else ("-", "-", "-")
-            table.add_row(*who, numbers or "-", f"{lag:,}")
+            member_id = f"…{member.member_id[-12:]}" if member else "-"
+            host, client_id = (member.client_host, member.client_id) if member else ("-", "-")
+            table.add_row(member_id, host, client_id, numbers or "-", f"{lag:,}")
         self._console.print(table)
 
     def _show_carriers(self, found: dict[str, tuple[int, float]]) -> None:
@@ -234,11 +236,11 @@ class Demo:
 
     def _show_checks(self, checks: Sequence[Check]) -> None:
         for check in checks:
-            mark = "[green]ok  [/]" if check.held else "[bold red]FAIL[/]"
-            self._console.print(f"{mark} {check.promise}: {check.seen}", highlight=False)
+            mark = "[green]ok  [/]" if check.passed else "[bold red]FAIL[/]"
+            self._console.print(f"{mark} {check.name}: {check.result}", highlight=False)
 
-    def _name_things(self) -> None:
-        """A cluster of someone's own may have such a topic or group already: leave those alone."""
+    def _choose_names(self) -> None:
+        """Adds a suffix if the cluster already has a topic or a group of this name."""
         topics = self._cluster.metadata(None, refresh=True).topics
         if self._topic in topics or self._describe().state != "Dead":
             suffix = uuid.uuid4().hex[:6]
@@ -249,12 +251,12 @@ class Demo:
             application.kill()
 
     def _say(self, text: str) -> None:
-        seconds = (self._clock.now_ms() - self._begun_ms) // 1000
+        seconds = (self._clock.now_ms() - self._started_ms) // 1000
         self._console.print(f"[cyan]{seconds:>3} s[/] {text}", highlight=False)
 
 
 def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
-    """Runs ``groupsource broker`` as a process of its own; its address once it is ready."""
+    """Starts ``groupsource broker`` in a child process; returns its address when it is ready."""
     command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
     command += ["--data-dir", str(DIRECTORY / "broker")]
     for key, value in BROKER_CONFIG.items():
@@ -266,34 +268,34 @@ def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
     for line in process.stdout:
         if line.startswith("listening on "):
             return line.split()[-1]
-    raise DemoFailed(f"the embedded broker did not start:\n{(DIRECTORY / 'broker.log').read_text()}")
+    raise DemoFailed(f"The embedded broker did not start. Its log:\n{(DIRECTORY / 'broker.log').read_text()}")
 
 
 def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Console) -> str:
-    """Address of the cluster that the options ask for, started where they ask for one to be started."""
+    """The address of the cluster selected by the options; starts a broker unless an address is given."""
     if options.bootstrap_servers:
         return str(options.bootstrap_servers)
     if options.kafka:
-        console.print("[cyan]  0 s[/] starting a real Apache Kafka (the first time it is fetched: a minute or two)")
+        console.print("[cyan]  0 s[/] starting Apache Kafka (downloaded on first use: one or two minutes)")
         return stack.enter_context(RealKafka(BROKER_CONFIG)).bootstrap_servers
     console.print("[cyan]  0 s[/] starting the embedded broker: groupsource broker")
     return start_embedded_broker(stack, options.verbose)
 
 
-def next_steps(console: Console, kept: bool) -> None:
-    """What a person may try after this; `kept` says that the embedded broker's data is still there."""
+def next_steps(console: Console, has_data: bool) -> None:
+    """Prints commands to try next; `has_data` is True if the data of the embedded broker was kept."""
     groupsource = os.path.relpath(Path(sys.executable).parent / "groupsource")
     steps = [
-        ("make run KAFKA=1", "the same on a real Apache Kafka"),
-        ("make run BOOTSTRAP=host:port", "the same on a Kafka of yours"),
-        ("less jobs/flight_delays.py", "the application: a start for your own"),
+        ("make run KAFKA=1", "the demo on Apache Kafka"),
+        ("make run BOOTSTRAP=host:port", "the demo on your own Kafka"),
+        ("less jobs/flight_delays.py", "the application, a template for your own"),
     ]
-    if kept:
+    if has_data:
         data = os.path.relpath(DIRECTORY / "broker")
         steps += [
-            (f"{groupsource} broker --data-dir {data}", "this broker again, and then:"),
-            (f"{groupsource} groups describe --group flight-delays", "the group as Kafka's own tool shows it"),
-            (f"{groupsource} topics describe --topic flights --offsets", "where the flights lie"),
+            (f"{groupsource} broker --data-dir {data}", "start this broker again, then run:"),
+            (f"{groupsource} groups describe --group flight-delays", "the group, in the format of Kafka's tool"),
+            (f"{groupsource} topics describe --topic flights --offsets", "the offsets of each partition"),
         ]
     console.print("\n[bold]What to try next[/]")
     width = max(len(command) for command, _ in steps)
@@ -302,15 +304,15 @@ def next_steps(console: Console, kept: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Two Spark applications share a Kafka group over real data.")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="use this Kafka")
-    where.add_argument("--kafka", action="store_true", help="fetch and start an Apache Kafka first")
-    parser.add_argument("--verbose", action="store_true", help="show the logs of everything that runs")
+    parser = argparse.ArgumentParser(description="Two Spark applications share a Kafka consumer group.")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="run on this Kafka cluster")
+    target.add_argument("--kafka", action="store_true", help="download and start Apache Kafka")
+    parser.add_argument("--verbose", action="store_true", help="show the logs of all processes")
     options = parser.parse_args(arguments)
     console = Console()
     clock = SystemClock()
-    # so that SIGTERM, too, ends what was started in order
+    # SIGTERM stops the child processes in order, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
@@ -318,18 +320,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         java()
         with ExitStack() as stack:
             bootstrap_servers = start_cluster(stack, options, console)
-            begun_ms = clock.now_ms()  # fetching a Kafka is no part of the story
-            held = Demo(console, bootstrap_servers, options.verbose).run()
+            started_ms = clock.now_ms()  # without the download of Kafka
+            passed = Demo(console, bootstrap_servers, options.verbose).run()
     except (DemoFailed, Unavailable, GroupSourceError) as error:
         console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted")
         return 130
-    seconds = (clock.now_ms() - begun_ms) / 1000
-    console.print(f"{'[bold green]every check held' if held else '[bold red]a check failed'}[/] after {seconds:.0f} s")
-    next_steps(console, kept=not (options.bootstrap_servers or options.kafka))
-    return 0 if held else 1
+    seconds = (clock.now_ms() - started_ms) / 1000
+    verdict = "[bold green]all checks passed[/]" if passed else "[bold red]a check failed[/]"
+    console.print(f"{verdict} after {seconds:.0f} s")
+    next_steps(console, has_data=not (options.bootstrap_servers or options.kafka))
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One of the demonstration's Spark applications: ``spark-submit jobs/flight_delays.py`` as a process of its own."""
+"""A Spark application of the demo: a ``spark-submit`` process of `flight_delays.py`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from processes import start_process, stop_process
+from child_processes import start_process, stop_process
 
 JOBS = Path(__file__).resolve().parent
 DRAIN_TIMEOUT_S = 60
 
 
-class Application:
-    """A running `flight_delays` job; what it prints goes to a file, or to this terminal when `verbose`.
+class DemoApplication:
+    """A running `flight_delays` job; its output is written to a file, or to this terminal if `verbose`.
 
-    Its Parquet output, its checkpoint, its log and its list of rebalances stand in `directory`.
+    `directory` contains its Parquet output, its checkpoint, its log and its list of rebalances.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class Application:
         self.output = directory / "output"
         self.log_file = directory / "log.txt"
         self._rebalances = directory / "rebalances.txt"
-        self._read = 0
+        self._read_bytes = 0
         directory.mkdir(parents=True)
         log: IO[str] | None = None if verbose else self.log_file.open("w")
-        # the Spark that was installed beside this program, not one the environment may name
+        # the Spark of this Python environment, not that of SPARK_HOME
         environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
         environment.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -54,39 +54,40 @@ class Application:
             log.close()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
+        """True until the process has ended."""
         return self._process.poll() is None
 
     def new_rebalances(self) -> list[str]:
-        """What the application wrote about its rebalances since the last call, a line each."""
+        """The log lines of rebalances since the last call."""
         if not self._rebalances.exists():
             return []
         with self._rebalances.open() as lines:
-            lines.seek(self._read)
-            whole, _, _ = lines.read().rpartition("\n")
-        self._read += len(whole.encode()) + 1 if whole else 0
-        return [str(json.loads(line)["text"]) for line in whole.splitlines()]
+            lines.seek(self._read_bytes)
+            complete, _, _ = lines.read().rpartition("\n")
+        self._read_bytes += len(complete.encode()) + 1 if complete else 0
+        return [str(json.loads(line)["text"]) for line in complete.splitlines()]
 
     def terminate(self) -> None:
-        """SIGTERM: the application finishes its batch, commits, leaves the group and ends."""
+        """Sends SIGTERM: the application finishes its batch, commits, leaves the group and exits."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends the application whatever state it is in."""
+        """Stops the application in any state."""
         stop_process(self._process, 5)
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs. A JVM that was asked to end by SIGTERM reports 143 when all its work is done."""
+        """None while it is running; 143 for a JVM that was stopped by SIGTERM and has shut down in order."""
         return self._process.poll()
 
     @property
-    def drained(self) -> bool:
-        """True when it ended as asked."""
+    def is_drained(self) -> bool:
+        """True after a graceful stop."""
         return self.exit_status in (0, 128 + signal.SIGTERM)
 
     def log_tail(self, lines: int = 25) -> str:
-        """The end of what it printed."""
+        """The last lines of its log."""
         if not self.log_file.exists():
             return "(printed above)"
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])

@@ -1,5 +1,7 @@
-"""Whether the demonstration kept its promises, found out without any code of this project: the Parquet files are read
-by pyarrow, the source data by pandas, the group's offsets by kafka-python's own client."""
+"""Checks of the demo's results, independent of this package.
+
+pyarrow reads the Parquet files, pandas the source data, and the client of kafka-python the offsets of the group.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """One promise, whether it held, and what was seen."""
+    """One expectation, whether it is met, and the observed result."""
 
-    promise: str
-    held: bool
-    seen: str
+    name: str
+    passed: bool
+    result: str
 
 
 def read_outputs(outputs: Mapping[str, Path]) -> DataFrame:
-    """Every row that the applications wrote, with the name of the application in ``application``."""
+    """All rows of the outputs, with the name of the application in column ``application``."""
     import pandas
 
     columns = ["topic", "partition", "offset", "carrier", "arr_delay"]
@@ -37,16 +39,16 @@ def read_outputs(outputs: Mapping[str, Path]) -> DataFrame:
 
 
 def check_rows(rows: DataFrame, ends: Mapping[int, int], expected: int) -> list[Check]:
-    """Every (partition, offset) exactly once, none missing, and every application took part."""
+    """Each (partition, offset) occurs exactly once, and every application has read records."""
     distinct = rows[["partition", "offset"]].drop_duplicates()
-    repeated = len(rows) - len(distinct)
+    duplicates = len(rows) - len(distinct)
     counted = distinct.groupby("partition")["offset"].agg(["min", "max", "count"])
-    whole = {p: (0, end - 1, end) for p, end in ends.items() if end}
-    gaps = {p for p, due in whole.items() if p not in counted.index or tuple(counted.loc[p]) != due}
+    complete = {p: (0, end - 1, end) for p, end in ends.items() if end}
+    gaps = {p for p, row in complete.items() if p not in counted.index or tuple(counted.loc[p]) != row}
     shares = rows["application"].value_counts().to_dict()
     return [
-        Check("nothing lost", len(distinct) == expected and not gaps, f"{len(distinct):,} of {expected:,} flights"),
-        Check("nothing read twice", repeated == 0, f"{repeated:,} repeated"),
+        Check("no record lost", len(distinct) == expected and not gaps, f"{len(distinct):,} of {expected:,} flights"),
+        Check("no record read twice", duplicates == 0, f"{duplicates:,} duplicates"),
         Check("both applications read", len(shares) == 2, ", ".join(f"{n}: {c:,}" for n, c in sorted(shares.items()))),
     ]
 
@@ -58,7 +60,7 @@ def carrier_means(flights: DataFrame) -> dict[str, tuple[int, float]]:
 
 
 def check_means(found: Mapping[str, tuple[int, float]], expected: Mapping[str, tuple[int, float]]) -> Check:
-    """Mean arrival delay of each carrier as pandas has it from the source data."""
+    """The mean arrival delay of each carrier equals that of the source data."""
     wrong = [
         carrier
         for carrier in sorted({*found, *expected})
@@ -67,14 +69,14 @@ def check_means(found: Mapping[str, tuple[int, float]], expected: Mapping[str, t
         or found[carrier][0] != expected[carrier][0]
         or not math.isclose(found[carrier][1], expected[carrier][1], rel_tol=1e-9)
     ]
-    seen = f"differ: {', '.join(wrong)}" if wrong else f"{len(expected)} carriers agree with pandas"
-    return Check("delays are right", not wrong, seen)
+    result = f"different: {', '.join(wrong)}" if wrong else f"{len(expected)} carriers agree with pandas"
+    return Check("mean delays are correct", not wrong, result)
 
 
 def group_positions(bootstrap_servers: str, group: str, topic: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Committed offsets and log ends by partition."""
+    """Committed offsets and log end offsets by partition."""
     with warnings.catch_warnings():
-        # kafka-python reads its schemas through an importlib call that Python 3.11 and 3.12 call deprecated
+        # kafka-python loads its schemas with a call that is deprecated in Python 3.11 and 3.12
         warnings.simplefilter("ignore", DeprecationWarning)
         from kafka import KafkaConsumer, TopicPartition
     consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
@@ -88,9 +90,9 @@ def group_positions(bootstrap_servers: str, group: str, topic: str) -> tuple[dic
 
 
 def check_lag(committed: Mapping[int, int], ends: Mapping[int, int]) -> Check:
-    """The group has committed exactly the log ends."""
-    # a partition that never held a record need not have a commit
+    """The committed offsets of the group equal the log end offsets."""
+    # a partition without records has no committed offset
     lag = {p: end - committed.get(p, 0) for p, end in ends.items()}
-    behind = {p: n for p, n in lag.items() if n}
-    seen = f"lag by partition {behind}" if behind else f"lag 0 on all {len(ends)} partitions"
-    return Check("everything committed", not behind, seen)
+    lagging = {p: n for p, n in lag.items() if n}
+    result = f"lag by partition {lagging}" if lagging else f"lag 0 on all {len(ends)} partitions"
+    return Check("all offsets committed", not lagging, result)

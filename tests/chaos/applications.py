@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaos.application import PATIENCE_S, last_batch
-from processes import start_process, stop_process
+from child_processes import start_process, stop_process
 from support.waiting import wait_until
 
 from spark_groupsource.source.control_socket import control_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.proxy import Proxy
-from processes import start_process, stop_process
+from child_processes import start_process, stop_process
 from real_kafka import RealKafka
 
 from spark_groupsource.net import Address, listen

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from processes import start_process, stop_process
+from child_processes import start_process, stop_process
 
 SCRIPT = Path(__file__).with_name("foreign_process.py")
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from child_processes import start_process, stop_process
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
-from processes import start_process, stop_process
 from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until

@@ -47,7 +47,7 @@ def test_a_refused_setting_is_named() -> None:
 
 def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(kafka_jars.Unavailable, match="install Java 17"):
+    with pytest.raises(kafka_jars.Unavailable, match="Install Java 17"):
         kafka_jars.java()
 
 

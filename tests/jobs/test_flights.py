@@ -1,4 +1,4 @@
-"""The flights and their Avro form."""
+"""The flights data frame and its Avro records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def schema() -> object:
     return parse_schema(json.loads(SCHEMA_FILE.read_text()))
 
 
-def test_every_flight_is_there_with_every_column(schema: object) -> None:
+def test_all_rows_and_columns_are_loaded(schema: object) -> None:
     flights = load_flights()
     assert len(flights) == ROWS
     assert list(flights.columns) == [field["name"] for field in json.loads(SCHEMA_FILE.read_text())["fields"]]
 
 
-def test_records_read_back_as_they_were_with_null_for_na(schema: object) -> None:
-    # the slice holds flights that never left and never arrived
+def test_records_decode_to_the_original_rows_with_null_for_missing_values(schema: object) -> None:
+    # the slice contains canceled flights
     flights = load_flights().iloc[830:850]
     assert flights["arr_delay"].isna().any()
     for row, flight in zip(flights.itertuples(index=False), encode_flights(flights)):

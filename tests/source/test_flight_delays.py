@@ -15,8 +15,8 @@ import flight_delays
 import pyarrow
 import pyarrow.dataset
 import pytest
+from child_processes import start_process, stop_process
 from click.testing import CliRunner
-from processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -31,17 +31,17 @@ RECORD = {"type": "record", "name": "R", "fields": FIELDS}
 @pytest.mark.parametrize(
     "text, message",
     [
-        (None, "cannot be read: No such file or directory"),
+        (None, "Cannot read schema file .*: No such file or directory"),
         ("{", "is not JSON"),
-        ('{"type": "record", "name": "R"}', "must hold an Avro record"),
+        ('{"type": "record", "name": "R"}', "must contain an Avro record"),
         ('{"type": "nonsense"}', "is not an Avro schema"),
-        ('"int"', "must hold an Avro record, as conf/flights.avsc does"),
-        ('[{"type": "record", "name": "R", "fields": []}]', "must hold an Avro record"),
+        ('"int"', "must contain an Avro record. See conf/flights.avsc"),
+        ('[{"type": "record", "name": "R", "fields": []}]', "must contain an Avro record"),
         (
             '{"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "array", "items": "int"}}]}',
-            "field x is .*array.*; this job takes boolean, int",
+            "field x of type .*array.* Use boolean, int",
         ),
-        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}', "field x is"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}', "field x of type"),
     ],
 )
 def test_bad_schema_file_is_told_in_one_line(tmp_path, text, message):
@@ -57,7 +57,8 @@ def test_bad_schema_file_ends_the_job_before_spark_starts(tmp_path):
     arguments = ["--bootstrap-servers", "h:1", "--output", "o", "--checkpoint", "c", "--schema", str(tmp_path / "x")]
     result = CliRunner().invoke(flight_delays.main, arguments)
     assert result.exit_code == 1
-    assert result.output == f"Error: schema file {tmp_path / 'x'} cannot be read: No such file or directory\n"
+    expected = f"Error: Cannot read schema file {tmp_path / 'x'}: No such file or directory. Check --schema.\n"
+    assert result.output == expected
 
 
 def test_values_become_columns_beside_their_position():

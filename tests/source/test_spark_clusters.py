@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.dataset
 import pyspark
 import pytest
-from processes import start_process, stop_process
+from child_processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from child_processes import stop_process
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RdTopicPartition
-from processes import stop_process
 from real_kafka import popen_tool
 from support.waiting import wait_until
 

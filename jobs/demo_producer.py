@@ -1,4 +1,4 @@
-"""The producing side of the demonstration: flights into a topic at a steady pace, held back where the story waits."""
+"""Producer of the demo: writes flights at a constant rate, up to a limit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TICK_MS = 100
 LZ4 = 3
 
 
-class Feed:
-    """A thread that produces `total` flights keyed by carrier, in `duration_s` when nothing holds it back.
+class FlightProducer:
+    """A thread that produces `total` flights keyed by carrier, within `duration_s` if it is not paused.
 
-    `allow(share)` lets it go on to that share of the flights. An error in the thread is raised by `check()`.
+    `resume_until(share)` sets the share of the flights at which it pauses; `raise_error()` raises its error, if any.
     """
 
     def __init__(
@@ -43,59 +43,59 @@ class Feed:
         self._partitions = partitions
         self._flights = flights
         self._per_tick = max(1, round(total * TICK_MS / (duration_s * 1000)))
-        self._allowed = 0
-        self._gate = threading.Condition()
-        self._stopped = False
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._limit = 0
+        self._condition = threading.Condition()
+        self._is_stopped = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="flight-producer", daemon=True)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> FlightProducer:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._gate:
-            self._stopped = True
-            self._gate.notify_all()
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
         self._thread.join(30)
 
-    def allow(self, share: float) -> None:
-        """Lets the feed go on until `share` of all flights is produced."""
-        with self._gate:
-            self._allowed = round(self.total * share)
-            self._gate.notify_all()
+    def resume_until(self, share: float) -> None:
+        """Continues until `share` of all flights is produced."""
+        with self._condition:
+            self._limit = round(self.total * share)
+            self._condition.notify_all()
 
     @property
-    def waits(self) -> bool:
-        """True when everything allowed so far is produced and acknowledged."""
-        return self.produced >= self._allowed
+    def is_paused(self) -> bool:
+        """True when all flights up to the limit are produced and acknowledged."""
+        return self.produced >= self._limit
 
-    def check(self) -> None:
-        """Raises what the thread failed with."""
-        if self._failure is not None:
-            raise self._failure
+    def raise_error(self) -> None:
+        """Raises the error that ended the thread, if any."""
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         try:
             with Cluster(self._settings.bootstrap, self._settings) as cluster:
                 self._produce(cluster)
         except Exception as error:
-            # raised again where someone looks: in the thread that tells the story
-            self._failure = error
+            # raised in the main thread by raise_error
+            self._error = error
 
     def _produce(self, cluster: Cluster) -> None:
         clock = SystemClock()
         producer = BatchProducer(cluster, codec=LZ4)
         due_ms = clock.now_ms()
         while self.produced < self.total:
-            with self._gate:
-                held = self.waits
-                self._gate.wait_for(lambda: self._stopped or not self.waits)
-                if self._stopped:
+            with self._condition:
+                was_paused = self.is_paused
+                self._condition.wait_for(lambda: self._is_stopped or not self.is_paused)
+                if self._is_stopped:
                     return
-                end = min(self.produced + self._per_tick, self._allowed)
+                end = min(self.produced + self._per_tick, self._limit)
             now_ms = clock.now_ms()
-            due_ms = now_ms if held else max(due_ms, now_ms - 1000)
+            due_ms = now_ms if was_paused else max(due_ms, now_ms - 1000)
             clock.sleep_ms(due_ms - now_ms)
             due_ms += TICK_MS
             batches: dict[TopicPartition, list[Record]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent and are ended with patience."""
+"""Child processes that end with their parent and are stopped gracefully."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import IO
 def start_process(
     command: Sequence[str], out: int | IO[str] | None, err: int | IO[str] | None, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Starts a process in a session of its own, so that Ctrl-C reaches the parent alone, which then ends it in order.
+    """Starts a process in a session of its own, so that Ctrl-C reaches only the parent, which stops its children.
 
-    Where the machine has ``setpriv`` the process gets SIGTERM when the thread that started it ends, whatever the
-    reason: start it from a thread that lives as long as it is needed.
+    If ``setpriv`` is installed, the process receives SIGTERM when the thread that started it ends for any reason: start
+    it from a thread that lives as long as the process is needed.
     """
-    guard = shutil.which("setpriv")
-    leash = [guard, "--pdeathsig", "TERM"] if guard else []
+    setpriv = shutil.which("setpriv")
+    prefix = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
     return subprocess.Popen(
-        [*leash, *command],
+        [*prefix, *command],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
@@ -30,7 +30,7 @@ def start_process(
 
 
 def stop_process(process: subprocess.Popen[str], timeout_s: float) -> int:
-    """Ends a process with SIGTERM, with SIGKILL after `timeout_s`; returns its exit status."""
+    """Stops a process with SIGTERM, and with SIGKILL after `timeout_s`; returns its exit status."""
     if process.poll() is None:
         process.terminate()
         try:
