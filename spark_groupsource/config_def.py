@@ -82,19 +82,23 @@ class ConfigKey:
             return self.parser(name, text)
         text = text.strip()
         if self.type is ConfigType.BOOLEAN:
-            return self._choice(name, text.lower(), ("true", "false")) == "true"
+            return self._choice(name, text.lower(), self.choices or ("true", "false")) == "true"
         if self.type in (ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE):
             return self._number(name, text)
         if self.type is ConfigType.LIST:
             entries = [entry.strip() for entry in text.split(",")] if text else []
             for entry in entries if self.choices else ():
-                self._choice(name, entry, self.choices)
+                if entry not in self.choices:
+                    raise ConfigurationError(
+                        f"Option {name} must be a list of {', '.join(self.choices)}, got {entry!r} as an entry."
+                    )
             return tuple(dict.fromkeys(entries))
         return self._choice(name, text, self.choices) if self.choices else text
 
     def _choice(self, name: str, text: str, choices: tuple[str, ...]) -> str:
         if text not in choices:
-            raise ConfigurationError(f"Option {name} must be one of {', '.join(choices)}, got {text!r}.")
+            allowed = f"one of {', '.join(choices)}" if len(choices) > 2 else " or ".join(choices)
+            raise ConfigurationError(f"Option {name} must be {allowed}, got {text!r}.")
         return text
 
     def _number(self, name: str, text: str) -> int | float:
@@ -104,15 +108,38 @@ class ConfigKey:
         except ValueError:
             kind = "a number" if is_double else "an integer"
             raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text!r}.") from None
-        is_outside = (self.low is not None and number < self.low) or (self.high is not None and number > self.high)
-        if is_outside or math.isnan(number):
-            raise ConfigurationError(f"Option {name} must be{self._bounds()}, got {number}.")
+        self.check(number, name)
         return number
 
+    def check(self, number: int | float, name: str | None = None) -> None:
+        """Raises: ConfigurationError for a number outside the bounds."""
+        is_outside = (self.low is not None and number < self.low) or (self.high is not None and number > self.high)
+        if is_outside or math.isnan(number):
+            raise ConfigurationError(f"Option {name or self.name} must be{self._bounds()}, got {number}.")
+
     def _bounds(self) -> str:
+        if self.low is not None and self.low == self.high:
+            return f" {self.low}"
         if self.low is not None and self.high is not None:
             return f" between {self.low} and {self.high}"
         return f" at least {self.low}" if self.low is not None else ""
+
+
+@dataclass(frozen=True)
+class BrokerConfigKey(ConfigKey):
+    """One setting of a topic, of the broker or of its group coordinator.
+
+    Attributes:
+        broker_name: of a topic setting, Kafka's broker setting that supplies the default; empty where Kafka has none.
+        is_broker_setting: of a topic setting, whether this broker accepts `broker_name`.
+        is_per_node: whether each node has its own value and Kafka defines no default.
+        hours_name: the setting in hours that is Kafka's fallback for this setting in milliseconds.
+    """
+
+    broker_name: str = ""
+    is_broker_setting: bool = True
+    is_per_node: bool = False
+    hours_name: str = ""
 
 
 def setting(key: ConfigKey) -> Any:
@@ -122,7 +149,14 @@ def setting(key: ConfigKey) -> Any:
     return field(default=key.default, metadata={_METADATA: key})
 
 
-def config_keys(owner: type) -> Mapping[str, ConfigKey]:
+def format_value(value: Any) -> str:
+    """A parsed value as Kafka's tools print it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def config_keys(owner: type) -> Mapping[str, Any]:
     """The keys of a dataclass built with `setting`, by the name of the field, in the order of the fields."""
     return {item.name: item.metadata[_METADATA] for item in fields(owner) if _METADATA in item.metadata}
 

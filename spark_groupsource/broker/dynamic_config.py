@@ -11,13 +11,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from spark_groupsource.broker.config import (
-    BROKER_SETTINGS,
-    BrokerConfig,
-    SettingInfo,
-    TopicConfig,
-    changed_config,
-)
+from spark_groupsource.broker.config import BROKER_SETTINGS, BrokerConfig, changed_config
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.storage.data_directory import DataDirectory
 
@@ -26,12 +20,6 @@ STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
 NODE_SOURCE, ALL_NODES_SOURCE = 2, 3
 # a Kafka that elects eligible replicas gives it to all nodes at its first start (KIP-966)
 _GIVEN_TO_ALL = {"min.insync.replicas": "1"}
-_INTERVALS = frozenset({"log.cleaner.backoff.ms", "producer.id.expiration.ms"})
-
-
-def is_dynamic(info: SettingInfo) -> bool:
-    """Whether a setting of this broker can be changed while it runs."""
-    return info.owner is TopicConfig or info.name in _INTERVALS
 
 
 class DynamicSettings:
@@ -55,14 +43,16 @@ class DynamicSettings:
             config = changed_config(known, config)
         return config
 
-    def source(self, info: SettingInfo, broker_name: str, node_id: int) -> int:
-        """Where the value of a setting comes from, in the numbers of DescribeConfigs."""
-        if broker_name in self.of(str(node_id)):
+    def source(self, name: str, node_id: int) -> int:
+        """Where the value of a broker setting comes from, as a config source of DescribeConfigs."""
+        key = BROKER_SETTINGS.get(name)
+        if key is None:
+            return DEFAULT_SOURCE
+        if name in self.of(str(node_id)):
             return NODE_SOURCE
-        if broker_name in self.of(ALL_NODES):
+        if name in self.of(ALL_NODES):
             return ALL_NODES_SOURCE
-        owner = {TopicConfig: self._static.topic, BrokerConfig: self._static}.get(info.owner, self._static.group)
-        return DEFAULT_SOURCE if getattr(owner, info.attribute) == info.default else STATIC_SOURCE
+        return DEFAULT_SOURCE if self._static.value(name) == key.default else STATIC_SOURCE
 
     def put(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
         """Gives one node, or all, other settings altogether; durable when this returns.
@@ -71,7 +61,7 @@ class DynamicSettings:
         """
         changed = {key for key in {*settings, *self.of(name)} if settings.get(key) != self.of(name).get(key)}
         known = {key: BROKER_SETTINGS[key] for key in sorted(changed) if key in BROKER_SETTINGS}
-        fixed = [key for key, info in known.items() if not is_dynamic(info)]
+        fixed = [name for name, key in known.items() if not key.dynamic]
         if fixed:
             text = f"Cannot update these configs dynamically: [{', '.join(fixed)}]. They are given at the start."
             raise ApiError(ErrorCode.INVALID_REQUEST, text)

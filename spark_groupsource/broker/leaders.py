@@ -28,8 +28,8 @@ class Leader(NamedTuple):
     epoch: int
 
 
-def keep_first_epoch(directory: Path, epoch: int) -> None:
-    """Lets whoever opens `directory` next begin with an epoch above `epoch`: records of another broker have had it.
+def save_first_epoch(directory: Path, epoch: int) -> None:
+    """Makes the first leader epoch in `directory` higher than `epoch`, the last one of an adopted broker.
 
     Raises: StorageError.
     """

@@ -7,7 +7,8 @@ is handed in; what is due is done in `expire`.
 from __future__ import annotations
 
 import uuid
-from typing import Callable, Collection, Hashable, Mapping, NamedTuple
+from functools import partial
+from typing import Callable, Collection, Hashable, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.group_runtime import CoordinatorRuntime
@@ -21,7 +22,7 @@ from spark_groupsource.broker.coordinators.timers import (
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
 from spark_groupsource.broker.dynamic_config import DynamicSettings
 from spark_groupsource.broker.fetch.delayed_fetch import Fetches
-from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.leaders import Leaders, save_first_epoch
 from spark_groupsource.broker.network.authentication import Accounts
 from spark_groupsource.clock import Clock
 from spark_groupsource.deadlines import DeadlineHeap
@@ -29,9 +30,8 @@ from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
-from spark_groupsource.storage.leader_epochs import Epochs
 from spark_groupsource.storage.log import Report
-from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partition
 from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.wire.messages import Message
 
@@ -92,16 +92,15 @@ class Broker:
         self.served = served
         self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
         self.nodes: tuple[Node, ...] = ()
-        self.epochs = Epochs(self.leaders, report)
         self.report = report
         self.data = data
         self.accounts = Accounts(config)
         self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self._add_scram = add_scram
-        self.partitions = Partitions(data, config, report)
+        self.partitions = Partitions(data, config.topic, report)
         self.timers: DeadlineHeap[Hashable] = DeadlineHeap()
         self.fetches = Fetches(
-            self.partitions, self.leaders, self.epochs, self.timers, clock, config, lambda: self.nodes, send
+            self.partitions, self.leaders, self.timers, clock, config, lambda: self.nodes, send
         )
         self.coordinator = CoordinatorRuntime(self, send)
         self.transactions = TransactionRuntime(self)
@@ -128,13 +127,13 @@ class Broker:
 
         Raises: StorageError.
         """
-        self.data.open(self.config.node_id)
+        self.data.open(self.config.node_id, save_leader_epoch=partial(save_first_epoch, self.data.path))
         try:
             self.accounts.open(self.data.path, self._add_scram)
             self.leaders.open(self.data.path)
             self.reconfigure()
             self.partitions.open_all()
-            self.epochs.begin(self.partitions)
+            self._assign_leader_epochs(self.partitions)
         except BaseException:
             self.data.close(None)
             raise
@@ -151,7 +150,7 @@ class Broker:
         Raises: ConfigurationError for a kept value that this version does not take.
         """
         self.config = self.dynamic.effective()
-        self.partitions.reconfigure(self.config)
+        self.partitions.reconfigure(self.config.topic)
         self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
 
     def give_settings(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
@@ -243,7 +242,7 @@ class Broker:
         """
         internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
-        if log.config.cleanup_policy == "compact" and log.damage is None:
+        if log.config.cleanup_policy == ("compact",) and log.damage is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
             if internal:
                 text = f"{topic_partition.topic} keeps the latest of all groups or transactions; delete groups instead"
@@ -283,11 +282,15 @@ class Broker:
 
     def _lead(self, new: Collection[TopicPartition]) -> None:
         self.leaders.elect(new)
-        self.epochs.begin(self.partitions.partition(*topic_partition) for topic_partition in new)
+        self._assign_leader_epochs(self.partitions.partition(*topic_partition) for topic_partition in new)
+
+    def _assign_leader_epochs(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            partition.assign_leader_epoch(self.leaders.leader(partition.topic_partition).epoch)
 
     def _moved(self, topic_partitions: Collection[TopicPartition]) -> None:
         moved = set(topic_partitions)
-        self.epochs.begin(partition for partition in self.partitions if partition.topic_partition in moved)
+        self._assign_leader_epochs(partition for partition in self.partitions if partition.topic_partition in moved)
         for topic, number in topic_partitions:
             if topic in INTERNAL_TOPICS:
                 self._coordinators[topic].resign(number)

@@ -175,7 +175,7 @@ class BrokerServer:
                 text = f"advertised.listeners must say how clients reach this broker, for it listens on {host}"
                 raise ConfigurationError(text)
             return
-        plain = ",".join(part.rpartition("://")[2] for part in setting.split(","))
+        plain = ",".join(part.rpartition("://")[2] for part in setting)
         addresses = parse_addresses(plain, "advertised.listeners")
         if len(addresses) != len(self._listeners):
             count = len(self._listeners)

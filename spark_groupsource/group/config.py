@@ -1,55 +1,78 @@
-"""The coordinator's settings: Kafka's names in snake_case, Kafka's defaults. Knows nothing of where they come from."""
+"""Group coordinator settings: one row per setting, with Kafka's name, default and bounds.
+
+Source: https://kafka.apache.org/documentation (Broker Configs).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
+from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
+
+
+def _group_setting(
+    name: str, default: int, doc: str, *, low: int, unit: str = "", type_: ConfigType = ConfigType.INT
+) -> Any:
+    high = INT32_MAX if type_ is ConfigType.INT else INT64_MAX
+    return setting(BrokerConfigKey(name, type_, default, doc, unit=unit, low=low, high=high))
 
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Settings of one coordinator; a field `group_max_size` is Kafka's `group.max.size`.
+    """Settings of one group coordinator.
 
-    `group_new_member_join_timeout_ms` is a constant in Kafka: a client cannot heartbeat before its first join is
-    answered, so this bounds how long a vanished one stays.
+    Raises: ConfigurationError for a value out of bounds.
     """
 
-    group_min_session_timeout_ms: int = 6_000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_initial_rebalance_delay_ms: int = 3_000
-    group_max_size: int = 2_147_483_647
-    group_new_member_join_timeout_ms: int = 300_000
-    offset_metadata_max_bytes: int = 4_096
-    offsets_retention_minutes: int = 10_080
-    offsets_retention_check_interval_ms: int = 600_000
+    group_min_session_timeout_ms: int = _group_setting(
+        "group.min.session.timeout.ms", 6_000,
+        "Smallest session.timeout.ms that a member may request, in milliseconds.",
+        low=0, unit="ms",
+    )
+    group_max_session_timeout_ms: int = _group_setting(
+        "group.max.session.timeout.ms", 1_800_000,
+        "Largest session.timeout.ms that a member may request, in milliseconds.",
+        low=1, unit="ms",
+    )
+    group_initial_rebalance_delay_ms: int = _group_setting(
+        "group.initial.rebalance.delay.ms", 3_000,
+        "Time that the first rebalance of an empty group waits for more members, in milliseconds.",
+        low=0, unit="ms",
+    )
+    group_max_size: int = _group_setting(
+        "group.max.size", INT32_MAX, "Largest number of members of one group.", low=1, unit="members"
+    )
+    # A constant in Kafka (`ClassicGroup.NEW_MEMBER_JOIN_TIMEOUT_MS`): a member cannot send heartbeats before its first
+    # JoinGroup response, so this limits how long the group keeps one that has disconnected.
+    group_new_member_join_timeout_ms: int = _group_setting(
+        "group.new.member.join.timeout.ms", 300_000,
+        "Time after which a new member is removed that has not received its first JoinGroup response, in milliseconds.",
+        low=1, unit="ms",
+    )
+    offset_metadata_max_bytes: int = _group_setting(
+        "offset.metadata.max.bytes", 4_096, "Largest metadata string of a committed offset, in bytes.",
+        low=0, unit="bytes",
+    )
+    offsets_retention_minutes: int = _group_setting(
+        "offsets.retention.minutes", 10_080, "Time that committed offsets of an empty group are kept, in minutes.",
+        low=1, unit="minutes",
+    )
+    offsets_retention_check_interval_ms: int = _group_setting(
+        "offsets.retention.check.interval.ms", 600_000, "Time between two checks for expired offsets, in milliseconds.",
+        low=1, unit="ms", type_=ConfigType.LONG,
+    )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            lowest = 1 if field.name in _POSITIVE else 0
-            if getattr(self, field.name) < lowest:
-                raise ConfigurationError(f"{setting_name(field.name)} must be at least {lowest}")
+        for field, key in config_keys(GroupConfig).items():
+            key.check(getattr(self, field))
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise ConfigurationError(
-                "group.min.session.timeout.ms is larger than group.max.session.timeout.ms: no member could ever join"
+                f"Option group.min.session.timeout.ms must not exceed group.max.session.timeout.ms="
+                f"{self.group_max_session_timeout_ms}, got {self.group_min_session_timeout_ms}."
             )
 
     @property
     def offsets_retention_ms(self) -> int:
         return self.offsets_retention_minutes * 60_000
-
-
-_POSITIVE = frozenset(
-    {
-        "group_max_session_timeout_ms",
-        "group_max_size",
-        "group_new_member_join_timeout_ms",
-        "offsets_retention_minutes",
-        "offsets_retention_check_interval_ms",
-    }
-)
-
-
-def setting_name(field_name: str) -> str:
-    """Kafka's spelling of a field of `GroupConfig`."""
-    return field_name.replace("_", ".")

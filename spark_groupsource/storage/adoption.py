@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Callable, Iterator
 
-from spark_groupsource.broker.config import TopicConfig, topic_config
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
+from spark_groupsource.storage.leader_epoch_cache import CHECKPOINT_NAME
 from spark_groupsource.storage.swap import segment_bases
+from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 from spark_groupsource.wire.metadata_records import (
     TOPIC_RESOURCE,
     ConfigRecord,
@@ -267,7 +268,7 @@ def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, lo
     bases = segment_bases(directory)
     if max(log_start, bases[0]) > 0:
         found.log_starts[topic_partition] = max(log_start, bases[0])
-    found.leader_epoch = max(found.leader_epoch, _last_epoch(directory / "leader-epoch-checkpoint"))
+    found.leader_epoch = max(found.leader_epoch, _last_epoch(directory / CHECKPOINT_NAME))
     due, has_gaps = bases[0], False
     try:
         for base in bases:

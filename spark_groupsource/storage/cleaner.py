@@ -88,7 +88,7 @@ def candidate(
     The active segment is never cleaned, nor is what is younger than the topic's ``min.compaction.lag.ms`` or not below
     `last_stable_offset`.
     """
-    if not log.config.compacted or log.damage is not None:
+    if not log.config.is_compacted or log.damage is not None:
         return None
     first_dirty = max(cleaned_offset, log.log_start_offset)
     segments: list[Segment] = []

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.broker.leaders import keep_first_epoch
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.adoption import read_kafka_directory
@@ -82,8 +81,16 @@ class DataDirectory:
         self._lock: int | None = None
         self._clean_ends: dict[TopicPartition, int] | None = None
 
-    def open(self, node_id: int, new_id: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
+    def open(
+        self,
+        node_id: int,
+        new_id: Callable[[], uuid.UUID] = uuid.uuid4,
+        save_leader_epoch: Callable[[int], None] = lambda epoch: None,
+    ) -> None:
         """Takes the directory, making it if it is missing or empty, and reads the catalogue.
+
+        `save_leader_epoch` is called with the largest leader epoch of an adopted directory, before it is marked as
+        adopted; the epoch must be durable when it returns.
 
         Raises: StorageError when another broker has it, when it holds something else, and when it cannot be used.
         """
@@ -97,7 +104,7 @@ class DataDirectory:
         self._check_owner(names)
         self._take_lock()
         try:
-            self._read_or_create(names, node_id, new_id)
+            self._read_or_create(names, node_id, new_id, save_leader_epoch)
         except BaseException:
             self._release_lock()
             raise
@@ -238,7 +245,13 @@ class DataDirectory:
             os.close(self._lock)  # the lock goes with it
             self._lock = None
 
-    def _read_or_create(self, names: set[str], node_id: int, new_id: Callable[[], uuid.UUID]) -> None:
+    def _read_or_create(
+        self,
+        names: set[str],
+        node_id: int,
+        new_id: Callable[[], uuid.UUID],
+        save_leader_epoch: Callable[[int], None],
+    ) -> None:
         if _META not in names:
             self.cluster_id = base64.urlsafe_b64encode(new_id().bytes).rstrip(b"=").decode()
             self._write_topics({}, [])
@@ -247,7 +260,7 @@ class DataDirectory:
             return
         meta = self._read_meta()
         if _MARK not in meta:
-            meta = self._take_over(meta, node_id)
+            meta = self._take_over(meta, node_id, save_leader_epoch)
         self.cluster_id = meta.get("cluster.id", "")
         if meta.get("node.id") != str(node_id):
             raise StorageError(
@@ -265,7 +278,9 @@ class DataDirectory:
         if self._deleting:
             self._write_topics(self.topics, [])
 
-    def _take_over(self, meta: dict[str, str], node_id: int) -> dict[str, str]:
+    def _take_over(
+        self, meta: dict[str, str], node_id: int, save_leader_epoch: Callable[[int], None]
+    ) -> dict[str, str]:
         """Writes down what a Kafka broker's directory holds; the mark comes last, so a crash lets it be done again.
 
         Raises: StorageError.
@@ -278,7 +293,7 @@ class DataDirectory:
         self._write_topics({entry.name: entry for entry in topics}, [])
         self._write_checkpoint(_LOG_STARTS, found.log_starts)
         self._write_checkpoint(_CLEANED, found.cleaned)
-        keep_first_epoch(self.path, found.leader_epoch)
+        save_leader_epoch(found.leader_epoch)
         former = meta.get("node.id", meta.get("broker.id", "unknown"))
         meta = {**meta, "node.id": str(node_id), _MARK: _FORMAT}
         (self.path / _KAFKA_CLEAN).unlink(missing_ok=True)

@@ -17,15 +17,16 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.files import FileCache, sync_directory
+from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
 from spark_groupsource.storage.swap import CleanedSegment, finish_swaps, segment_bases, swap_steps
+from spark_groupsource.storage.topic_config import TopicConfig
 
 Report = Callable[[str], None]
 """Takes one line for the operator."""
@@ -70,7 +71,7 @@ class PartitionLog:
         self.before_roll: Callable[[int], None] = lambda base_offset: None
         self._files = files
         self._report = report
-        self.leader_epoch = 0  # written into each batch
+        self.leader_epochs = LeaderEpochCache(directory)
         self._unflushed_batches = 0
         self._segments: list[Segment] = []
         self._bases: list[int] = []
@@ -254,7 +255,7 @@ class PartitionLog:
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
         if not fits or self._is_over_age(max_timestamp):
             self.roll()
-        assign_offset(batch, header, base_offset, self.leader_epoch, log_append_time_ms)
+        assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1
         return base_offset
@@ -293,7 +294,7 @@ class PartitionLog:
             raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}; mend the disk") from error
 
     def _new_segment(self, base_offset: int) -> Segment:
-        contiguous = not (self.config.compacted or self.has_gaps)
+        contiguous = not (self.config.is_compacted or self.has_gaps)
         return Segment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
 
     def _add_segment(self, segment: Segment) -> None:
@@ -451,7 +452,7 @@ class PartitionLog:
 
         Raises: StorageError.
         """
-        if "delete" not in self.config.cleanup_policy:
+        if not self.config.is_deleted_by_retention:
             return self.log_start_offset
         limit = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0

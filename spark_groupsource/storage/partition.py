@@ -21,6 +21,7 @@ from spark_groupsource.records.recompression import recompress
 from spark_groupsource.storage import aborted_index as aborted
 from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
 from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.leader_epoch_cache import EpochEnd
 from spark_groupsource.storage.log import PartitionLog, Report
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID, ProducerEntry, ProducerStates, SequenceError
 
@@ -105,6 +106,24 @@ class Partition:
         """Raises: ApiError when the partition cannot be used."""
         if self.offline:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+
+    # --- leader epochs ---
+
+    def assign_leader_epoch(self, epoch: int) -> None:
+        """Starts a leader epoch at the log end, unless it has started; records appended from now on belong to it."""
+        if self.offline:
+            return
+        try:
+            self.log.leader_epochs.assign(epoch, self.log.log_end_offset)
+        except StorageError as error:
+            self._report(f"leader epoch {epoch} of {self.topic_partition} is not written down: {error}")
+
+    def end_offset_for_epoch(self, epoch: int) -> EpochEnd:
+        """The end offset of a leader epoch.
+
+        Raises: StorageError.
+        """
+        return self.log.leader_epochs.end_offset_for(epoch, self.log.log_end_offset)
 
     # --- transactions ---
 
@@ -245,7 +264,7 @@ class Partition:
             text = "a producer with an id numbers its batches from 0"
         if text:
             raise RejectedBatchError(ErrorCode.INVALID_RECORD, text, self.log.log_start_offset)
-        if self.log.config.compacted:
+        if self.log.config.is_compacted:
             self._check_keys(records, header)
         self._check_times(records, header, timestamp_ms)
 

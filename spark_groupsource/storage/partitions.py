@@ -9,13 +9,13 @@ import re
 import uuid
 from typing import Iterator, Mapping
 
-from spark_groupsource.broker.config import BrokerConfig, TopicConfig, topic_config
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog, Report
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition
+from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -23,9 +23,9 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class Partitions:
     """Every partition of this broker. The one caller is the broker's loop."""
 
-    def __init__(self, data: DataDirectory, config: BrokerConfig, report: Report) -> None:
+    def __init__(self, data: DataDirectory, topic_defaults: TopicConfig, report: Report) -> None:
         self._data = data
-        self._config = config
+        self._topic_defaults = topic_defaults
         self._report = report
         self.files = FileCache()
         self._partitions: dict[TopicPartition, Partition] = {}
@@ -113,7 +113,7 @@ class Partitions:
         if not 1 <= partition_count <= 100_000:
             raise ApiError(ErrorCode.INVALID_PARTITIONS, f"a topic has 1 to 100000 partitions, not {partition_count}")
         try:
-            return topic_config(settings, self._config.topic)
+            return topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
@@ -146,10 +146,10 @@ class Partitions:
         """
         entry = self.topic(name)
         try:
-            config = topic_config(settings, self._config.topic)
+            config = topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
-        if name in INTERNAL_TOPICS and config.cleanup_policy != "compact":
+        if name in INTERNAL_TOPICS and config.cleanup_policy != ("compact",):
             text = f"{name} holds the latest of every group or transaction; its cleanup.policy stays compact"
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if validate_only:
@@ -161,9 +161,9 @@ class Partitions:
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """From now on topics fall back to other defaults."""
-        self._config = config
+    def reconfigure(self, topic_defaults: TopicConfig) -> None:
+        """Replaces the defaults of all topics."""
+        self._topic_defaults = topic_defaults
         for entry in self._data.topics.values():
             for topic_partition in entry.partitions:
                 if topic_partition in self._partitions:
@@ -210,7 +210,7 @@ class Partitions:
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
         """A topic's configuration over the broker's defaults."""
-        return topic_config(entry.settings, self._config.topic)
+        return topic_config(entry.settings, self._topic_defaults)
 
     def _create_partitions(self, entry: TopicEntry, first: int) -> None:
         new = entry.partitions[first:]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
@@ -15,6 +14,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.topic_config import TopicConfig
 from spark_groupsource.wire.frames import decode_response, encode_request
 from spark_groupsource.wire.messages import CreateTopicsRequest, FetchRequest, MetadataRequest, ProduceRequest
 

@@ -227,8 +227,8 @@ def test_fetch_from_outside_the_log(broker, neighbour, offset):
         ("x" * 250, 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
         ("neighbour", 1, {}, ErrorCode.TOPIC_ALREADY_EXISTS, "already exists"),
         ("fine", 0, {}, ErrorCode.INVALID_PARTITIONS, "1 to 100000 partitions"),
-        ("fine", 1, {"segment_byte": "1"}, ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
-        ("fine", 1, {"segment_bytes": "many"}, ErrorCode.INVALID_CONFIG, "must be a whole number"),
+        ("fine", 1, {"segment_byte": "1"}, ErrorCode.INVALID_CONFIG, "closest name is segment.bytes."),
+        ("fine", 1, {"segment_bytes": "many"}, ErrorCode.INVALID_CONFIG, "must be an integer"),
         ("fine", 1, {"cleanup_policy": "burn"}, ErrorCode.INVALID_CONFIG, "must be a list of delete, compact"),
     ],
 )
@@ -271,9 +271,9 @@ def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
 @pytest.mark.parametrize(
     "config, reason",
     [
-        ({"log.segment.byte": "1"}, "log.segment.byte is not a broker setting .*did you mean log.segment.bytes"),
-        ({"num.partitions": "0"}, "num.partitions must be from 1 to 100000, not 0"),
-        ({"auto.create.topics.enable": "yes"}, "must be true or false, not 'yes'"),
+        ({"log.segment.byte": "1"}, "log.segment.byte is not a broker setting .*closest name is log.segment.bytes"),
+        ({"num.partitions": "0"}, "num.partitions must be between 1 and 100000, got 0"),
+        ({"auto.create.topics.enable": "yes"}, "must be true or false, got 'yes'"),
     ],
 )
 def test_settings_that_are_wrong_are_named(config, reason):

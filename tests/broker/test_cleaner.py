@@ -11,7 +11,6 @@ import google_crc32c
 import pytest
 from broker_context import append, open_log, values_from
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
@@ -23,6 +22,7 @@ from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.swap import CleanedSegment, swap_steps
+from spark_groupsource.storage.topic_config import TopicConfig
 
 COMPACT = TopicConfig(segment_bytes=1024, index_interval_bytes=100, cleanup_policy="compact", delete_retention_ms=1000)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from broker_context import append, batch, open_log, values_from
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.topic_config import TopicConfig
 
 SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
 

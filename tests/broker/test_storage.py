@@ -19,12 +19,12 @@ from broker_context import (
 )
 from test_log import fill, logs, values_from
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage import segment as segment_module
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
+from spark_groupsource.storage.topic_config import TopicConfig
 
 
 def opened(path) -> DataDirectory:

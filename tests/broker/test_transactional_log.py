@@ -7,7 +7,6 @@ import uuid
 import pytest
 from broker_context import batch, values_from
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import control_type
@@ -17,6 +16,7 @@ from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedT
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 5_000
 

@@ -21,13 +21,13 @@ from real_kafka import ToolRun
 from support.java_tools import JavaTools
 from support.waiting import wait_until
 
-from spark_groupsource.broker.config import TopicConfig
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.topic_config import TopicConfig
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
     DeleteRecordsRequest,
@@ -249,7 +249,7 @@ def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [
-        ([("retention.msec", SET, "1")], ErrorCode.INVALID_CONFIG, "did you mean retention.ms"),
+        ([("retention.msec", SET, "1")], ErrorCode.INVALID_CONFIG, "closest name is retention.ms"),
         ([("retention.ms", SET, "-5")], ErrorCode.INVALID_CONFIG, "from -1"),
         ([("min.cleanable.dirty.ratio", SET, "1.5")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),
         ([("min.cleanable.dirty.ratio", SET, "nan")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),

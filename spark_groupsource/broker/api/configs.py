@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import Callable
+from typing import Callable, Mapping
 
-from spark_groupsource.broker.api.topics import default_source
-from spark_groupsource.broker.config import (
-    BROKER_NAMES,
-    BROKER_SETTINGS,
-    TOPIC_SETTINGS,
-    BrokerConfig,
-    SettingInfo,
-    setting_text,
-)
+from spark_groupsource.broker.config import BROKER_SETTINGS
 from spark_groupsource.broker.dynamic_config import (
     ALL_NODES,
     ALL_NODES_SOURCE,
     DEFAULT_SOURCE,
     NODE_SOURCE,
     STATIC_SOURCE,
-    is_dynamic,
 )
 from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     AlterConfigsResponse,
     DescribeConfigsResponse,
@@ -38,38 +30,39 @@ from spark_groupsource.wire.messages import (
     Message,
 )
 
-_TOPIC_RESOURCE = 2
-_BROKER_RESOURCE = 4
+_TOPIC_RESOURCE, _BROKER_RESOURCE, _BROKER_LOGGER_RESOURCE, _CLIENT_METRICS_RESOURCE, _GROUP_RESOURCE = 2, 4, 8, 16, 32
 _TOPIC_SOURCE = 1
-_TYPE_UNKNOWN, _TYPE_BOOLEAN, _TYPE_STRING, _TYPE_INT, _TYPE_LONG, _TYPE_DOUBLE, _TYPE_LIST = 0, 1, 2, 3, 5, 6, 7
+_UNKNOWN_TYPE = 0
+_TYPE_CODES = {
+    ConfigType.BOOLEAN: 1,
+    ConfigType.STRING: 2,
+    ConfigType.PASSWORD: 2,
+    ConfigType.INT: 3,
+    ConfigType.LONG: 5,
+    ConfigType.DOUBLE: 6,
+    ConfigType.LIST: 7,
+}
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
-_THROTTLED = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
-_LISTS = _THROTTLED | {"cleanup.policy", "log.cleanup.policy", "advertised.listeners", "sasl.enabled.mechanisms"}
-_LONGS = frozenset({"offsets.retention.check.interval.ms"})
-# Behind these is no setting of Kafka's broker, or one without a default.
-_NO_BROKER_DEFAULT = _THROTTLED | {"flush.ms", "remote.storage.enable", "segment.jitter.ms"}
-# Others have the default of these, and are shown behind a value in milliseconds only.
-_IN_HOURS = {"log.retention.ms": ("log.retention.hours", "168"), "log.roll.ms": ("log.roll.hours", "168")}
-# Kafka has no default of these
-_EACH_NODES_OWN = frozenset({"node.id", "advertised.listeners"})
-_GROUP_RESOURCE, _CLIENT_METRICS_RESOURCE, _BROKER_LOGGER_RESOURCE = 32, 16, 8
-_INT32_MAX = 2**31 - 1
+_HOUR_MS = 3_600_000
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
 
+_Synonym = tuple[str, "str | None", int]
+"""Name, value and config source of a setting that supplies a value, listed in order of precedence (KIP-226)."""
 
-# --- what the settings are ---
+
+# --- DescribeConfigs ---
 
 
 def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
-    """Settings of topics and of this broker; no other resource has any."""
+    """Describes the settings of topics and of this broker; no other resource has any."""
     results = []
     for resource in request.resources:
-        # Kafka's message of a success is empty here, not null
+        # as Kafka, the message of a success is empty and not null
         code, message, entries = ErrorCode.NONE, "", []
         try:
-            entries = _settings(broker, call, resource, request)
+            entries = _describe(broker, call, resource, request)
         except ApiError as error:
             code, message = error.code, error.message
         result = DescribeConfigsResponse.DescribeConfigsResult(
@@ -83,22 +76,15 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _settings(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
-    keys = resource.configuration_keys
+def _describe(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
     if resource.resource_type == _TOPIC_RESOURCE:
-        broker.partitions.check_name(resource.resource_name)
-        entry = broker.partitions.topic(resource.resource_name)
-        config = broker.partitions.config_of(entry)
-        found = []
-        for info in TOPIC_SETTINGS.values():
-            source = _TOPIC_SOURCE if info.name in entry.settings else default_source(broker, call.node_id, info)
-            found.append((info, getattr(config, info.attribute), source))
-    elif resource.resource_type == _BROKER_RESOURCE:
-        _check_node(call, resource)
-        return _settings_of_node(broker, call, resource, request)
-    else:
+        return _describe_topic(broker, call, resource, request)
+    if resource.resource_type != _BROKER_RESOURCE:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
-    return [_entry(broker, call, *each, request) for each in found if not keys or each[0].name in keys]
+    _check_node(call, resource)
+    if resource.resource_name == ALL_NODES:
+        return _describe_all_nodes(broker, call, resource, request)
+    return _describe_node(broker, call, resource, request)
 
 
 def _check_node(call: Call, resource: Message) -> None:
@@ -106,90 +92,117 @@ def _check_node(call: Call, resource: Message) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
 
 
-def _settings_of_node(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
-    """All settings of one node; under the empty name what was given to all of them while they ran."""
-    keys, config = resource.configuration_keys, broker.config
-    owners = {BrokerConfig: config, type(config.group): config.group, type(config.topic): config.topic}
+def _requested(table: Mapping[str, BrokerConfigKey], resource: Message) -> list[BrokerConfigKey]:
+    """The rows that the request names, every row where it names none."""
+    names = resource.configuration_keys
+    return [key for key in table.values() if not names or key.name in names]
+
+
+def _describe_topic(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+    broker.partitions.check_name(resource.resource_name)
+    topic = broker.partitions.topic(resource.resource_name)
+    config = broker.partitions.config_of(topic)
     entries = []
-    given = broker.dynamic.of(resource.resource_name)
-    of_all = resource.resource_name == ALL_NODES
-    for info in BROKER_SETTINGS.values():
-        if keys and info.name not in keys:
-            continue
-        if not of_all:
-            source = broker.dynamic.source(info, info.name, call.node_id)
-            value = getattr(owners[info.owner], info.attribute)
-            if info.name in _EACH_NODES_OWN:
-                value, source = _own(broker, call, info.name), STATIC_SOURCE
-            entries.append(_entry(broker, call, info, value, source, request))
-        elif info.name in given:
-            entries.append(_entry(broker, call, info, given[info.name], ALL_NODES_SOURCE, request))
-    # nobody knows what kind of value these have, so none is told, as by Kafka
-    source = ALL_NODES_SOURCE if of_all else NODE_SOURCE
-    for name in given:
-        if name not in BROKER_SETTINGS and (not keys or name in keys):
-            synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=None, source=source)
-            synonyms = [synonym] if request.include_synonyms else []
-            entries.append(
-                _ConfigEntry(name=name, value=None, read_only=True, config_source=source, is_sensitive=True,
-                             synonyms=synonyms, config_type=_TYPE_UNKNOWN, documentation=None)
-            )  # fmt: skip
+    for key in _requested(TOPIC_SETTINGS, resource):
+        broker_source = broker.dynamic.source(key.broker_name, call.node_id)
+        source = _TOPIC_SOURCE if key.name in topic.settings else broker_source
+        value = format_value(getattr(config, TOPIC_FIELDS[key.name]))
+        synonyms: list[_Synonym] = [(key.name, value, source)] if source == _TOPIC_SOURCE else []
+        broker_name = key.broker_name or key.name
+        if broker_source != DEFAULT_SOURCE:
+            synonyms.append((broker_name, format_value(broker.config.value(broker_name)), broker_source))
+        if key.broker_name:
+            synonyms += _default_synonym(key, broker_name, is_set=broker_source != DEFAULT_SOURCE)
+        entries.append(_entry(key, value, source, synonyms, request))
     return entries
 
 
-def _own(broker: Broker, call: Call, name: str) -> object:
+def _describe_node(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+    """Every setting of one node, with those that were altered while it ran and are not in the table."""
+    entries = []
+    for key in _requested(BROKER_SETTINGS, resource):
+        value, source = broker.config.value(key.name), broker.dynamic.source(key.name, call.node_id)
+        if key.is_per_node:
+            value, source = _value_of_node(broker, call, key), STATIC_SOURCE
+        entries.append(_broker_entry(key, value, source, request))
+    return entries + _describe_unknown(broker, resource, NODE_SOURCE, request)
+
+
+def _describe_all_nodes(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+    """The settings that were altered for all nodes."""
+    altered = broker.dynamic.of(ALL_NODES)
+    entries = [
+        _broker_entry(key, altered[key.name], ALL_NODES_SOURCE, request)
+        for key in _requested(BROKER_SETTINGS, resource)
+        if key.name in altered
+    ]
+    return entries + _describe_unknown(broker, resource, ALL_NODES_SOURCE, request)
+
+
+def _describe_unknown(broker: Broker, resource: Message, source: int, request: Message) -> list[Message]:
+    """Altered settings that are not in the table; as in Kafka they have no type and no visible value."""
+    names = resource.configuration_keys
+    entries = []
+    for name in broker.dynamic.of(resource.resource_name):
+        if name in BROKER_SETTINGS or (names and name not in names):
+            continue
+        synonym = _ConfigEntry.DescribeConfigsSynonym(name=name, value=None, source=source)
+        entries.append(
+            _ConfigEntry(
+                name=name,
+                value=None,
+                read_only=True,
+                config_source=source,
+                is_sensitive=True,
+                synonyms=[synonym] if request.include_synonyms else [],
+                config_type=_UNKNOWN_TYPE,
+                documentation=None,
+            )
+        )
+    return entries
+
+
+def _value_of_node(broker: Broker, call: Call, key: BrokerConfigKey) -> object:
     node = next(each for each in broker.nodes if each.node_id == call.node_id)
     protocol = "SASL_PLAINTEXT" if broker.accounts.mechanisms else "PLAINTEXT"
-    return node.node_id if name == "node.id" else f"{protocol}://{node.host}:{node.port}"
+    return node.node_id if key.name == "node.id" else f"{protocol}://{node.host}:{node.port}"
+
+
+def _broker_entry(key: BrokerConfigKey, value: object, source: int, request: Message) -> Message:
+    text = None if key.is_sensitive else format_value(value)
+    is_set = source != DEFAULT_SOURCE
+    synonyms: list[_Synonym] = [(key.name, text, source)] if is_set else []
+    if not key.is_per_node:
+        synonyms += _default_synonym(key, key.name, is_set=is_set)
+    return _entry(key, text, source, synonyms, request)
+
+
+def _default_synonym(key: BrokerConfigKey, broker_name: str, *, is_set: bool) -> list[_Synonym]:
+    """Kafka's default of a broker setting; a setting in hours is listed only where the one in milliseconds is set."""
+    if key.hours_name:
+        return [(key.hours_name, str(key.default // _HOUR_MS), DEFAULT_SOURCE)] if is_set else []
+    return [(broker_name, None if key.is_sensitive else format_value(key.default), DEFAULT_SOURCE)]
 
 
 def _entry(
-    broker: Broker, call: Call, info: SettingInfo, value: object, source: int, request: Message
+    key: BrokerConfigKey, value: str | None, source: int, synonyms: list[_Synonym], request: Message
 ) -> Message:
-    is_sensitive = info.name.endswith(".sasl.jaas.config")
-    text = None if is_sensitive else setting_text(value)
+    synonym = _ConfigEntry.DescribeConfigsSynonym
     return _ConfigEntry(
-        name=info.name,
-        value=text,
-        read_only=not is_dynamic(info),
+        name=key.name,
+        value=value,
+        read_only=not key.dynamic,
         config_source=source,
-        is_sensitive=is_sensitive,
-        synonyms=_synonyms(broker, call, info, text, source) if request.include_synonyms else [],
-        config_type=_config_type(info),
-        documentation=info.doc if request.include_documentation else None,
+        is_sensitive=key.is_sensitive,
+        synonyms=[synonym(name=name, value=text, source=of) for name, text, of in synonyms]
+        if request.include_synonyms
+        else [],
+        config_type=_TYPE_CODES[key.type],
+        documentation=key.doc if request.include_documentation else None,
     )
 
 
-def _synonyms(broker: Broker, call: Call, info: SettingInfo, text: str | None, source: int) -> list[Message]:
-    """Where a value comes from and what would hold without it, first what counts (KIP-226).
-
-    A topic's setting falls back to the broker's, which mostly has another name, and that one to Kafka's default.
-    """
-    given = [(info.name, text, source)] if source != DEFAULT_SOURCE else []
-    name = info.name
-    if name in TOPIC_SETTINGS:
-        name = BROKER_NAMES.get(name, name)
-        given = given if source == _TOPIC_SOURCE else []
-        fallback = default_source(broker, call.node_id, info)
-        if fallback != DEFAULT_SOURCE:
-            given.append((name, setting_text(getattr(broker.config.topic, info.attribute)), fallback))
-    if name in _IN_HOURS:
-        behind = any(each == name for each, _, _ in given)
-        given += [(*_IN_HOURS[name], DEFAULT_SOURCE)] if behind else []
-    elif info.name not in _NO_BROKER_DEFAULT | _EACH_NODES_OWN:
-        given.append((name, text if text is None else setting_text(info.default), DEFAULT_SOURCE))
-    return [_ConfigEntry.DescribeConfigsSynonym(name=name, value=value, source=of) for name, value, of in given]
-
-
-def _config_type(info: SettingInfo) -> int:
-    if isinstance(info.default, bool):
-        return _TYPE_BOOLEAN
-    if isinstance(info.default, int):
-        small = info.high is not None and info.high <= _INT32_MAX or info.owner is GroupConfig
-        return _TYPE_INT if small and info.name not in _LONGS else _TYPE_LONG
-    if isinstance(info.default, float):
-        return _TYPE_DOUBLE
-    return _TYPE_LIST if info.name in _LISTS else _TYPE_STRING
+# --- ListConfigResources ---
 
 
 def list_config_resources(broker: Broker, call: Call, request: Message) -> Message:
@@ -276,17 +289,17 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
         name, operation = config.name, config.config_operation
         if operation not in (_SET, _DELETE, _APPEND, _SUBTRACT):
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
-        info = (TOPIC_SETTINGS if resource.resource_type == _TOPIC_RESOURCE else BROKER_SETTINGS).get(name)
+        key = (TOPIC_SETTINGS if resource.resource_type == _TOPIC_RESOURCE else BROKER_SETTINGS).get(name)
         if operation == _DELETE:
             settings.pop(name, None)  # of an unknown one nothing is set either
         elif operation == _SET:
             settings[name] = _value(config)
         else:
-            if info is None or name not in _LISTS:
+            if key is None or key.type is not ConfigType.LIST:
                 verb = "APPEND to" if operation == _APPEND else "SUBTRACT from"
                 text = f"Can't {verb} key {name} because its type is not LIST."
                 raise ApiError(ErrorCode.INVALID_CONFIG, text)
-            old = [each for each in settings.get(name, str(info.default)).split(",") if each]
+            old = [each for each in settings.get(name, format_value(key.default)).split(",") if each]
             given = _value(config).split(",")
             if operation == _APPEND:
                 new = old + [each for each in given if each not in old]

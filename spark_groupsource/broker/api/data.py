@@ -12,7 +12,7 @@ from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unansw
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage.leader_epochs import EpochEnd
+from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, Verify
 from spark_groupsource.transactions import ProducerIdAndEpoch
@@ -222,11 +222,11 @@ def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Mes
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
-            code, end = ErrorCode.NONE, EpochEnd(-1, -1)
+            code, end = ErrorCode.NONE, UNKNOWN_EPOCH_END
             try:
                 partition = broker.partitions.partition(topic.topic, wanted.partition)
                 broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
-                end = broker.epochs.end_of(partition, wanted.leader_epoch)
+                end = partition.end_offset_for_epoch(wanted.leader_epoch)
             except ApiError as error:
                 code = error.code
             except StorageError as error:

@@ -9,12 +9,13 @@ import uuid
 from collections import Counter
 from typing import Any
 
-from spark_groupsource.broker.config import BROKER_NAMES, TOPIC_SETTINGS, SettingInfo, setting_text
 from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.data_directory import TopicEntry
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     CreatePartitionsResponse,
     CreateTopicsResponse,
@@ -204,20 +205,17 @@ def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: boo
         replication_factor=len(broker.leaders.node_ids),
         configs=[
             CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
-                name=info.name,
-                value=setting_text(getattr(config, info.attribute)),
+                name=name,
+                value=format_value(getattr(config, TOPIC_FIELDS[name])),
                 read_only=False,
-                config_source=_TOPIC_SOURCE if info.name in settings else default_source(broker, call.node_id, info),
+                config_source=(
+                    _TOPIC_SOURCE if name in settings else broker.dynamic.source(key.broker_name, call.node_id)
+                ),
                 is_sensitive=False,
             )
-            for info in TOPIC_SETTINGS.values()
+            for name, key in TOPIC_SETTINGS.items()
         ],
     )
-
-
-def default_source(broker: Broker, node_id: int, info: SettingInfo) -> int:
-    """Where a topic that does not set it has a setting from: what the broker was given, or Kafka's default."""
-    return broker.dynamic.source(info, BROKER_NAMES.get(info.name, ""), node_id)
 
 
 def _partition_count(broker: Broker, topic: Message) -> int:

@@ -24,7 +24,6 @@ from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.records.header import last_batch
-from spark_groupsource.storage.leader_epochs import Epochs
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.wire.messages import FetchResponse, Message
@@ -63,7 +62,6 @@ class Fetches:
         self,
         partitions: Partitions,
         leaders: Leaders,
-        epochs: Epochs,
         timers: DeadlineHeap[Hashable],
         clock: Clock,
         config: BrokerConfig,
@@ -72,7 +70,6 @@ class Fetches:
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
-        self._epochs = epochs
         self._timers = timers
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
@@ -248,7 +245,7 @@ class Fetches:
         if epoch < 0:
             return None
         try:
-            end = self._epochs.end_of(partition, epoch)
+            end = partition.end_offset_for_epoch(epoch)
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         if end.end_offset < 0:

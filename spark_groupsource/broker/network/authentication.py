@@ -14,7 +14,7 @@ import re
 import secrets
 from base64 import b64decode, b64encode
 from pathlib import Path
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode, StorageError
@@ -176,8 +176,8 @@ def _answer(code: ErrorCode, message: str | None, token: bytes = b"") -> Message
     return SaslAuthenticateResponse(error_code=code, error_message=message, auth_bytes=token, session_lifetime_ms=0)
 
 
-def _mechanisms(setting: str) -> tuple[str, ...]:
-    named = tuple(each.strip() for each in setting.split(",") if each.strip())
+def _mechanisms(setting: Sequence[str]) -> tuple[str, ...]:
+    named = tuple(each for each in setting if each)
     for each in named:
         if each not in MECHANISMS:
             raise ConfigurationError(f"sasl.enabled.mechanisms: {each!r} is not one of {', '.join(MECHANISMS)}")

@@ -1,0 +1,87 @@
+"""Leader epochs of one partition: the first offset of each epoch.
+
+A client with a new leader requests the end offset of the epoch it knows, to find out whether the records it has read
+are still in the log. The file is Kafka's ``leader-epoch-checkpoint`` in the partition directory; without it the log has
+one epoch, 0, from the first record on.
+
+Source: KIP-320; Kafka `LeaderEpochFileCache`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_groupsource.errors import StorageError
+from spark_groupsource.storage.files import replace_file
+
+CHECKPOINT_NAME = "leader-epoch-checkpoint"
+
+
+class EpochEnd(NamedTuple):
+    """The largest epoch that is not above the requested one, and its end offset; -1, -1 if the epoch is unknown."""
+
+    epoch: int
+    end_offset: int
+
+
+UNKNOWN_EPOCH_END = EpochEnd(-1, -1)
+
+
+class LeaderEpochCache:
+    """The epochs of the log in `directory`; `latest_epoch` is written into each new batch."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / CHECKPOINT_NAME
+        self.latest_epoch = 0
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Starts `epoch` at `start_offset`; an epoch that is not above the latest one is ignored.
+
+        The epoch is in effect even if the checkpoint cannot be written.
+
+        Raises: StorageError when the checkpoint cannot be written.
+        """
+        if epoch <= self.latest_epoch:
+            return
+        self.latest_epoch = epoch
+        starts = _read(self._path)
+        if starts[-1][0] < epoch:
+            # as in Kafka, epochs without records are removed
+            kept = [entry for entry in starts if entry[1] < start_offset]
+            lines = [f"{each} {start}\n" for each, start in [*kept, (epoch, start_offset)]]
+            replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
+        """The end offset of `epoch`; the latest epoch ends at the log end offset.
+
+        Raises: StorageError.
+        """
+        if epoch == self.latest_epoch:
+            return EpochEnd(epoch, log_end_offset)
+        if not 0 <= epoch < self.latest_epoch:
+            return UNKNOWN_EPOCH_END
+        starts = _read(self._path)
+        known = max((each for each, _ in starts if each <= epoch), default=epoch)
+        return EpochEnd(known, next(start for each, start in starts if each > epoch))
+
+
+def _read(path: Path) -> list[tuple[int, int]]:
+    """(epoch, start offset) in ascending order, at least one.
+
+    Raises: StorageError.
+    """
+    if not path.exists():
+        return [(0, 0)]
+    try:
+        lines = path.read_text().splitlines()[2:]
+        starts = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged ({error!r}). Restore it from a copy.") from error
+    if not starts:
+        return [(0, 0)]  # Kafka writes an empty checkpoint for a log without records
+    if starts != sorted(starts):
+        raise StorageError(f"{path} is damaged: its epochs do not ascend. Restore it from a copy.")
+    return starts
