@@ -6,11 +6,12 @@ import struct
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.leaders import Leaders, save_first_epoch
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -44,7 +45,7 @@ class KafkaDirectory:
 
     def open(self) -> DataDirectory:
         data = DataDirectory(self.path, adopt=True, report=self.reports.append)
-        data.open(1)
+        data.open(1, save_leader_epoch=partial(save_first_epoch, self.path))
         return data
 
 

@@ -250,9 +250,9 @@ def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
     ("changes", "code", "text"),
     [
         ([("retention.msec", SET, "1")], ErrorCode.INVALID_CONFIG, "closest name is retention.ms"),
-        ([("retention.ms", SET, "-5")], ErrorCode.INVALID_CONFIG, "from -1"),
-        ([("min.cleanable.dirty.ratio", SET, "1.5")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),
-        ([("min.cleanable.dirty.ratio", SET, "nan")], ErrorCode.INVALID_CONFIG, "from 0 to 1"),
+        ([("retention.ms", SET, "-5")], ErrorCode.INVALID_CONFIG, "between -1"),
+        ([("min.cleanable.dirty.ratio", SET, "1.5")], ErrorCode.INVALID_CONFIG, "between 0 and 1"),
+        ([("min.cleanable.dirty.ratio", SET, "nan")], ErrorCode.INVALID_CONFIG, "between 0 and 1"),
         ([("retention.ms", SET, None)], ErrorCode.INVALID_REQUEST, "Null value"),
         ([("retention.ms", APPEND, "1")], ErrorCode.INVALID_CONFIG, "not LIST"),
         ([("retention.ms", 9, "1")], ErrorCode.INVALID_REQUEST, "Unknown operation"),
