@@ -266,6 +266,7 @@ def _java_prefix(
         executable,
         heap,
         *options,
+        *os.environ.get("KAFKA_OPTS", "").split(),
         f"-Dlog4j2.configurationFile={logging}",
         "-cp",
         class_path,

@@ -16,7 +16,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 from real_kafka import RealKafka
-from support import short_lives
+from support import startup
 from support.clusters import BROKER_CONFIG, Cluster
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("groupsource", deadline=None)
 hypothesis.settings.load_profile("groupsource")
 
-short_lives.arrange()
+startup.configure()
 
 
 # fixtures that start a process which `make check` does without; a test that uses one of them gets the mark of that name
@@ -51,10 +51,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
 
 
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: a collector that walks it again and again finds nothing."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Prepares what the selected tests start, and exempts what exists before the first test from garbage collection."""
+    if not session.config.option.collectonly:
+        _share_classes(session.items)
     gc.collect()
     gc.freeze()
+
+
+def _share_classes(items: list[pytest.Item]) -> None:
+    """Lets the JVMs of these tests start with the classes of an archive, which the first run on a machine builds."""
+    from support import class_archives
+
+    marks = {mark.name for item in items for mark in item.iter_markers()}
+    if "spark" in marks:
+        startup.share_classes("SPARK_SUBMIT_OPTS", class_archives.spark_archive())
+    if marks & {"kafka", "java"}:
+        startup.share_classes("KAFKA_OPTS", class_archives.kafka_archive())
 
 
 @pytest.fixture(scope="session")

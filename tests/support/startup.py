@@ -1,0 +1,33 @@
+"""Start-up options of the JVMs and Pythons that a test run starts.
+
+A run starts about a hundred JVMs that live for seconds. The options change how fast a process starts, not what it
+does; a variable that the environment already has is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# the optimizing compiler and collector threads cost more than they gain in a JVM that lives for seconds
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# read by Spark's launcher and its scripts; the last one by Kafka's scripts and by `RealKafka`
+_VARIABLES = ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")
+_SITE = str(Path(__file__).with_name("site"))
+
+
+def configure() -> None:
+    """Sets the environment of every process started from now on."""
+    for variable in _VARIABLES:
+        os.environ.setdefault(variable, JVM_OPTIONS)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if _SITE not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, _SITE])
+
+
+def share_classes(variable: str, archive: Path | None) -> None:
+    """Lets the JVMs that read `variable` map the classes of an archive; without effect where there is none."""
+    options = os.environ.get(variable, "")
+    if archive is not None and "-XX:SharedArchiveFile" not in options:
+        # a JVM that cannot use the archive, of another class path for example, loads its classes without a message
+        os.environ[variable] = f"{options} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off".strip()
