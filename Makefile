@@ -4,6 +4,7 @@
 # make test   lint and every test, on the embedded broker and on a real Apache Kafka
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
+# make docs   writes docs/states.md and docs/options.md from the tables in the code
 # make conformance   writes docs/conformance.md: which test shows which behaviour of Kafka's own group tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 SOURCES := spark_groupsource jobs tests benchmarks pyspark_groupsource.py
 PYTEST_ARGS ?=
 
-.PHONY: run check quick-tests test lint conformance python-there java-there clean
+.PHONY: run check quick-tests test lint docs docs-diagrams docs-options conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -39,6 +40,15 @@ lint: $(VENV)/.ready-test
 	$(BIN)/isort --check-only --quiet $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.ready-test
+	$(BIN)/python docs/generate.py
+
+docs-diagrams: $(VENV)/.ready-test
+	$(BIN)/python docs/generate.py states.md
+
+docs-options: $(VENV)/.ready-test
+	$(BIN)/python docs/generate.py options.md
 
 conformance: $(VENV)/.ready-test
 	$(BIN)/python tests/conformance/report.py

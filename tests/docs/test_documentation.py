@@ -1,0 +1,28 @@
+"""The generated pages are up to date, and the pages name existing files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/states.md")
+
+
+@pytest.mark.parametrize("page", ["states.md"])
+def test_generated_page_is_up_to_date(page: str) -> None:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check", page]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_in_a_page_has_a_target(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http:", "https:", "#"))]
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()]
+    assert missing == []
