@@ -1,1 +1,1 @@
-"""The embedded broker: one node that serves Kafka's protocol from files in Kafka's layout."""
+"""Embedded broker: serves the Kafka protocol from a log directory in Kafka's file format."""

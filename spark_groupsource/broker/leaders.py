@@ -78,7 +78,7 @@ class Leaders:
         at = self.node_ids.index(self.leader(topic_partition).node_id)
         return [*self.node_ids[at:], *self.node_ids[:at]]
 
-    def check(self, node_id: int, topic_partition: TopicPartition, epoch: int = -1) -> Leader:
+    def check_leader(self, node_id: int, topic_partition: TopicPartition, epoch: int = -1) -> Leader:
         """The leader, when that is `node_id`, and when the client's `epoch` (-1: it knows none) is the present one.
 
         Raises: ApiError.
@@ -120,7 +120,7 @@ class Leaders:
             self._keep()
         return tuple(moved)
 
-    def forget(self, topic_partitions: Iterable[TopicPartition]) -> None:
+    def remove(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Drops what is known of partitions that are gone."""
         known = [topic_partition for topic_partition in topic_partitions if topic_partition in self._moved]
         for topic_partition in known:

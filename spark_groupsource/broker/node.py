@@ -1,79 +1,41 @@
-"""The broker itself, without sockets: takes decoded requests, answers each of them once, now or later.
+"""Broker composition: logs, leaders, coordinators, fetch, maintenance. Without sockets and request handlers.
 
-One thread calls it: that thread is the single writer of every log and of every group. Time comes from the clock that
-is handed in; what is due is done in `expire`.
+One thread calls the broker; it is the only writer of every log and every coordinator. The caller passes the clock and
+calls `run_timers` at each deadline.
 """
 
 from __future__ import annotations
 
-import uuid
 from functools import partial
-from typing import Callable, Collection, Hashable, Iterable, Mapping, NamedTuple
+from typing import Collection, Iterable, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.coordinators.group_runtime import CoordinatorRuntime
-from spark_groupsource.broker.coordinators.timers import (
-    GroupShardTimer,
-    MarkerRetryTimer,
-    OffsetExpirationTimer,
-    TransactionalIdExpirationTimer,
-    TransactionTimer,
-)
+from spark_groupsource.broker.coordinators.group_runtime import GroupRuntime
+from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
+from spark_groupsource.broker.credentials import CredentialStore
 from spark_groupsource.broker.dynamic_config import DynamicSettings
-from spark_groupsource.broker.fetch.delayed_fetch import Fetches
+from spark_groupsource.broker.fetch.delayed_fetch import FetchManager
 from spark_groupsource.broker.leaders import Leaders, save_first_epoch
-from spark_groupsource.broker.network.authentication import Accounts
+from spark_groupsource.broker.log_maintenance import LogMaintenance
+from spark_groupsource.broker.requests import SendResponse
+from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
-from spark_groupsource.deadlines import DeadlineHeap
-from spark_groupsource.errors import ApiError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
 from spark_groupsource.storage.log import Report
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partition
 from spark_groupsource.storage.partitions import Partitions
-from spark_groupsource.wire.messages import Message
-
-
-class Call(NamedTuple):
-    """Who asked which node and how: `token` names the answer, `client_host` is the peer's address."""
-
-    token: int
-    api_key: int
-    api_version: int
-    client_id: str
-    client_host: str
-    node_id: int
-
-
-class Unanswered:
-    """What a handler returns instead of a response."""
-
-
-LATER = Unanswered()
-"""The answer comes through `Broker.reply` when what it waits for has happened."""
-NO_ANSWER = Unanswered()
-"""The client expects none (a produce request with acks=0)."""
-
-Send = Callable[[int, "Message | None"], None]
-"""Takes the token of a call and its response, None where none is expected; a token that is gone is no error."""
-
-Handle = Callable[["Broker", Call, Message], "Message | Unanswered"]
-
-
-class Served(NamedTuple):
-    """One API this broker serves, the versions that are proved, and who answers it."""
-
-    min_version: int
-    max_version: int
-    handle: Handle
+from spark_groupsource.timers import Timers
 
 
 class Broker:
-    """One or several nodes over one data directory; `leaders` says which of them leads what.
+    """One or several nodes that share a data directory; `leaders` assigns each partition to a node.
 
-    Attributes: `nodes`, those that run, by id, as clients are told.
+    Args: `send` sends delayed responses; `report` takes one line for the operator at a time; `add_scram`, SCRAM users
+    to add, in the format of ``--add-scram``.
     """
 
     def __init__(
@@ -81,37 +43,36 @@ class Broker:
         config: BrokerConfig,
         data: DataDirectory,
         clock: Clock,
-        served: Mapping[int, Served],
-        send: Send,
+        send: SendResponse,
         report: Report,
         node_count: int = 1,
         add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
         self.clock = clock
-        self.served = served
-        self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
-        self.nodes: tuple[Node, ...] = ()
         self.report = report
         self.data = data
-        self.accounts = Accounts(config)
-        self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
+        self.nodes = RunningNodes()
+        self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
+        self.credentials = CredentialStore(config)
         self._add_scram = add_scram
+        self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self.partitions = Partitions(data, config.topic, report)
-        self.timers: DeadlineHeap[Hashable] = DeadlineHeap()
-        self.fetches = Fetches(
-            self.partitions, self.leaders, self.timers, clock, config, lambda: self.nodes, send
+        self.timers = Timers()
+        self.fetch_manager = FetchManager(self.partitions, self.leaders, self.nodes, self.timers, clock, config, send)
+        services = CoordinatorServices(
+            self.partitions, self.leaders, self.nodes, self.timers, clock, self.create_topic, self.on_append, report
         )
-        self.coordinator = CoordinatorRuntime(self, send)
-        self.transactions = TransactionRuntime(self)
-        self._coordinators: dict[str, CoordinatorRuntime | TransactionRuntime] = {
-            OFFSETS_TOPIC: self.coordinator,
-            TRANSACTIONS_TOPIC: self.transactions,
+        self.group_coordinator = GroupRuntime(services, config, send)
+        self.transaction_coordinator = TransactionRuntime(services, config, data.next_producer_id, self._on_marker)
+        self._coordinators: Mapping[str, GroupRuntime | TransactionRuntime] = {
+            OFFSETS_TOPIC: self.group_coordinator,
+            TRANSACTIONS_TOPIC: self.transaction_coordinator,
         }
-        self.cleaner = LogCleaner(
-            self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report
+        self.maintenance = LogMaintenance(
+            self.partitions, self.timers, clock, lambda: self.config, self.fetch_manager.complete_all, report
         )
-        self._send = send
+        self.cleaner = LogCleaner(self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report)
 
     @property
     def cluster_id(self) -> str:
@@ -119,7 +80,7 @@ class Broker:
 
     @property
     def controller_id(self) -> int:
-        """The node clients are told to change topics at; each of them can."""
+        """The node that clients use as controller: the running one with the lowest id, -1 without one."""
         return min(self.leaders.running, default=-1)
 
     def start(self) -> None:
@@ -129,205 +90,155 @@ class Broker:
         """
         self.data.open(self.config.node_id, save_leader_epoch=partial(save_first_epoch, self.data.path))
         try:
-            self.accounts.open(self.data.path, self._add_scram)
+            self.credentials.open(self.data.path, self._add_scram)
             self.leaders.open(self.data.path)
-            self.reconfigure()
+            self.apply_dynamic_config()
             self.partitions.open_all()
             self._assign_leader_epochs(self.partitions)
         except BaseException:
             self.data.close(None)
             raise
-        self.coordinator.start()
-        self.transactions.start()
-        self._set_retention_timer()
-        self._set_producers_timer()
+        self.group_coordinator.start()
+        self.transaction_coordinator.start()
+        self.maintenance.start()
         if self.config.log_cleaner_enable:
             self.cleaner.start()
 
-    def reconfigure(self) -> None:
-        """What the broker was given while it runs, or ran before, holds from now on.
-
-        Raises: ConfigurationError for a kept value that this version does not take.
-        """
-        self.config = self.dynamic.effective()
-        self.partitions.reconfigure(self.config.topic)
-        self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
-
-    def give_settings(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
-        """Gives a node, by its id, or under the empty name all of them, other settings; they hold at once.
-
-        Raises: ApiError.
-        """
-        self.dynamic.put(name, settings, validate_only=validate_only)
-        if not validate_only:
-            self.reconfigure()
-
     def stop(self) -> None:
-        """Closes every log and gives the directory back.
+        """Closes every log and releases the directory.
 
         Raises: StorageError.
         """
         self.cleaner.stop()
         self.data.close(self.partitions.close_all())
 
-    def handle(self, call: Call, request: Message) -> None:
-        """Answers a request of a served API and version, now or later."""
-        response = self.served[call.api_key].handle(self, call, request)
-        if response is NO_ANSWER:
-            self._send(call.token, None)
-        elif response is not LATER:
-            self._send(call.token, response)
-
-    def forget(self, token: int) -> None:
-        """The client of a call is gone: nothing of it needs to wait any longer."""
-        self.fetches.forget(token)
-
     def next_deadline_ms(self) -> int | None:
-        """When `expire` must be called (monotonic ms), None when nothing waits."""
+        """When `run_timers` must be called (monotonic ms), None without timers."""
         return self.timers.next_deadline_ms()
 
-    def expire(self) -> None:
-        """Does everything whose time has come."""
-        while (key := self.timers.pop_expired(self.clock.now_ms())) is not None:
-            match key:
-                case ("fetch", int(token)):
-                    self.fetches.expire(token)
-                case ("retention",):
-                    self._apply_retention()
-                case ("producers",):
-                    self._expire_producers()
-                case ("clean",):
-                    self.cleaner.look()
-                case ("clean-slice",):
-                    self.cleaner.slice()
-                case ("load", str(topic)):
-                    self._coordinators[topic].seats.load_next()
-                case GroupShardTimer() | OffsetExpirationTimer():
-                    self.coordinator.expire(key)
-                case TransactionTimer() | MarkerRetryTimer() | TransactionalIdExpirationTimer():
-                    self.transactions.expire(key)
+    def run_timers(self) -> None:
+        """Runs every timer that is due."""
+        self.timers.run_expired(self.clock.now_ms)
 
-    # --- topics, where more than the partitions is concerned ---
+    # --- dynamic configuration ---
 
-    def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
-        """Makes a topic. Raises: ApiError."""
-        entry = self.partitions.create_topic(name, partition_count, settings)
-        self._lead(entry.partitions)
-        return entry
+    def apply_dynamic_config(self) -> None:
+        """Applies the stored dynamic settings.
 
-    def add_partitions(self, name: str, partition_count: int) -> None:
-        """Raises the number of partitions of a topic. Raises: ApiError."""
-        self.partitions.add_partitions(name, partition_count)
-        self._lead(self.partitions.topic(name).partitions)
+        Raises: ConfigurationError for a stored value that this version rejects.
+        """
+        self.config = self.dynamic.effective()
+        self.partitions.reconfigure(self.config.topic)
+        self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
 
-    def delete_topic(self, name: str) -> None:
-        """Removes a topic and its committed offsets and completes fetches that wait for it. Raises: ApiError."""
-        if name in INTERNAL_TOPICS:
-            text = f"{name} holds what every group has committed; delete groups instead"
-            if name == TRANSACTIONS_TOPIC:
-                text = f"{name} holds every transaction; it goes with the data directory alone"
-            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
-        gone = self.partitions.delete_topic(name)
-        self.leaders.forget(gone)
-        self.fetches.wake(gone)
-        self.coordinator.partitions_deleted(gone)
-
-    def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
-        """Moves a log start and answers the fetches that wait there; returns the log start.
-
-        Records of a compacted topic, the group log among them, are given up only where they are damaged: its groups can
-        then be loaded again.
+    def alter_config(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
+        """Replaces the dynamic settings of a node (by its id), or of all nodes (empty name), and applies them.
 
         Raises: ApiError.
         """
-        internal = topic_partition.topic in INTERNAL_TOPICS
+        self.dynamic.put(name, settings, validate_only=validate_only)
+        if not validate_only:
+            self.apply_dynamic_config()
+
+    # --- topics ---
+
+    def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
+        """Creates a topic and elects its leaders. Raises: ApiError."""
+        entry = self.partitions.create_topic(name, partition_count, settings)
+        self._elect_new(entry.partitions)
+        return entry
+
+    def add_partitions(self, name: str, partition_count: int) -> None:
+        """Adds partitions to a topic, up to `partition_count`. Raises: ApiError."""
+        self.partitions.add_partitions(name, partition_count)
+        self._elect_new(self.partitions.topic(name).partitions)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and its committed offsets, and completes its delayed fetches. Raises: ApiError."""
+        if name == OFFSETS_TOPIC:
+            text = f"Topic {name} stores the committed offsets of all groups. Delete groups instead."
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+        if name == TRANSACTIONS_TOPIC:
+            text = f"Topic {name} stores all transactions. It can only be removed with the data directory."
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+        deleted = self.partitions.delete_topic(name)
+        self.leaders.remove(deleted)
+        self.fetch_manager.complete_all(deleted)
+        self.group_coordinator.partitions_deleted(deleted)
+
+    def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
+        """Moves the log start offset and completes delayed fetches of the partition; returns the log start offset.
+
+        Records of a compacted topic can be deleted only if they are damaged. After that, a coordinator partition can be
+        loaded again.
+
+        Raises: ApiError.
+        """
+        is_internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
         if log.config.cleanup_policy == ("compact",) and log.damage is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
-            if internal:
-                text = f"{topic_partition.topic} keeps the latest of all groups or transactions; delete groups instead"
+            if is_internal:
+                topic = topic_partition.topic
+                text = f"Topic {topic} stores the state of groups or transactions. Delete groups instead."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
-        self.fetches.wake([topic_partition])
-        if internal:
-            self._coordinators[topic_partition.topic].seats.forget_failure(topic_partition.partition)
+        self.fetch_manager.complete_all([topic_partition])
+        if is_internal:
+            self._coordinators[topic_partition.topic].shards.clear_load_error(topic_partition.partition)
         return log_start_offset
 
-    # --- nodes ---
+    # --- nodes and leaders ---
 
     def move_leader(self, topic_partition: TopicPartition, node_id: int) -> None:
-        """Lets another running node lead a partition, from the next epoch on.
+        """Makes another running node the leader of a partition, with the next leader epoch.
 
-        Raises: ApiError for a partition that is not there; ValueError for a node that does not run.
+        Raises: ApiError for an unknown partition; ValueError for a node that does not run.
         """
         self.partitions.partition(*topic_partition)
         if self.leaders.move(topic_partition, node_id):
-            self._moved((topic_partition,))
+            self._on_new_leaders((topic_partition,))
 
     def node_started(self, node: Node) -> None:
-        """Clients can reach a node: it is told to others, and leads what nobody led."""
+        """Adds a running node to the metadata and elects it for partitions without a running leader."""
         self.leaders.running.add(node.node_id)
-        self.nodes = tuple(sorted({*self.nodes, node}))
+        self.nodes.add(node)
         self._elect()
 
     def node_stopped(self, node_id: int) -> None:
-        """Clients cannot reach a node any longer: others lead what it has led."""
+        """Removes a node from the metadata and elects other leaders for its partitions."""
         self.leaders.running.discard(node_id)
-        self.fetches.node_stopped(node_id)
-        self.nodes = tuple(node for node in self.nodes if node.node_id != node_id)
+        self.fetch_manager.node_stopped(node_id)
+        self.nodes.remove(node_id)
         self._elect()
 
     def _elect(self) -> None:
-        self._moved(self.leaders.elect(partition.topic_partition for partition in self.partitions))
+        self._on_new_leaders(self.leaders.elect(partition.topic_partition for partition in self.partitions))
 
-    def _lead(self, new: Collection[TopicPartition]) -> None:
-        self.leaders.elect(new)
-        self._assign_leader_epochs(self.partitions.partition(*topic_partition) for topic_partition in new)
+    def _elect_new(self, topic_partitions: Collection[TopicPartition]) -> None:
+        self.leaders.elect(topic_partitions)
+        self._assign_leader_epochs(self.partitions.partition(*topic_partition) for topic_partition in topic_partitions)
 
     def _assign_leader_epochs(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
             partition.assign_leader_epoch(self.leaders.leader(partition.topic_partition).epoch)
 
-    def _moved(self, topic_partitions: Collection[TopicPartition]) -> None:
+    def _on_new_leaders(self, topic_partitions: Collection[TopicPartition]) -> None:
         moved = set(topic_partitions)
         self._assign_leader_epochs(partition for partition in self.partitions if partition.topic_partition in moved)
         for topic, number in topic_partitions:
             if topic in INTERNAL_TOPICS:
-                self._coordinators[topic].resign(number)
-        self.fetches.wake(topic_partitions)
+                self._coordinators[topic].unload(number)
+        self.fetch_manager.complete_all(topic_partitions)
 
-    # --- records ---
+    # --- appends ---
 
-    def appended(self, topic_partition: TopicPartition, size: int) -> None:
-        """Records were appended: fetches that waited for them are answered."""
-        self.fetches.appended(topic_partition, size)
+    def on_append(self, topic_partition: TopicPartition, size: int) -> None:
+        """Completes delayed fetches after an append of `size` bytes."""
+        self.fetch_manager.on_append(topic_partition, size)
 
-    def new_id(self) -> uuid.UUID:
-        return uuid.uuid4()
-
-    def _set_retention_timer(self) -> None:
-        self.timers.set(("retention",), self.clock.now_ms() + self.config.log_retention_check_interval_ms)
-
-    def _set_producers_timer(self) -> None:
-        interval_ms = self.config.producer_id_expiration_check_interval_ms
-        self.timers.set(("producers",), self.clock.now_ms() + interval_ms)
-
-    def _expire_producers(self) -> None:
-        for partition in self.partitions:
-            partition.expire_producers(self.clock.timestamp_ms() - self.config.producer_id_expiration_ms)
-        self._set_producers_timer()
-
-    def _apply_retention(self) -> None:
-        for partition in self.partitions:
-            if partition.offline:
-                continue
-            try:
-                limit = partition.log.expired_before(self.clock.timestamp_ms())
-                if limit > partition.log.log_start_offset:
-                    if limit == partition.log.log_end_offset:
-                        partition.log.roll()  # the active segment is expired too
-                    self.partitions.delete_records(partition.topic_partition, limit)
-                    self.fetches.wake([partition.topic_partition])
-            except (ApiError, StorageError) as error:
-                self.report(f"old segments of {partition.topic_partition} cannot be removed: {error}")
-        self._set_retention_timer()
+    def _on_marker(self, topic_partition: TopicPartition, size: int, producer_id: int, committed: bool) -> None:
+        if topic_partition.topic == OFFSETS_TOPIC:
+            self.group_coordinator.transaction_ended(topic_partition.partition, producer_id, committed)
+        self.fetch_manager.on_append(topic_partition, size)
+        self.fetch_manager.transaction_ended(topic_partition)

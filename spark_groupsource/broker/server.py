@@ -1,6 +1,6 @@
-"""The embedded broker as a program: its listeners, one asyncio loop in one thread, start and stop.
+"""The embedded broker with its listeners, in one asyncio event loop; start and stop.
 
-That thread is the single writer of everything the broker keeps. Knows sockets through `net` and asyncio only.
+The thread of the event loop is the only writer of the broker's state.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Callable, Collection, Coroutine, Mapping, TypeVar
 
+from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig, broker_config
 from spark_groupsource.broker.leaders import Leader
-from spark_groupsource.broker.network.listener import Answers, Listener
+from spark_groupsource.broker.network.listener import Listener, ResponseRouter
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import ConfigurationError
@@ -40,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class BrokerServer:
-    """Serves a broker of one or several nodes, each on a listener. Everything runs in the loop that calls `start`."""
+    """A broker with one listener per node. Everything runs in the event loop that calls `start`."""
 
     def __init__(
         self,
@@ -54,23 +55,29 @@ class BrokerServer:
         add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
-        answers = Answers()
+        router = ResponseRouter()
         data = DataDirectory(data_dir, adopt, report)
-        self.broker = Broker(config, data, clock, SERVED, answers.send, report, node_count, add_scram)
+        self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
+        dispatcher = RequestDispatcher(self.broker, SERVED, router.send)
         self._clock = clock
         self._report = report
         self._listeners: dict[int, Listener] = {}
         if address.port + node_count > 65_536:
-            raise ConfigurationError(f"--listen: {node_count} nodes need ports from {address.port} on, there are fewer")
-        for at, node_id in enumerate(self.broker.leaders.node_ids):
-            own = Address(address.host, address.port + at if address.port else 0)
-            self._listeners[node_id] = Listener(self.broker, node_id, own, answers, clock, self._set_alarm)
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_ms: int | None = None
+            raise ConfigurationError(
+                f"Option --listen must have a port of at most {65_536 - node_count} for {node_count} nodes, got "
+                f"{address.port}."
+            )
+        for index, node_id in enumerate(self.broker.leaders.node_ids):
+            own = Address(address.host, address.port + index if address.port else 0)
+            self._listeners[node_id] = Listener(
+                self.broker, dispatcher, router, node_id, own, clock, self._schedule_timers
+            )
+        self._timer_handle: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
         self._idle_check: asyncio.TimerHandle | None = None
 
     async def start(self) -> tuple[Address, ...]:
-        """Opens the data directory and the listeners; returns the addresses that clients are told.
+        """Opens the data directory and the listeners; returns the advertised addresses.
 
         Raises: ConfigurationError when a port is in use; StorageError when the directory cannot be used.
         """
@@ -88,82 +95,86 @@ class BrokerServer:
         for listener in listeners:
             await listener.serve()
         self._check_idle()
-        self._set_alarm()
+        self._schedule_timers()
         return tuple(Address(node.host, node.port) for node in self.broker.nodes)
 
     async def stop(self) -> None:
-        """Drops all connections and closes the logs; what was acknowledged is on disk when this returns."""
-        for handle in (self._alarm, self._idle_check):
+        """Closes all connections and logs; acknowledged records are on disk on return."""
+        for handle in (self._timer_handle, self._idle_check):
             if handle is not None:
                 handle.cancel()
         await self._close_listeners()
         self.broker.stop()
 
     async def start_node(self, node_id: int) -> None:
-        """Opens a stopped node at the address it had. Raises: ConfigurationError when that is in use; ValueError."""
+        """Starts a stopped node at its previous address.
+
+        Raises: ConfigurationError if the port is in use; ValueError for an unknown node.
+        """
         listener = self._listener(node_id)
         if not listener.is_open:
             listener.bind()
             self.broker.node_started(listener.node)
             await listener.serve()
-            self._set_alarm()
+            self._schedule_timers()
 
     async def stop_node(self, node_id: int) -> None:
-        """Drops a node's clients and stops listening; other nodes lead on. Raises: ValueError."""
+        """Closes a node's listener and connections; other nodes become leaders. Raises: ValueError."""
         await self._listener(node_id).close()
         self.broker.node_stopped(node_id)
-        self._set_alarm()
+        self._schedule_timers()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that clients have not taken yet."""
+        """Response bytes that clients have not read yet."""
         return sum(listener.unsent_bytes for listener in self._listeners.values())
 
     @property
-    def connections(self) -> int:
-        """How many clients are connected."""
-        return sum(listener.connections for listener in self._listeners.values())
+    def connection_count(self) -> int:
+        """Number of connected clients."""
+        return sum(listener.connection_count for listener in self._listeners.values())
 
     def _listener(self, node_id: int) -> Listener:
         if node_id not in self._listeners:
-            raise ValueError(f"there is no node {node_id}; there are {sorted(self._listeners)}")
+            raise ValueError(f"Unknown node {node_id}: the broker has nodes {sorted(self._listeners)}.")
         return self._listeners[node_id]
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners.values():
             await listener.close()
 
-    # --- time ---
+    # --- timers ---
 
     def after_call(self) -> None:
-        """Looks for what became due by work that no request brought."""
-        self._set_alarm()
+        """Must be called after changes that no request has made."""
+        self._schedule_timers()
 
-    def _set_alarm(self) -> None:
-        # after every request: an alarm that rings too early finds nothing due and is set again
+    def _schedule_timers(self) -> None:
+        # called after every request, so it compares a lower bound only; a call that is too early schedules the next one
         earliest_ms = self.broker.timers.lower_bound_ms()
-        if earliest_ms is None or (self._alarm_ms is not None and self._alarm_ms <= earliest_ms):
+        if earliest_ms is None or (self._timer_ms is not None and self._timer_ms <= earliest_ms):
             return
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
         deadline_ms = self.broker.next_deadline_ms()
-        self._alarm, self._alarm_ms = None, deadline_ms
+        self._timer_handle, self._timer_ms = None, deadline_ms
         if deadline_ms is not None:
             delay_ms = max(deadline_ms - self._clock.now_ms(), 0)
-            self._alarm = asyncio.get_running_loop().call_later(delay_ms / 1000, self._ring)
+            self._timer_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._run_timers)
 
-    def _ring(self) -> None:
-        self._alarm = self._alarm_ms = None
+    def _run_timers(self) -> None:
+        self._timer_handle = self._timer_ms = None
         try:
-            self.broker.expire()
-        except Exception as error:  # a bug: timers of others go on
-            self._report(f"a timer met a bug in the broker:\n{''.join(traceback.format_exception(error))}")
-        self._set_alarm()
+            self.broker.run_timers()
+        except Exception as error:  # a bug affects one timer only
+            lines = "".join(traceback.format_exception(error))
+            self._report(f"[broker] Unexpected error in a timer callback.\n{lines}")
+        self._schedule_timers()
 
     def _check_idle(self) -> None:
         limit_ms = self.config.connections_max_idle_ms
         for listener in self._listeners.values():
-            listener.close_silent(limit_ms)
+            listener.close_idle(limit_ms)
         delay_s = min(limit_ms / 2000, _LONGEST_IDLE_CHECK_S)
         self._idle_check = asyncio.get_running_loop().call_later(delay_s, self._check_idle)
 
@@ -172,15 +183,18 @@ class BrokerServer:
         if not setting:
             host = next(iter(self._listeners.values())).address.host
             if host in _WILDCARDS:
-                text = f"advertised.listeners must say how clients reach this broker, for it listens on {host}"
-                raise ConfigurationError(text)
+                raise ConfigurationError(
+                    f"Setting advertised.listeners is required: the broker listens on {host}. Set it to the host:port "
+                    "that clients connect to."
+                )
             return
-        plain = ",".join(part.rpartition("://")[2] for part in setting)
-        addresses = parse_addresses(plain, "advertised.listeners")
+        without_protocol = ",".join(part.rpartition("://")[2] for part in setting)
+        addresses = parse_addresses(without_protocol, "advertised.listeners")
         if len(addresses) != len(self._listeners):
-            count = len(self._listeners)
-            text = f"advertised.listeners: this broker has {count} listener(s), give as many host:port"
-            raise ConfigurationError(text)
+            raise ConfigurationError(
+                f"Setting advertised.listeners must have {len(self._listeners)} addresses, one per node, got "
+                f"{len(addresses)}."
+            )
         for listener, address in zip(self._listeners.values(), addresses):
             listener.advertised = address
 
@@ -198,21 +212,21 @@ def serve_forever(
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
-    Args: `config` in Kafka's setting names; `ready` is called with ``host:port`` when clients can connect; `report`
-    takes one line for the operator at a time, the log by default; `brokers` nodes listen at consecutive ports;
-    `adopt` takes over a Kafka broker's directory; `add_scram` are users as `--add-scram` takes them.
+    Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
+    called with one line for the operator at a time, by default the logger; `brokers`, number of nodes, at consecutive
+    ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of ``--add-scram``.
 
-    Raises: ConfigurationError, StorageError: the broker cannot start, the message says why and what mends it.
+    Raises: ConfigurationError, StorageError: the broker cannot start.
     """
     report = report or _LOGGER.info
     clock = SystemClock()
     server = BrokerServer(
         Path(data_dir), address, broker_config(config), clock, report, brokers, adopt, add_scram
     )
-    # each client costs a descriptor, and the usual limit of 1024 is meant for programs that use select
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # groups and offsets live long and form no cycles: by default the collector walks over all of them again and again
+    # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
 
@@ -238,11 +252,11 @@ class EmbeddedBroker:
         with EmbeddedBroker() as broker:
             spark.readStream.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
 
-    Args: `data_dir` None stands for a temporary directory that is removed at `stop`; `port` 0 for any free port;
-    `config` in Kafka's setting names; `brokers` nodes with consecutive ids, from ``node.id`` on, and consecutive ports,
-    which share the data and the work: leaders of partitions and coordinators of groups are spread over them; `adopt`
-    takes over a `data_dir` that is a copy of a stopped Apache Kafka broker's log directory, for good; `add_scram` are
-    users who may log in, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``.
+    Args: `data_dir`, None for a temporary directory that `stop` removes; `port`, 0 for any free port; `config`,
+    settings by Kafka's names; `brokers`, number of nodes with consecutive ids, from ``node.id``, and consecutive ports:
+    partition leaders and coordinators are distributed over the nodes, which share the data directory; `adopt`, whether
+    to adopt `data_dir`, a copy of a stopped Apache Kafka broker's log directory (this cannot be undone); `add_scram`,
+    users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``.
 
     Raises on `start`: ConfigurationError, StorageError.
     """
@@ -258,9 +272,10 @@ class EmbeddedBroker:
         add_scram: Collection[str] = (),
     ) -> None:
         if brokers < 1:
-            raise ConfigurationError(f"brokers must be at least 1, not {brokers}")
+            raise ConfigurationError(f"Argument brokers must be at least 1, got {brokers}.")
         if adopt and data_dir is None:
-            raise ConfigurationError("adopt takes over a Kafka broker's directory; name it as data_dir")
+            text = "Argument adopt requires data_dir. Set it to a copy of the Kafka broker's log directory."
+            raise ConfigurationError(text)
         self._adopt = adopt
         self._add_scram = tuple(add_scram)
         self._brokers = brokers
@@ -279,7 +294,7 @@ class EmbeddedBroker:
     def start(self) -> EmbeddedBroker:
         """Returns when clients can connect."""
         if self._thread is not None:
-            raise RuntimeError("this broker runs already")
+            raise RuntimeError("The broker is already running.")
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="groupsource-broker-"))
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
@@ -292,7 +307,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """Stops cleanly; a broker that does not run is left as it is.
+        """Stops the broker, if it runs.
 
         Raises: StorageError when the logs cannot be closed.
         """
@@ -304,8 +319,8 @@ class EmbeddedBroker:
             raise failure
 
     def call(self, function: Callable[[Broker], Result]) -> Result:
-        """Runs `function` with the broker in the broker's thread, for inspection and for tests."""
-        assert self._loop is not None and self._server is not None, "the broker does not run"
+        """Runs `function` with the broker in the broker's thread. For inspection and tests."""
+        assert self._loop is not None and self._server is not None, "the broker is not running"
         server, broker = self._server, self._server.broker
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
@@ -320,46 +335,49 @@ class EmbeddedBroker:
         return result.result()
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
-        """Lets another node lead a partition. Raises: ApiError; ValueError for a node that does not run."""
+        """Makes another node the leader of a partition. Raises: ApiError; ValueError for a node that does not run."""
         self.call(lambda broker: broker.move_leader(TopicPartition(topic, partition), node_id))
 
     def move_coordinator(self, group_id: str, node_id: int) -> None:
-        """Lets another node coordinate a group and those of the same partition of the group log; as `move_leader`."""
-        self.call(lambda broker: broker.move_leader(broker.coordinator.seats.partition_of(group_id), node_id))
+        """Makes another node the coordinator of a group, and of all groups in the same `__consumer_offsets` partition.
+
+        Raises: as `move_leader`.
+        """
+        self.call(lambda broker: broker.move_leader(broker.group_coordinator.shards.partition_of(group_id), node_id))
 
     def leader(self, topic: str, partition: int) -> Leader:
-        """The node that leads a partition, and since which epoch."""
+        """The leader of a partition and its epoch."""
         return self.call(lambda broker: broker.leaders.leader(TopicPartition(topic, partition)))
 
     def coordinator(self, group_id: str) -> int:
         """The node that coordinates a group. Raises: ApiError."""
-        return self.call(lambda broker: broker.coordinator.seats.node_of(group_id).node_id)
+        return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id).node_id)
 
-    def hold_loading(self, held: bool = True) -> None:
-        """Keeps coordinators from replaying what they are given, so that they answer COORDINATOR_LOAD_IN_PROGRESS."""
-        self.call(lambda broker: broker.coordinator.seats.hold_loading(held))
+    def pause_loading(self, paused: bool = True) -> None:
+        """Pauses the loading of group coordinators, so that they return COORDINATOR_LOAD_IN_PROGRESS; or resumes it."""
+        self.call(lambda broker: broker.group_coordinator.shards.pause_loading(paused))
 
     def stop_node(self, node_id: int) -> None:
-        """Lets one node vanish: its clients are dropped, and the others lead what it has led."""
+        """Stops one node: closes its connections; other nodes become leaders of its partitions."""
         self._run_in_loop(lambda server: server.stop_node(node_id))
 
     def start_node(self, node_id: int) -> None:
-        """Brings a stopped node back, at the address it had; it leads what it is given from then on."""
+        """Starts a stopped node at its previous address."""
         self._run_in_loop(lambda server: server.start_node(node_id))
 
     def _run_in_loop(self, work: Callable[[BrokerServer], Coroutine[None, None, None]]) -> None:
-        assert self._loop is not None and self._server is not None, "the broker does not run"
+        assert self._loop is not None and self._server is not None, "the broker is not running"
         asyncio.run_coroutine_threadsafe(work(self._server), self._loop).result()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that clients have not taken yet; to be asked for within `call`."""
+        """Response bytes that clients have not read yet; use within `call`."""
         return self._server.unsent_bytes if self._server is not None else 0
 
     @property
-    def connections(self) -> int:
-        """How many clients are connected; to be asked for within `call`."""
-        return self._server.connections if self._server is not None else 0
+    def connection_count(self) -> int:
+        """Number of connected clients; use within `call`."""
+        return self._server.connection_count if self._server is not None else 0
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

@@ -16,10 +16,9 @@ Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (lag)
 from __future__ import annotations
 
 import hashlib
-from typing import Generator, Hashable, Mapping, NamedTuple, Sequence
+from typing import Generator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.clock import Clock
-from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
@@ -32,6 +31,7 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
 from spark_groupsource.storage.swap import CleanedSegment
+from spark_groupsource.timers import Timers
 
 # how long requests may wait for a slice, and how long they have before the next
 _SLICE_MS = 5
@@ -294,23 +294,21 @@ class Pass:
 
 
 class LogCleaner:
-    """Finds the log that needs cleaning most and cleans it, again and again. The one caller is the broker's loop.
-
-    Its timers are ``("clean",)``, when to look, and ``("clean-slice",)``, when to go on.
-    """
+    """Finds the log that needs cleaning most and cleans it, again and again. The one caller is the broker's loop."""
 
     def __init__(
         self,
         partitions: Partitions,
         data: DataDirectory,
-        timers: DeadlineHeap[Hashable],
+        timers: Timers,
         clock: Clock,
         backoff_ms: int,
         report: Report,
     ) -> None:
         self._partitions = partitions
         self._data = data
-        self._timers = timers
+        self._look_timer = timers.timer(self.look)
+        self._slice_timer = timers.timer(self.slice)
         self._clock = clock
         self.backoff_ms = backoff_ms
         self._report = report
@@ -321,13 +319,13 @@ class LogCleaner:
 
     def start(self) -> None:
         """Has logs looked for after the usual pause."""
-        self._timers.set(("clean",), self._clock.now_ms() + self.backoff_ms)
+        self._look_timer.set(self._clock.now_ms() + self.backoff_ms)
 
     def stop(self) -> None:
         """Gives up the pass in progress; what it has swapped in stays."""
         self._drop()
-        self._timers.cancel(("clean",))
-        self._timers.cancel(("clean-slice",))
+        self._look_timer.cancel()
+        self._slice_timer.cancel()
 
     def look(self) -> None:
         """Begins to clean the log that needs it most, if one does."""
@@ -351,7 +349,7 @@ class LogCleaner:
         _, partition, task = max(found, key=lambda each: each[0])
         self._pass = Pass(partition, task, self._data, self._partitions.files, timestamp_ms)
         self._run = self._pass.run()
-        self._timers.set(("clean-slice",), now_ms)
+        self._slice_timer.set(now_ms)
 
     def slice(self) -> None:
         """Goes on with the pass for a few milliseconds."""
@@ -362,7 +360,7 @@ class LogCleaner:
             if not self._pass.overtaken:
                 while not next(self._run) and self._clock.now_ms() < until_ms:
                     pass
-                self._timers.set(("clean-slice",), self._clock.now_ms() + _PAUSE_MS)
+                self._slice_timer.set(self._clock.now_ms() + _PAUSE_MS)
                 return
         except StopIteration:
             self.passes += 1
@@ -376,7 +374,7 @@ class LogCleaner:
             self.start()
             raise
         self._drop()
-        self._timers.set(("clean",), self._clock.now_ms())
+        self._look_timer.set(self._clock.now_ms())
 
     def _drop(self) -> None:
         run, self._run, self._pass = self._run, None, None

@@ -74,7 +74,7 @@ def test_senseless_bytes_close_their_own_connection_alone(broker, neighbour, dat
         connection.send(data)
         assert connection.is_closed_by_peer()
     reason = list(broker.reports)[seen:]
-    assert any("connection from 127.0.0.1 is closed: " in line for line in reason), reason
+    assert any("[client=127.0.0.1] Closing the connection: " in line for line in reason), reason
 
 
 @pytest.mark.parametrize("size", range(0, len(GOOD), 5))
@@ -127,8 +127,8 @@ def test_a_client_that_goes_while_its_fetch_waits_is_forgotten(broker, neighbour
     end = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
     with RawConnection(broker.bootstrap_servers) as connection:
         connection.post(fetch_request("neighbour", end, max_wait_ms=600_000), 11)
-        wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 1, "the fetch is parked")
-    wait_until(lambda: broker.call(lambda b: len(b.fetches)) == 0, "the fetch is forgotten")
+        wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 1, "the fetch is parked")
+    wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 0, "the fetch is forgotten")
 
 
 def test_a_client_that_reads_nothing_holds_up_nobody_and_gets_everything_in_the_end(broker, neighbour):
@@ -154,7 +154,7 @@ def test_a_silent_connection_is_closed():
         with RawConnection(running.bootstrap_servers) as connection:
             connection.send(GOOD[:9])
             assert connection.is_closed_by_peer()
-        assert "nothing moved for 200 ms" in running.reports[-1]
+        assert "idle for 200 ms" in running.reports[-1]
 
 
 # --- records ---

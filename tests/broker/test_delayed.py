@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_groupsource.broker.fetch.purgatory import ParkedFetches
+from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.model import TopicPartition
 
@@ -95,25 +95,25 @@ def test_the_heap_does_what_a_dictionary_does(steps):
 
 
 def test_a_fetch_waits_for_the_bytes_it_lacks():
-    parked = ParkedFetches()
-    parked.park("f", [A, B], 100)
-    assert parked.credit(A, 60) == []
-    assert parked.credit(TopicPartition("c", 0), 1000) == []
-    assert parked.credit(B, 40) == ["f"]
-    assert (len(parked), parked.credit(A, 1000), parked.remove("f")) == (0, [], False)
+    parked = DelayedFetchPurgatory()
+    parked.watch("f", [A, B], 100)
+    assert parked.record_append(A, 60) == []
+    assert parked.record_append(TopicPartition("c", 0), 1000) == []
+    assert parked.record_append(B, 40) == ["f"]
+    assert (len(parked), parked.record_append(A, 1000), parked.remove("f")) == (0, [], False)
 
 
 def test_appends_serve_the_oldest_first_and_every_one_that_has_enough():
-    parked = ParkedFetches()
+    parked = DelayedFetchPurgatory()
     for token, missing in (("f", 10), ("g", 10_000), ("h", 1)):
-        parked.park(token, [A], missing)
-    assert parked.credit(A, 10) == ["f", "h"]
-    assert parked.wake(A) == ["g"]
-    assert parked.wake(A) == []
+        parked.watch(token, [A], missing)
+    assert parked.record_append(A, 10) == ["f", "h"]
+    assert parked.remove_watchers(A) == ["g"]
+    assert parked.remove_watchers(A) == []
 
 
 def test_a_fetch_that_is_removed_is_not_credited():
-    parked = ParkedFetches()
-    parked.park("f", [A, B], 1)
+    parked = DelayedFetchPurgatory()
+    parked.watch("f", [A, B], 1)
     assert parked.remove("f")
-    assert (parked.credit(A, 5), parked.wake(B), parked._waiting) == ([], [], {})
+    assert (parked.record_append(A, 5), parked.remove_watchers(B), parked._watchers) == ([], [], {})

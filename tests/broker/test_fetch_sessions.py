@@ -8,7 +8,7 @@ import pytest
 from broker_context import RawConnection, batch, create_topic, fetched_values, produce
 
 from spark_groupsource.broker.fetch import sessions as fetch_sessions
-from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, FetchedPartition, FetchSessions, next_epoch
+from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
@@ -53,20 +53,20 @@ def parts(size):
 
 
 def sessions(slots=2):
-    return FetchSessions(slots, count(1).__next__)
+    return FetchSessionCache(slots, count(1).__next__)
 
 
 def begin(cache, size, now_ms=0, version=NAMES):
     """The id of a session of `size` partitions, 0 when none is granted."""
-    fetch = cache.request(request(*parts(size)), version, now_ms)
-    return cache.answer(fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
+    fetch = cache.new_context(request(*parts(size)), version, now_ms)
+    return cache.update_and_respond(fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
 
 
 def use(cache, session, now_ms, *more, forget=()):
     """The error of the next request of a session."""
-    fetch = cache.request(request(*more, session=session, forget=forget), NAMES, now_ms)
+    fetch = cache.new_context(request(*more, session=session, forget=forget), NAMES, now_ms)
     if not fetch.error_code:
-        cache.answer(fetch, [], now_ms)
+        cache.update_and_respond(fetch, [], now_ms)
     return fetch.error_code
 
 
@@ -83,12 +83,18 @@ def use(cache, session, now_ms, *more, forget=()):
     ],
 )
 def test_only_what_has_changed_is_told(now, told):
-    partition = FetchedPartition(("t", 0), "t", None, request(("t", 0, 0)).topics[0].partitions[0])
-    assert partition.tell(entry()), "the first time"
-    assert partition.tell(now) is told
+    partition = CachedPartition(("t", 0), "t", None, request(("t", 0, 0)).topics[0].partitions[0])
+
+    def include(current: PartitionData) -> bool:
+        included = partition.should_include(current)
+        partition.record_response(current)
+        return included
+
+    assert include(entry()), "the first response"
+    assert include(now) is told
     if now.error_code:
-        assert partition.tell(now), "an error is told as long as it holds"
-        assert partition.tell(entry()), "and its end"
+        assert include(now), "each response contains the error"
+        assert include(entry()), "the response after the error contains the partition"
 
 
 def test_epochs_go_round_without_those_that_begin_and_end():
@@ -102,7 +108,7 @@ def test_epochs_go_round_without_those_that_begin_and_end():
 
 def test_ids_are_drawn_again_where_one_is_taken():
     drawn = iter([7, 7, 7, 8])
-    cache = FetchSessions(9, drawn.__next__)
+    cache = FetchSessionCache(9, drawn.__next__)
     assert (begin(cache, 1), begin(cache, 1)) == (7, 8)
 
 
@@ -123,15 +129,15 @@ def test_ids_are_drawn_again_where_one_is_taken():
 def test_which_session_a_request_is_of(session, version, error):
     cache = sessions()
     assert begin(cache, 2) == 1
-    assert cache.request(request(session=session), version, 0).error_code == error
+    assert cache.new_context(request(session=session), version, 0).error_code == error
 
 
 @pytest.mark.parametrize("epoch, left", [(0, 1), (-1, 0)])
 def test_a_full_fetch_ends_the_session_it_names(epoch, left):
     cache = sessions()
     first = begin(cache, 2)
-    fetch = cache.request(request(*parts(1), session=(first, epoch)), NAMES, 0)
-    told = cache.answer(fetch, [(each, entry()) for each in fetch.partitions], 0)
+    fetch = cache.new_context(request(*parts(1), session=(first, epoch)), NAMES, 0)
+    told = cache.update_and_respond(fetch, [(each, entry()) for each in fetch.partitions], 0)
     assert (len(cache), bool(told.session_id), told.session_id == first) == (left, bool(left), False)
     assert use(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
@@ -140,27 +146,27 @@ def test_a_session_without_partitions_is_over():
     cache = sessions()
     session_id = begin(cache, 2)
     assert use(cache, (session_id, 1), 0, forget=[("t", 0)]) == ErrorCode.NONE
-    fetch = cache.request(request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
-    assert cache.answer(fetch, [], 0).session_id == 0
+    fetch = cache.new_context(request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
+    assert cache.update_and_respond(fetch, [], 0).session_id == 0
     assert len(cache) == 0
 
 
 def test_a_request_that_was_overtaken_is_told_so():
     cache = sessions()
     session_id = begin(cache, 1)
-    first = cache.request(request(session=(session_id, 1)), NAMES, 0)
-    second = cache.request(request(session=(session_id, 2)), NAMES, 0)
+    first = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
+    second = cache.new_context(request(session=(session_id, 2)), NAMES, 0)
     found = [(partition, entry(records=b"r")) for partition in second.partitions]
-    assert cache.answer(first, found, 0)[:2] == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id)
-    assert cache.answer(second, found, 0) == (ErrorCode.NONE, session_id, found)
+    assert cache.update_and_respond(first, found, 0)[:2] == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id)
+    assert cache.update_and_respond(second, found, 0) == (ErrorCode.NONE, session_id, found)
 
 
 def test_a_session_that_goes_while_it_waits_is_answered():
     cache = sessions(slots=1)
     session_id = begin(cache, 1)
-    fetch = cache.request(request(session=(session_id, 1)), NAMES, 0)
+    fetch = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
     assert begin(cache, 1, LATER_MS) != 0
-    assert cache.answer(fetch, [], LATER_MS).session_id == session_id
+    assert cache.update_and_respond(fetch, [], LATER_MS).session_id == session_id
     assert use(cache, (session_id, 2), LATER_MS) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 

@@ -39,7 +39,7 @@ def is_served(broker: EmbeddedBroker) -> bool:
 
 
 def connections(broker: EmbeddedBroker) -> int:
-    return broker.call(lambda _: broker.connections)
+    return broker.call(lambda _: broker.connection_count)
 
 
 def test_random_hostile_bytes():

@@ -73,7 +73,7 @@ def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
 def test_the_broker_forgets_by_its_clock(tmp_path):
     config = broker_config({"producer.id.expiration.ms": "5000", "producer.id.expiration.check.interval.ms": "1"})
     clock = ManualClock()
-    broker = Broker(config, DataDirectory(tmp_path), clock, {}, lambda token, answer: None, lambda line: None)
+    broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line: None)
     broker.start()
     broker.node_started(Node(1, "127.0.0.1", 9092))
     broker.create_topic("t", 1, {})
@@ -83,7 +83,7 @@ def test_the_broker_forgets_by_its_clock(tmp_path):
 
     def known_after(waited_ms: int) -> list[int]:
         clock.advance_ms(waited_ms)
-        broker.expire()
+        broker.run_timers()
         return list(partition.last_offsets())
 
     assert known_after(4_999) == [7]

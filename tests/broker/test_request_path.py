@@ -52,19 +52,20 @@ class Host:
     node_id = 0
 
     def __init__(self) -> None:
-        self.inbox = memoryview(bytearray(64))
+        self.receive_buffer = memoryview(bytearray(64))
         self.taken: list[str] = []
-        accounts = SimpleNamespace(login=lambda: None)
+        credentials = SimpleNamespace(mechanisms=())
         self.broker: Any = SimpleNamespace(
-            accounts=accounts, config=BrokerConfig(), served=SERVED, handle=self._handle, report=self.taken.append
+            credentials=credentials, config=BrokerConfig(), report=self.taken.append
         )
-        self.opened = self.closed = lambda connection: None
-        self.after_work = lambda: None
+        self.dispatcher: Any = SimpleNamespace(served=SERVED, handle=self._handle)
+        self.on_open = self.on_close = lambda connection: None
+        self.after_requests = lambda: None
 
     def new_token(self, connection: Connection) -> int:
         return len(self.taken)
 
-    def failed(self, connection: Connection, error: Exception) -> None:
+    def on_error(self, connection: Connection, error: Exception) -> None:
         raise error
 
     def _handle(self, call: Any, request: Any) -> None:
@@ -93,13 +94,13 @@ def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at
         connection = Connection(host, lambda: 0)
         connection.connection_made(wire)
         if at_once:
-            take_down = host.broker.handle
+            take_down = host.dispatcher.handle
 
             def handle(call: Any, request: Any) -> None:
                 take_down(call, request)
-                connection.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
+                connection.send_response(HeartbeatResponse(throttle_time_ms=0, error_code=0))
 
-            host.broker.handle = handle
+            host.dispatcher.handle = handle
         requests = [HeartbeatRequest(group_id=name, generation_id=1, member_id="m") for name in names]
         data = b"".join(bytes(encode_request(each, 3, number, "c")) for number, each in enumerate(requests))
         places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
@@ -108,7 +109,7 @@ def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at
         for answered in range(0 if at_once else len(names)):
             # one request at a time: the next is looked at when this one is answered
             assert (host.taken, wire.correlation_ids) == (names[: answered + 1], list(range(answered)))
-            connection.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
+            connection.send_response(HeartbeatResponse(throttle_time_ms=0, error_code=0))
             await asyncio.sleep(0)
         assert (host.taken, wire.correlation_ids) == (names, list(range(len(names))))
 

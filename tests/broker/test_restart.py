@@ -301,7 +301,7 @@ def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_pat
             FindCoordinatorRequest(key_type=0, coordinator_keys=[groups[0]]), 4
         ).coordinators
         assert found.error_code == 15 and "is damaged at byte" in found.error_message
-        assert any("groups of __consumer_offsets-0 cannot be loaded" in line for line in broker.reports)
+        assert any("Loading groups of __consumer_offsets-0 failed" in line for line in broker.reports)
         # given up as the message says, the groups are there again with what was stored behind
         topic = DeleteRecordsRequest.DeleteRecordsTopic
         partition = topic.DeleteRecordsPartition(partition_index=0, offset=second.next_offset)

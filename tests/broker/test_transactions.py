@@ -12,7 +12,6 @@ from support.java_tools import JavaTools
 from support.waiting import wait_until
 from transaction_context import RawTransactions, committed_offset, latest, read_committed
 
-from spark_groupsource.broker.coordinators.timers import TransactionalIdExpirationTimer
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.transactions.states import COMPLETE_ABORT, COMPLETE_COMMIT, PREPARE_COMMIT
@@ -39,6 +38,11 @@ def connection(broker, topic):
     with RawConnection(broker.bootstrap_servers) as opened:
         create_topic(opened, topic, 2)
         yield opened
+
+
+def state_of(broker, transactional_id: str):
+    """The state that node 1 has of a transactional id."""
+    return broker.transaction_coordinator.transaction(1, transactional_id)
 
 
 def begun(connection: RawConnection, topic: str, transactional_id: str, **options) -> RawTransactions:
@@ -143,11 +147,12 @@ def test_what_cannot_be_marked_is_tried_on_and_keeps_the_id_busy(broker, connect
     assert producer.end(True) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert producer.add(topic, 1) == [ErrorCode.CONCURRENT_TRANSACTIONS]
     assert producer.init() is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert broker.call(lambda b: b.transactions.transaction(1, group)).status is PREPARE_COMMIT
-    assert any(f"{group} cannot be ended yet" in line and "a bad disk" in line for line in broker.reports)
+    assert broker.call(lambda b: state_of(b, group)).status is PREPARE_COMMIT
+    reported = f"[transactional.id={group}] Completing the transaction failed"
+    assert any(reported in line and "a bad disk" in line for line in broker.reports)
     set_offline("")
     wait_until(
-        lambda: broker.call(lambda b: b.transactions.transaction(1, group)).status is COMPLETE_COMMIT, "it is marked"
+        lambda: broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT, "it is marked"
     )
     assert read_committed(connection, topic)[2] == 2
 
@@ -156,7 +161,7 @@ def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):
     producer = begun(connection, topic, group)
     broker.call(lambda b: b.delete_topic(topic))
     assert producer.end(True) is NONE
-    assert broker.call(lambda b: b.transactions.transaction(1, group)).status is COMPLETE_COMMIT
+    assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT
 
 
 def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
@@ -170,8 +175,8 @@ def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
 
             def forgotten() -> bool:
                 def look(b) -> bool:
-                    b.transactions.expire(TransactionalIdExpirationTimer())
-                    return b.transactions.transaction(1, "id") is None
+                    b.transaction_coordinator.expire_transactional_ids()
+                    return state_of(b, "id") is None
 
                 return broker.call(look)
 
@@ -229,13 +234,13 @@ def test_what_was_decided_and_not_marked_is_marked_by_the_next_start(tmp_path, c
     running, copy = tmp_path / "running", tmp_path / "copy"
     with EmbeddedBroker(running, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection)
-        broker.call(lambda b: setattr(b.transactions, "_finish", lambda seat, transactional_id: None))
+        broker.call(lambda b: setattr(b.transaction_coordinator, "_complete", lambda shard, transactional_id: None))
         assert producer.end(committed) is NONE
         assert read_committed(connection, "t")[2] == 2
         shutil.copytree(running, copy)  # what a kill would leave
     with EmbeddedBroker(copy, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         wait_until(lambda: read_committed(connection, "t")[2] == 4, "the markers are written")
-        status = broker.call(lambda b: b.transactions.transaction(1, "id")).status
+        status = broker.call(lambda b: state_of(b, "id")).status
         assert status is (COMPLETE_COMMIT if committed else COMPLETE_ABORT)
         assert committed_offset(connection, GROUP, "t", stable=True) == (7 if committed else -1)
         aborted = [(producer.producer_id, 0)] + [(producer.producer_id, 2)] * (not committed)
@@ -247,7 +252,8 @@ def test_a_damaged_transaction_log_is_told_and_its_ids_alone_are_not_served(tmp_
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for number in range(20):
             name = f"id-{number}"
-            names[broker.call(lambda b, name=name: b.transactions.seats.partition_of(name).partition)] = name
+            shards = broker.call(lambda b: b.transaction_coordinator.shards)
+            names[broker.call(lambda b, name=name: shards.partition_of(name).partition)] = name
         for name in names.values():
             assert RawTransactions(connection, name).init() is NONE
     path = next((tmp_path / "__transaction_state-0").glob("*.log"))
@@ -259,7 +265,7 @@ def test_a_damaged_transaction_log_is_told_and_its_ids_alone_are_not_served(tmp_
         assert RawTransactions(connection, names[1]).init() is NONE
         assert RawTransactions(connection, names[0]).find() is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert RawTransactions(connection, names[0]).init() is ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert any("the transactions of __transaction_state-0 cannot be loaded" in line for line in broker.reports)
+        assert any("Loading transactions of __transaction_state-0 failed" in line for line in broker.reports)
 
 
 def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
@@ -328,7 +334,7 @@ def test_each_node_coordinates_the_ids_of_the_partitions_it_leads():
             producer.connection = wrong
             assert producer.init() is ErrorCode.NOT_COORDINATOR
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
-            broker.call(lambda b: b.move_leader(b.transactions.seats.partition_of("id"), other))
+            broker.call(lambda b: b.move_leader(b.transaction_coordinator.shards.partition_of("id"), other))
             assert producer.end(True) is NONE, "the new coordinator knows the transaction"
             producer.connection = own
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
@@ -346,7 +352,7 @@ def test_a_stock_producer_follows_its_coordinator_and_leaders():
                 producer.produce("t", b"%d" % number, partition=partition)
             producer.flush(30)
             node = number % 3 + 1
-            broker.call(lambda b, node=node: b.move_leader(b.transactions.seats.partition_of("id"), node))
+            broker.call(lambda b, node=node: b.move_leader(b.transaction_coordinator.shards.partition_of("id"), node))
             broker.move_leader("t", number % 3, node)
             producer.commit_transaction(30)
 

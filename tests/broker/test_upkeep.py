@@ -274,7 +274,7 @@ def test_what_has_no_settings_to_change(tmp_path):
         refused = alter(connection, "1", ("num.partitions", SET, "1"), kind=4)
         assert refused.error_code == ErrorCode.INVALID_REQUEST
         assert "dynamically: [num.partitions]" in refused.error_message
-        broker.call(lambda b: b.coordinator.seats.ensure_topic())
+        broker.call(lambda b: b.group_coordinator.shards.ensure_topic())
         refused = alter(connection, "__consumer_offsets", ("cleanup.policy", SET, "delete"))
         assert refused.error_code == ErrorCode.POLICY_VIOLATION
         assert alter(connection, "__consumer_offsets", ("segment.bytes", SET, "5000")).error_code == 0

@@ -112,8 +112,8 @@ class Fuzz:
         """Nothing is left of those who are gone."""
         deadline = time.monotonic() + 20
         while True:
-            left = self._broker.call(lambda broker: len(broker.fetches))
-            connections = self._broker.call(lambda broker: self._broker.connections)
+            left = self._broker.call(lambda broker: len(broker.fetch_manager))
+            connections = self._broker.call(lambda broker: self._broker.connection_count)
             if not left and connections == 1:
                 break
             assert time.monotonic() < deadline, f"{left} fetches and {connections} connections are left"

@@ -35,9 +35,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 def generation(broker: EmbeddedBroker, group: str) -> int:
     def read(inside: Any) -> int:
-        partition = inside.coordinator.seats.partition_of(group).partition
-        seat = inside.coordinator.seats.seated(partition)
-        return seat.shard.store.groups[group].generation_id if seat is not None and seat.loaded else -1
+        shards = inside.group_coordinator.shards
+        shard = shards.find_loaded(shards.partition_of(group).partition)
+        return -1 if shard is None else shard.state_machine.store.groups[group].generation_id
 
     return wait_until(lambda: broker.call(read) + 1, "the group is loaded") - 1
 
@@ -68,9 +68,9 @@ def member_follows(broker: EmbeddedBroker, member: Any, topic: str, group: str, 
     for number in range(3):
         broker.move_leader(topic, number, next_node(broker.leader(topic, number).node_id))
     read_on(60)
-    broker.hold_loading()
+    broker.pause_loading()
     broker.move_coordinator(group, next_node(broker.coordinator(group)))
-    broker.hold_loading(False)
+    broker.pause_loading(False)
     read_on(90)
     assert len(member.partitions) == 3 and generation(broker, group) == before
     member.stop()

@@ -17,7 +17,8 @@ from spark_groupsource.broker.dynamic_config import (
     NODE_SOURCE,
     STATIC_SOURCE,
 )
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
@@ -55,14 +56,14 @@ _Synonym = tuple[str, "str | None", int]
 # --- DescribeConfigs ---
 
 
-def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
+def describe_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Describes the settings of topics and of this broker; no other resource has any."""
     results = []
     for resource in request.resources:
         # as Kafka, the message of a success is empty and not null
         code, message, entries = ErrorCode.NONE, "", []
         try:
-            entries = _describe(broker, call, resource, request)
+            entries = _describe(broker, context, resource, request)
         except ApiError as error:
             code, message = error.code, error.message
         result = DescribeConfigsResponse.DescribeConfigsResult(
@@ -76,20 +77,20 @@ def describe_configs(broker: Broker, call: Call, request: Message) -> Message:
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _describe(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+def _describe(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
     if resource.resource_type == _TOPIC_RESOURCE:
-        return _describe_topic(broker, call, resource, request)
+        return _describe_topic(broker, context, resource, request)
     if resource.resource_type != _BROKER_RESOURCE:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
-    _check_node(call, resource)
+    _check_node(context, resource)
     if resource.resource_name == ALL_NODES:
-        return _describe_all_nodes(broker, call, resource, request)
-    return _describe_node(broker, call, resource, request)
+        return _describe_all_nodes(broker, context, resource, request)
+    return _describe_node(broker, context, resource, request)
 
 
-def _check_node(call: Call, resource: Message) -> None:
-    if resource.resource_name not in (ALL_NODES, str(call.node_id)):
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {call.node_id}, not {resource.resource_name}")
+def _check_node(context: ApiRequestContext, resource: Message) -> None:
+    if resource.resource_name not in (ALL_NODES, str(context.node_id)):
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {context.node_id}, not {resource.resource_name}")
 
 
 def _requested(table: Mapping[str, BrokerConfigKey], resource: Message) -> list[BrokerConfigKey]:
@@ -98,13 +99,13 @@ def _requested(table: Mapping[str, BrokerConfigKey], resource: Message) -> list[
     return [key for key in table.values() if not names or key.name in names]
 
 
-def _describe_topic(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+def _describe_topic(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
     broker.partitions.check_name(resource.resource_name)
     topic = broker.partitions.topic(resource.resource_name)
     config = broker.partitions.config_of(topic)
     entries = []
     for key in _requested(TOPIC_SETTINGS, resource):
-        broker_source = broker.dynamic.source(key.broker_name, call.node_id)
+        broker_source = broker.dynamic.source(key.broker_name, context.node_id)
         source = _TOPIC_SOURCE if key.name in topic.settings else broker_source
         value = format_value(getattr(config, TOPIC_FIELDS[key.name]))
         synonyms: list[_Synonym] = [(key.name, value, source)] if source == _TOPIC_SOURCE else []
@@ -117,18 +118,20 @@ def _describe_topic(broker: Broker, call: Call, resource: Message, request: Mess
     return entries
 
 
-def _describe_node(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+def _describe_node(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
     """Every setting of one node, with those that were altered while it ran and are not in the table."""
     entries = []
     for key in _requested(BROKER_SETTINGS, resource):
-        value, source = broker.config.value(key.name), broker.dynamic.source(key.name, call.node_id)
+        value, source = broker.config.value(key.name), broker.dynamic.source(key.name, context.node_id)
         if key.is_per_node:
-            value, source = _value_of_node(broker, call, key), STATIC_SOURCE
+            value, source = _value_of_node(broker, context, key), STATIC_SOURCE
         entries.append(_broker_entry(key, value, source, request))
     return entries + _describe_unknown(broker, resource, NODE_SOURCE, request)
 
 
-def _describe_all_nodes(broker: Broker, call: Call, resource: Message, request: Message) -> list[Message]:
+def _describe_all_nodes(
+    broker: Broker, context: ApiRequestContext, resource: Message, request: Message
+) -> list[Message]:
     """The settings that were altered for all nodes."""
     altered = broker.dynamic.of(ALL_NODES)
     entries = [
@@ -162,9 +165,10 @@ def _describe_unknown(broker: Broker, resource: Message, source: int, request: M
     return entries
 
 
-def _value_of_node(broker: Broker, call: Call, key: BrokerConfigKey) -> object:
-    node = next(each for each in broker.nodes if each.node_id == call.node_id)
-    protocol = "SASL_PLAINTEXT" if broker.accounts.mechanisms else "PLAINTEXT"
+def _value_of_node(broker: Broker, context: ApiRequestContext, key: BrokerConfigKey) -> object:
+    node = broker.nodes.get(context.node_id)
+    assert node is not None  # it has received this request
+    protocol = "SASL_PLAINTEXT" if broker.credentials.mechanisms else "PLAINTEXT"
     return node.node_id if key.name == "node.id" else f"{protocol}://{node.host}:{node.port}"
 
 
@@ -205,7 +209,7 @@ def _entry(
 # --- ListConfigResources ---
 
 
-def list_config_resources(broker: Broker, call: Call, request: Message) -> Message:
+def list_config_resources(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """What has settings: brokers and topics. Version 0 asks for those of client metrics, which nobody can set here."""
     nodes = [str(node.node_id) for node in broker.nodes]
     known = {
@@ -215,7 +219,7 @@ def list_config_resources(broker: Broker, call: Call, request: Message) -> Messa
         _CLIENT_METRICS_RESOURCE: [],
         _GROUP_RESOURCE: [],
     }
-    wanted = set(request.resource_types or known) if call.api_version > 0 else {_CLIENT_METRICS_RESOURCE}
+    wanted = set(request.resource_types or known) if context.api_version > 0 else {_CLIENT_METRICS_RESOURCE}
     resource = ListConfigResourcesResponse.ConfigResource
     if not wanted <= set(known):
         code = ErrorCode.UNSUPPORTED_VERSION
@@ -227,22 +231,24 @@ def list_config_resources(broker: Broker, call: Call, request: Message) -> Messa
 # --- changes ---
 
 
-def incremental_alter_configs(broker: Broker, call: Call, request: Message) -> Message:
+def incremental_alter_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Changes settings of topics and brokers, each on its own and all of its changes or none."""
-    responses = _alter(broker, call, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
+    responses = _alter(broker, context, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-def alter_configs(broker: Broker, call: Call, request: Message) -> Message:
+def alter_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Gives topics and brokers other settings altogether: what is not named goes back to its default."""
-    responses = _alter(broker, call, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
+    responses = _alter(broker, context, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
 _Settings = Callable[[Message, "dict[str, str]"], "dict[str, str]"]
 
 
-def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, response: Message) -> list[Message]:
+def _alter(
+    broker: Broker, context: ApiRequestContext, request: Message, settings: _Settings, response: Message
+) -> list[Message]:
     named = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     results = []
     for resource in request.resources:
@@ -252,9 +258,9 @@ def _alter(broker: Broker, call: Call, request: Message, settings: _Settings, re
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_alterable(resource)
             if resource.resource_type == _BROKER_RESOURCE:
-                _check_node(call, resource)
+                _check_node(context, resource)
                 wanted = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
-                broker.give_settings(resource.resource_name, wanted, validate_only=request.validate_only)
+                broker.alter_config(resource.resource_name, wanted, validate_only=request.validate_only)
             else:
                 entry = broker.partitions.topic(resource.resource_name)
                 wanted = settings(resource, dict(entry.settings))
@@ -318,7 +324,7 @@ def _value(config: Message) -> str:
 # --- the data directory ---
 
 
-def describe_log_dirs(broker: Broker, call: Call, request: Message) -> Message:
+def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """The one data directory: how much of it each partition takes, and how much is free."""
     wanted = None
     if request.topics is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from spark_groupsource.broker.leader_hints import name_leaders
-from spark_groupsource.broker.node import LATER, NO_ANSWER, Broker, Call, Unanswered
+from spark_groupsource.broker.current_leader import add_current_leaders
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import BatchHeader
@@ -58,7 +59,7 @@ _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 # --- produce ---
 
 
-def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+def produce(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
     """Stores each partition's batch; acks 1 and -1 are the same with one replica."""
     responses = []
     appended: list[tuple[TopicPartition, int]] = []
@@ -67,9 +68,9 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
         results = []
         for data in topic.partition_data:
             try:
-                partition = _produce_target(broker, call, request, topic, data.index)
-                zstd = call.api_version >= _ZSTD_SINCE
-                verify = _verification(broker, call, request.transactional_id, partition.topic_partition)
+                partition = _produce_target(broker, context, request, topic, data.index)
+                zstd = context.api_version >= _ZSTD_SINCE
+                verify = _verification(broker, context, request.transactional_id, partition.topic_partition)
                 done = partition.append(data.records or b"", broker.clock.timestamp_ms(), zstd=zstd, verify=verify)
                 if done.size:
                     appended.append((partition.topic_partition, done.size))
@@ -85,16 +86,16 @@ def produce(broker: Broker, call: Call, request: Message) -> Message | Unanswere
             except ApiError as error:
                 result = _not_produced(data.index, error)
                 if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                    refused.append((TopicPartition(_topic_name(broker, call, topic), data.index), result))
+                    refused.append((TopicPartition(_topic_name(broker, context, topic), data.index), result))
             results.append(result)
         responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
     # the producer is answered by our caller; fetches that waited for these records are answered in the same turn
     for topic_partition, size in appended:
-        broker.appended(topic_partition, size)
+        broker.on_append(topic_partition, size)
     if request.acks == 0:
-        return NO_ANSWER
+        return ResponseAction.NO_RESPONSE
     response = ProduceResponse(responses=responses, throttle_time_ms=0)
-    name_leaders(response, refused, broker.leaders, broker.nodes)
+    add_current_leaders(response, refused, broker.leaders, broker.nodes)
     return response
 
 
@@ -115,24 +116,26 @@ def _record_errors(error: RejectedBatchError) -> list[Message]:
     return [entry(batch_index=number, batch_index_error_message=text) for number, text in error.record_errors.items()]
 
 
-def _produce_target(broker: Broker, call: Call, request: Message, topic: Message, number: int) -> Partition:
+def _produce_target(
+    broker: Broker, context: ApiRequestContext, request: Message, topic: Message, number: int
+) -> Partition:
     if request.acks not in (-1, 0, 1):
         raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
-    name = _topic_name(broker, call, topic)
+    name = _topic_name(broker, context, topic)
     if name in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the coordinators alone")
     partition = broker.partitions.partition(name, number)
-    broker.leaders.check(call.node_id, partition.topic_partition)
+    broker.leaders.check_leader(context.node_id, partition.topic_partition)
     return partition
 
 
-def _topic_name(broker: Broker, call: Call, topic: Message) -> str:
-    by_id = call.api_version >= _PRODUCE_TOPIC_IDS_SINCE
+def _topic_name(broker: Broker, context: ApiRequestContext, topic: Message) -> str:
+    by_id = context.api_version >= _PRODUCE_TOPIC_IDS_SINCE
     return broker.partitions.topic_name(topic.topic_id) if by_id else str(topic.name)
 
 
 def _verification(
-    broker: Broker, call: Call, transactional_id: str | None, topic_partition: TopicPartition
+    broker: Broker, context: ApiRequestContext, transactional_id: str | None, topic_partition: TopicPartition
 ) -> Verify:
     """Asks the transaction's coordinator, once for each transaction in a partition, if it will end it (KIP-890)."""
 
@@ -141,10 +144,10 @@ def _verification(
             text = "records of a transaction came in a request without transactional id"
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-        code = broker.transactions.verify(transactional_id, producer, topic_partition)
+        code = broker.transaction_coordinator.verify(transactional_id, producer, topic_partition)
         if code is ErrorCode.NONE:
             return
-        if code is ErrorCode.TRANSACTION_ABORTABLE and call.api_version < _ABORTABLE_SINCE:
+        if code is ErrorCode.TRANSACTION_ABORTABLE and context.api_version < _ABORTABLE_SINCE:
             code = ErrorCode.INVALID_TXN_STATE
         code = _VERIFICATION_ERRORS.get(code, code)
         raise ApiError(code, f"{topic_partition} is in no open transaction of {transactional_id}")
@@ -155,13 +158,13 @@ def _verification(
 # --- fetch and offsets ---
 
 
-def fetch(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+def fetch(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
     """Record batches as they stand in the log, now or when there are enough."""
-    response = broker.fetches.fetch(call.token, call.node_id, request, call.api_version)
-    return LATER if response is None else response
+    response = broker.fetch_manager.fetch(context.token, context.node_id, request, context.api_version)
+    return ResponseAction.DELAYED if response is None else response
 
 
-def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
+def list_offsets(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Offsets by time; negative timestamps name the ends of the log, as far as the asker may read."""
     committed = request.isolation_level == _READ_COMMITTED
     topics = []
@@ -173,11 +176,13 @@ def list_offsets(broker: Broker, call: Call, request: Message) -> Message:
             try:
                 if named[topic.name, wanted.partition_index] > 1:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "a partition is named more than once")
-                if call.api_version < _TIMES_SINCE.get(wanted.timestamp, 0):
+                if context.api_version < _TIMES_SINCE.get(wanted.timestamp, 0):
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {wanted.timestamp} is of a later version")
                 partition = broker.partitions.partition(topic.name, wanted.partition_index)
-                leader = broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
-                found = _look_up(partition, wanted, call.api_version, committed)
+                leader = broker.leaders.check_leader(
+                    context.node_id, partition.topic_partition, wanted.current_leader_epoch
+                )
+                found = _look_up(partition, wanted, context.api_version, committed)
                 leader_epoch = leader.epoch if found.offset >= 0 else -1
             except ApiError as error:
                 code = error.code
@@ -216,7 +221,7 @@ def _look_up(partition: Partition, wanted: Message, api_version: int, committed:
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
 
-def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Message:
+def offset_for_leader_epoch(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Where the epochs that clients know have ended."""
     topics = []
     for topic in request.topics:
@@ -225,7 +230,7 @@ def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Mes
             code, end = ErrorCode.NONE, UNKNOWN_EPOCH_END
             try:
                 partition = broker.partitions.partition(topic.topic, wanted.partition)
-                broker.leaders.check(call.node_id, partition.topic_partition, wanted.current_leader_epoch)
+                broker.leaders.check_leader(context.node_id, partition.topic_partition, wanted.current_leader_epoch)
                 end = partition.end_offset_for_epoch(wanted.leader_epoch)
             except ApiError as error:
                 code = error.code
@@ -240,7 +245,7 @@ def offset_for_leader_epoch(broker: Broker, call: Call, request: Message) -> Mes
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
 
-def delete_records(broker: Broker, call: Call, request: Message) -> Message:
+def delete_records(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Moves log starts forward; -1 stands for the high watermark."""
     topics = []
     for topic in request.topics:
@@ -250,7 +255,7 @@ def delete_records(broker: Broker, call: Call, request: Message) -> Message:
             code, low_watermark = ErrorCode.NONE, -1
             try:
                 broker.partitions.partition(*topic_partition)  # what is not there has no leader
-                broker.leaders.check(call.node_id, topic_partition)
+                broker.leaders.check_leader(context.node_id, topic_partition)
                 low_watermark = broker.delete_records(topic_partition, wanted.offset)
             except ApiError as error:
                 code = error.code

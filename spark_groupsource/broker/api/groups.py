@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
-from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
@@ -26,9 +27,9 @@ _BATCHED_SINCE = 4
 _TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch: topics come by their ids (KIP-848)
 
 
-def find_coordinator(broker: Broker, call: Call, request: Message) -> Message:
+def find_coordinator(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Whoever leads the partition of the log that holds the group or the transactional id; share groups have none."""
-    batched = call.api_version >= _BATCHED_SINCE
+    batched = context.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if batched else [request.key]
     answers = [_coordinator(broker, request.key_type, key) for key in keys]
     if batched:
@@ -49,8 +50,8 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
         if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
             text = "this broker coordinates consumer groups and transactions, not shares"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
-        runtime = broker.coordinator if key_type == _GROUP_KEY else broker.transactions
-        node = runtime.seats.node_of(key)
+        runtime = broker.group_coordinator if key_type == _GROUP_KEY else broker.transaction_coordinator
+        node = runtime.shards.coordinator_node(key)
     except ApiError as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message
@@ -60,19 +61,19 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
     )
 
 
-def group_request(broker: Broker, call: Call, request: Message) -> Unanswered:
+def group_request(broker: Broker, context: ApiRequestContext, request: Message) -> ResponseAction:
     """A request that needs nothing but the groups."""
-    broker.coordinator.handle(call, request)
-    return LATER
+    broker.group_coordinator.handle(context, request)
+    return ResponseAction.DELAYED
 
 
-def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+def offset_commit(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
     """Offsets of partitions that do not exist are refused one by one; the others go to the group."""
-    by_id = call.api_version >= _TOPIC_ID_VERSION
+    by_id = context.api_version >= _TOPIC_ID_VERSION
     nameless = _name_topics(broker, request.topics) if by_id else []
     known, unknown = known_topics(broker, request, OffsetCommitRequest.OffsetCommitRequestTopic)
     if not unknown and not by_id:
-        return group_request(broker, call, request)
+        return group_request(broker, context, request)
     refused = refusals(unknown, OffsetCommitResponse.OffsetCommitResponseTopic)
     add_refused = adding(refused)
 
@@ -94,14 +95,14 @@ def offset_commit(broker: Broker, call: Call, request: Message) -> Message | Una
         retention_time_ms=request.retention_time_ms,
         topics=known,
     )
-    broker.coordinator.handle(call, checked, finish)
-    return LATER
+    broker.group_coordinator.handle(context, checked, finish)
+    return ResponseAction.DELAYED
 
 
-def offset_fetch(broker: Broker, call: Call, request: Message) -> Unanswered:
+def offset_fetch(broker: Broker, context: ApiRequestContext, request: Message) -> ResponseAction:
     """What groups have committed, by names or, from version 10 on, by topic ids."""
-    if call.api_version < _TOPIC_ID_VERSION:
-        return group_request(broker, call, request)
+    if context.api_version < _TOPIC_ID_VERSION:
+        return group_request(broker, context, request)
     nameless = {group.group_id: _name_topics(broker, group.topics or ()) for group in request.groups}
     for group in request.groups:
         if group.topics is not None:
@@ -113,17 +114,17 @@ def offset_fetch(broker: Broker, call: Call, request: Message) -> Unanswered:
             if not group.error_code:
                 group.topics += [_fetch_not_identified(topic) for topic in nameless[group.group_id]]
 
-    broker.coordinator.handle(call, request, finish)
-    return LATER
+    broker.group_coordinator.handle(context, request, finish)
+    return ResponseAction.DELAYED
 
 
-def offset_delete(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+def offset_delete(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
     """Like a commit: partitions that do not exist are refused one by one."""
     known, unknown = known_topics(broker, request, OffsetDeleteRequest.OffsetDeleteRequestTopic)
     refused = refusals(unknown, OffsetDeleteResponse.OffsetDeleteResponseTopic)
     checked = OffsetDeleteRequest(group_id=request.group_id, topics=known)
-    broker.coordinator.handle(call, checked, adding(refused))
-    return LATER
+    broker.group_coordinator.handle(context, checked, adding(refused))
+    return ResponseAction.DELAYED
 
 
 def adding(topics: list[Message]) -> Callable[[Message], None]:

@@ -10,7 +10,8 @@ Source: KIP-966 (pages of topics), KIP-460 (elections), KIP-455 (reassignments);
 from __future__ import annotations
 
 from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, placement
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.partition import INTERNAL_TOPICS
@@ -36,7 +37,7 @@ _Elected = ElectLeadersResponse.ReplicaElectionResult
 # --- topics by pages ---
 
 
-def describe_topic_partitions(broker: Broker, call: Call, request: Message) -> Message:
+def describe_topic_partitions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Partitions in the order of topics' names, from the cursor on, as many as the client and a page take.
 
     An answer that is cut short names where the next one begins.
@@ -99,9 +100,9 @@ def _described_partition(broker: Broker, topic_partition: TopicPartition) -> Mes
 # --- elections and moves ---
 
 
-def elect_leaders(broker: Broker, call: Call, request: Message) -> Message:
+def elect_leaders(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Each partition has the leader an election would give it, or cannot be led at all."""
-    typed = call.api_version >= _ELECTION_TYPES_SINCE
+    typed = context.api_version >= _ELECTION_TYPES_SINCE
     election_type = request.election_type if typed else _PREFERRED
     known = election_type in (_PREFERRED, _UNCLEAN)
     everything = request.topic_partitions is None
@@ -135,6 +136,6 @@ def _election(broker: Broker, topic_partition: TopicPartition, election_type: in
     return _Elected.PartitionResult(partition_id=topic_partition.partition, error_code=code, error_message=text)
 
 
-def list_partition_reassignments(broker: Broker, call: Call, request: Message) -> Message:
+def list_partition_reassignments(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """None is under way."""
     return ListPartitionReassignmentsResponse(throttle_time_ms=0, error_code=0, error_message=None, topics=[])

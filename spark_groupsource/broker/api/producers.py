@@ -5,7 +5,8 @@ Source: KIP-664, KIP-994 (by duration); Kafka `KafkaApis`, `TransactionStateMana
 
 from __future__ import annotations
 
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.producer_state import ProducerEntry
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
@@ -22,7 +23,7 @@ _Described = DescribeTransactionsResponse.TransactionState
 _Listed = ListTransactionsResponse.TransactionState
 
 
-def describe_producers(broker: Broker, call: Call, request: Message) -> Message:
+def describe_producers(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """The producers that each partition remembers."""
     topics = []
     for topic in request.topics:
@@ -33,7 +34,7 @@ def describe_producers(broker: Broker, call: Call, request: Message) -> Message:
             )
             try:
                 partition = broker.partitions.partition(topic.name, number)
-                broker.leaders.check(call.node_id, partition.topic_partition)
+                broker.leaders.check_leader(context.node_id, partition.topic_partition)
                 entry.active_producers = [_producer(*each) for each in partition.producers().items()]
             except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
@@ -53,9 +54,9 @@ def _producer(producer_id: int, entry: ProducerEntry) -> Message:
     )
 
 
-def describe_transactions(broker: Broker, call: Call, request: Message) -> Message:
+def describe_transactions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Where each transactional id stands."""
-    described = [_describe(broker, call.node_id, transactional_id) for transactional_id in request.transactional_ids]
+    described = [_describe(broker, context.node_id, transactional_id) for transactional_id in request.transactional_ids]
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
 
 
@@ -64,7 +65,7 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
     try:
         if not transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
-        value = broker.transactions.transaction(node_id, transactional_id)
+        value = broker.transaction_coordinator.transaction(node_id, transactional_id)
         if value is None:
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     except ApiError as error:
@@ -84,9 +85,9 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
     )
 
 
-def list_transactions(broker: Broker, call: Call, request: Message) -> Message:
+def list_transactions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """The transactional ids this node coordinates, by state, producer and how long they have been open."""
-    shards = broker.transactions.shards(call.node_id)
+    shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ListTransactionsResponse(

@@ -9,7 +9,8 @@ import uuid
 from collections import Counter
 from typing import Any
 
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -39,14 +40,14 @@ _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
 # --- metadata ---
 
 
-def metadata(broker: Broker, call: Call, request: Message) -> Message:
+def metadata(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Topics with their leaders, and the nodes that run; a topic asked for by name may be created by that."""
     wanted = request.topics
-    if wanted is None or (call.api_version == 0 and not wanted):
+    if wanted is None or (context.api_version == 0 and not wanted):
         topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
     else:
         named = {(topic.name, topic.topic_id): topic for topic in wanted}
-        topics = [_wanted_topic(broker, call, request, topic) for topic in named.values()]
+        topics = [_wanted_topic(broker, context, request, topic) for topic in named.values()]
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -61,17 +62,17 @@ def metadata(broker: Broker, call: Call, request: Message) -> Message:
     )
 
 
-def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message) -> Message:
+def _wanted_topic(broker: Broker, context: ApiRequestContext, request: Message, wanted: Message) -> Message:
     name, topic_id = wanted.name, wanted.topic_id or _NO_ID
     try:
         if name is None:
             name = broker.partitions.topic_name(topic_id)
         elif name not in broker.partitions.topics:
-            _auto_create(broker, call, request, name)
+            _auto_create(broker, context, request, name)
         return _describe_topic(broker, broker.partitions.topic(name), request)
     except ApiError as error:
         # null where the client reads null (v12), else empty
-        shown = name if name is not None or call.api_version >= 12 else ""
+        shown = name if name is not None or context.api_version >= 12 else ""
         tell = request.include_topic_authorized_operations and wanted.name is not None
         return _MetadataTopic(
             error_code=error.code,
@@ -83,16 +84,16 @@ def _wanted_topic(broker: Broker, call: Call, request: Message, wanted: Message)
         )
 
 
-def _auto_create(broker: Broker, call: Call, request: Message, name: str) -> None:
-    allowed = call.api_version < 4 or request.allow_auto_topic_creation
+def _auto_create(broker: Broker, context: ApiRequestContext, request: Message, name: str) -> None:
+    allowed = context.api_version < 4 or request.allow_auto_topic_creation
     if not (allowed and broker.config.auto_create_topics_enable):
         # an illegal name is told apart from one that is free
         broker.partitions.check_new_topic(name, 1, {})
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
-        broker.coordinator.seats.ensure_topic()
+        broker.group_coordinator.shards.ensure_topic()
     elif name == TRANSACTIONS_TOPIC:
-        broker.transactions.seats.ensure_topic()
+        broker.transaction_coordinator.shards.ensure_topic()
     else:
         broker.create_topic(name, broker.config.num_partitions, {})
 
@@ -125,9 +126,9 @@ def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, Any]
     }
 
 
-def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
+def describe_cluster(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """The nodes that run."""
-    if call.api_version >= 1 and request.endpoint_type != _BROKERS:
+    if context.api_version >= 1 and request.endpoint_type != _BROKERS:
         controllers = request.endpoint_type == _CONTROLLERS
         return DescribeClusterResponse(
             throttle_time_ms=0,
@@ -159,7 +160,7 @@ def describe_cluster(broker: Broker, call: Call, request: Message) -> Message:
 # --- changes ---
 
 
-def create_topics(broker: Broker, call: Call, request: Message) -> Message:
+def create_topics(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Each topic on its own: one that is refused does not hold up the others."""
     named = Counter(topic.name for topic in request.topics)
     results = []
@@ -168,7 +169,7 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
-            results.append(_create_topic(broker, call, topic, request.validate_only))
+            results.append(_create_topic(broker, context, topic, request.validate_only))
         except ApiError as error:
             results.append(
                 _CreatedTopic(
@@ -184,7 +185,7 @@ def create_topics(broker: Broker, call: Call, request: Message) -> Message:
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: bool) -> Message:
+def _create_topic(broker: Broker, context: ApiRequestContext, topic: Message, validate_only: bool) -> Message:
     count = _partition_count(broker, topic)
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
@@ -192,7 +193,7 @@ def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: boo
             raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
     if validate_only:
         config = broker.partitions.check_new_topic(topic.name, count, settings)
-        topic_id = broker.new_id()
+        topic_id = uuid.uuid4()
     else:
         entry = broker.create_topic(topic.name, count, settings)
         config, topic_id = broker.partitions.config_of(entry), entry.topic_id
@@ -209,7 +210,7 @@ def _create_topic(broker: Broker, call: Call, topic: Message, validate_only: boo
                 value=format_value(getattr(config, TOPIC_FIELDS[name])),
                 read_only=False,
                 config_source=(
-                    _TOPIC_SOURCE if name in settings else broker.dynamic.source(key.broker_name, call.node_id)
+                    _TOPIC_SOURCE if name in settings else broker.dynamic.source(key.broker_name, context.node_id)
                 ),
                 is_sensitive=False,
             )
@@ -235,9 +236,9 @@ def _partition_count(broker: Broker, topic: Message) -> int:
     return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
 
 
-def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
+def delete_topics(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """By name, or by id from version 6 on."""
-    wanted = [(topic.name, topic.topic_id) for topic in request.topics] if call.api_version >= 6 else [
+    wanted = [(topic.name, topic.topic_id) for topic in request.topics] if context.api_version >= 6 else [
         (name, _NO_ID) for name in request.topic_names
     ]
     ids = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
@@ -265,7 +266,7 @@ def delete_topics(broker: Broker, call: Call, request: Message) -> Message:
     return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
 
 
-def create_partitions(broker: Broker, call: Call, request: Message) -> Message:
+def create_partitions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """A topic's partitions only become more."""
     results = []
     named = Counter(topic.name for topic in request.topics)

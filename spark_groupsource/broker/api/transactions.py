@@ -9,7 +9,8 @@ Source: Kafka `KafkaApis` (what is checked before the coordinator is asked), KIP
 from __future__ import annotations
 
 from spark_groupsource.broker.api.groups import adding, group_request, known_topics, refusals
-from spark_groupsource.broker.node import LATER, Broker, Call, Unanswered
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import TopicPartition
@@ -31,7 +32,7 @@ _AddedTopic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 _AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
 
 
-def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
+def init_producer_id(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """A producer id with its epoch: for a transactional id the next epoch, which fences whoever had the one before."""
     has_id, has_epoch = request.producer_id >= 0, request.producer_epoch >= 0
     known = ProducerIdAndEpoch(request.producer_id, request.producer_epoch) if has_id and has_epoch else None
@@ -42,14 +43,14 @@ def init_producer_id(broker: Broker, call: Call, request: Message) -> Message:
         code, producer = _init_idempotent(broker)  # which counts its epochs itself
     else:
         try:
-            code, producer = broker.transactions.init(
-                call.node_id, request.transactional_id, request.transaction_timeout_ms, known
+            code, producer = broker.transaction_coordinator.init(
+                context.node_id, request.transactional_id, request.transaction_timeout_ms, known
             )
         except ApiError as error:
             code = error.code
     return InitProducerIdResponse(
         throttle_time_ms=0,
-        error_code=_fencing(code, call.api_version, _INIT_FENCED_SINCE),
+        error_code=_fencing(code, context.api_version, _INIT_FENCED_SINCE),
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
     )
@@ -63,7 +64,7 @@ def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
         return ErrorCode.KAFKA_STORAGE_ERROR, ProducerIdAndEpoch(-1, -1)
 
 
-def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
+def add_partitions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Takes partitions into a transaction: all, or none where one does not exist."""
     topics = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
     wanted = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
@@ -73,10 +74,11 @@ def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
     else:
         producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
-            code = broker.transactions.add(call.node_id, request.v3_and_below_transactional_id, producer, wanted)
+            transactional_id = request.v3_and_below_transactional_id
+            code = broker.transaction_coordinator.add(context.node_id, transactional_id, producer, wanted)
         except ApiError as error:
             code = error.code
-    code = _fencing(code, call.api_version)
+    code = _fencing(code, context.api_version)
     results = [
         _AddedTopic(
             name=name,
@@ -95,28 +97,29 @@ def add_partitions(broker: Broker, call: Call, request: Message) -> Message:
     return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
 
-def add_offsets(broker: Broker, call: Call, request: Message) -> Message:
+def add_offsets(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Takes the partition of the group log that holds a group into a transaction."""
     try:
-        partition = broker.coordinator.seats.partition_of(request.group_id)
+        partition = broker.group_coordinator.shards.partition_of(request.group_id)
         producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-        code = broker.transactions.add(call.node_id, request.transactional_id, producer, [partition])
+        code = broker.transaction_coordinator.add(context.node_id, request.transactional_id, producer, [partition])
     except ApiError as error:
         code = error.code
-    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=_fencing(code, context.api_version))
 
 
-def end(broker: Broker, call: Call, request: Message) -> Message:
+def end(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Commits or aborts a transaction."""
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        code = broker.transactions.end(call.node_id, request.transactional_id, producer, bool(request.committed))
+        committed = bool(request.committed)
+        code = broker.transaction_coordinator.end(context.node_id, request.transactional_id, producer, committed)
     except ApiError as error:
         code = error.code
-    return EndTxnResponse(throttle_time_ms=0, error_code=_fencing(code, call.api_version))
+    return EndTxnResponse(throttle_time_ms=0, error_code=_fencing(code, context.api_version))
 
 
-def commit_offsets(broker: Broker, call: Call, request: Message) -> Message | Unanswered:
+def commit_offsets(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
     """Offsets that count when the transaction commits; partitions that do not exist are refused one by one."""
     known, unknown = known_topics(broker, request, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic)
     refused = refusals(unknown, TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic)
@@ -132,28 +135,28 @@ def commit_offsets(broker: Broker, call: Call, request: Message) -> Message | Un
         group_instance_id=request.group_instance_id,
         topics=known,
     )
-    code = _vouched(broker, call, request)
+    code = _vouched(broker, context, request)
     if code is not ErrorCode.NONE:
-        answer = error_response(checked, code, call.api_version)
+        answer = error_response(checked, code, context.api_version)
         answer.topics = [*answer.topics, *refused]
         return answer
     if not unknown:
-        return group_request(broker, call, request)
-    broker.coordinator.handle(call, checked, adding(refused))
-    return LATER
+        return group_request(broker, context, request)
+    broker.group_coordinator.handle(context, checked, adding(refused))
+    return ResponseAction.DELAYED
 
 
-def _vouched(broker: Broker, call: Call, request: Message) -> ErrorCode:
+def _vouched(broker: Broker, context: ApiRequestContext, request: Message) -> ErrorCode:
     """Whether the transaction will end what is committed in it: AddOffsetsToTxn came before."""
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        partition = broker.coordinator.seats.partition_of(request.group_id)
-        code = broker.transactions.verify(request.transactional_id, producer, partition)
+        partition = broker.group_coordinator.shards.partition_of(request.group_id)
+        code = broker.transaction_coordinator.verify(request.transactional_id, producer, partition)
     except ApiError as error:
         code = error.code
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
-    return verification_error(code, call.api_version)
+    return verification_error(code, context.api_version)
 
 
 def _fencing(code: ErrorCode, api_version: int, known_since: int = _FENCED_SINCE) -> ErrorCode:

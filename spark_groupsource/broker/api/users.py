@@ -1,6 +1,6 @@
 """What is known of clients and users: quotas and ACLs, which this broker has none of, and SCRAM credentials.
 
-SASL itself is a matter of the connection (`accounts.Login`); the handlers here answer who has already come in.
+SASL itself is a matter of the connection (`credentials.Login`); the handlers here answer who has already come in.
 
 Source: KIP-546 (quotas), KIP-554 (credentials); Kafka `ScramControlManager`, `DescribeUserScramCredentialsHandler`.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from spark_groupsource.broker.network.authentication import Accounts
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.credentials import CredentialStore
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
     AlterClientQuotasResponse,
@@ -40,7 +41,7 @@ _Quota = AlterClientQuotasResponse.EntryData
 # --- quotas ---
 
 
-def describe_client_quotas(broker: Broker, call: Call, request: Message) -> Message:
+def describe_client_quotas(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """No client and no user is limited."""
     unknown = next((each for each in request.components if each.entity_type not in _ENTITY_TYPES), None)
     if unknown is not None:
@@ -50,7 +51,7 @@ def describe_client_quotas(broker: Broker, call: Call, request: Message) -> Mess
     return DescribeClientQuotasResponse(throttle_time_ms=0, error_code=0, error_message=None, entries=[])
 
 
-def alter_client_quotas(broker: Broker, call: Call, request: Message) -> Message:
+def alter_client_quotas(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """What is not there can be removed; nothing can be set, for nobody would keep to it."""
     entries = []
     for entry in request.entries:
@@ -65,19 +66,19 @@ def alter_client_quotas(broker: Broker, call: Call, request: Message) -> Message
 # --- ACLs ---
 
 
-def describe_acls(broker: Broker, call: Call, request: Message) -> Message:
+def describe_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """As a Kafka without ``authorizer.class.name``: everybody who is in may do everything."""
     code = ErrorCode.SECURITY_DISABLED
     return DescribeAclsResponse(throttle_time_ms=0, error_code=code, error_message=_NO_AUTHORIZER, resources=[])
 
 
-def create_acls(broker: Broker, call: Call, request: Message) -> Message:
+def create_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """None is taken, each is told so."""
     refused = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
     return CreateAclsResponse(throttle_time_ms=0, results=[refused] * len(request.creations))
 
 
-def delete_acls(broker: Broker, call: Call, request: Message) -> Message:
+def delete_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """There is none."""
     refused = DeleteAclsResponse.DeleteAclsFilterResult(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
@@ -88,9 +89,9 @@ def delete_acls(broker: Broker, call: Call, request: Message) -> Message:
 # --- users ---
 
 
-def describe_scram_credentials(broker: Broker, call: Call, request: Message) -> Message:
+def describe_scram_credentials(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Which mechanisms users have credentials for, and with how many iterations; never the credentials."""
-    users = broker.accounts.scram_users
+    users = broker.credentials.scram_users
     named = Counter(user.name for user in request.users or ())
     results = []
     for name in named or sorted(users):
@@ -109,7 +110,7 @@ def describe_scram_credentials(broker: Broker, call: Call, request: Message) -> 
     return DescribeUserScramCredentialsResponse(throttle_time_ms=0, error_code=0, error_message=None, results=results)
 
 
-def alter_scram_credentials(broker: Broker, call: Call, request: Message) -> Message:
+def alter_scram_credentials(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Adds, replaces and removes credentials, one of each user: Kafka takes no two of one user in a request."""
     changes: dict[str, list[Message]] = {}
     for entry in [*request.deletions, *request.upsertions]:
@@ -121,8 +122,8 @@ def alter_scram_credentials(broker: Broker, call: Call, request: Message) -> Mes
             if len(entries) > 1:
                 text = "A user credential cannot be altered twice in the same request"
                 raise ApiError(ErrorCode.DUPLICATE_RESOURCE, text)
-            _check(broker.accounts, entries[0])
-            _apply(broker.accounts, entries[0])
+            _check(broker.credentials, entries[0])
+            _apply(broker.credentials, entries[0])
         except ApiError as error:
             code, text = error.code, error.message
         except StorageError as error:
@@ -132,7 +133,7 @@ def alter_scram_credentials(broker: Broker, call: Call, request: Message) -> Mes
     return AlterUserScramCredentialsResponse(throttle_time_ms=0, results=results)
 
 
-def _check(accounts: Accounts, entry: Message) -> None:
+def _check(credentials: CredentialStore, entry: Message) -> None:
     """Raises: ApiError."""
     mechanism = _MECHANISMS.get(entry.mechanism)
     if not entry.name:
@@ -140,7 +141,7 @@ def _check(accounts: Accounts, entry: Message) -> None:
     if mechanism is None:
         raise ApiError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
     if isinstance(entry, _Deletion):
-        if mechanism not in accounts.scram_users.get(entry.name, {}):
+        if mechanism not in credentials.scram_users.get(entry.name, {}):
             text = "Attempt to delete a user credential that does not exist"
             raise ApiError(ErrorCode.RESOURCE_NOT_FOUND, text)
     elif entry.iterations < MIN_ITERATIONS:
@@ -149,24 +150,24 @@ def _check(accounts: Accounts, entry: Message) -> None:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
 
 
-def _apply(accounts: Accounts, entry: Message) -> None:
+def _apply(credentials: CredentialStore, entry: Message) -> None:
     mechanism = _MECHANISMS[entry.mechanism]
     if isinstance(entry, _Deletion):
-        accounts.remove(entry.name, mechanism)
+        credentials.remove(entry.name, mechanism)
         return
     salted, salt = bytes(entry.salted_password), bytes(entry.salt)
-    accounts.put(entry.name, mechanism, scram_credential(mechanism, salted, salt, entry.iterations))
+    credentials.put(entry.name, mechanism, scram_credential(mechanism, salted, salt, entry.iterations))
 
 
 # --- SASL, where none is due ---
 
 
-def sasl_handshake(broker: Broker, call: Call, request: Message) -> Message:
+def sasl_handshake(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """Who is in already, or need not say who he is, is told so."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
 
 
-def sasl_authenticate(broker: Broker, call: Call, request: Message) -> Message:
+def sasl_authenticate(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
     """The same."""
     text = "SaslAuthenticate request received after successful authentication"
     return SaslAuthenticateResponse(

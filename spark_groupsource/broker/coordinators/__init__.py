@@ -1,1 +1,1 @@
-"""Runtimes of the group and transaction coordinators."""
+"""Group and transaction coordinator runtimes."""

@@ -1,22 +1,28 @@
-"""Drives the group shards: decide, append, replay, reply; one shard for each partition of `__consumer_offsets`.
+"""Group coordinator runtime: decide, append, replay, reply.
 
-A shard decides and never writes; this is where its records go to the log, where its timers run, and where its replies
-leave, not before the records they speak of are stored. Appending is local and synchronous, so the steps of one decision
-follow one another without anything in between.
+Each partition of `__consumer_offsets` has one shard. The state machine `GroupShard` decides and performs no I/O. The
+runtime appends its records to the log, runs its timers and sends its responses after the records are stored. Appending
+is local and synchronous, so no other request runs between the steps of one decision.
 
-Whoever asks a shard that is being loaded is answered COORDINATOR_LOAD_IN_PROGRESS.
+A request for a shard that is loading gets COORDINATOR_LOAD_IN_PROGRESS.
+
+Source: Kafka `CoordinatorRuntime`, `GroupCoordinatorService`.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-from spark_groupsource.broker.coordinators.shard_registry import CoordinatorTopic, Seat, Seats
-from spark_groupsource.broker.coordinators.timers import GroupRuntimeTimer, GroupShardTimer, OffsetExpirationTimer
+from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
+from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
     GroupShard,
+    GroupTimer,
     LogRecord,
     Outcome,
     RequestContext,
@@ -33,19 +39,18 @@ from spark_groupsource.storage.partition import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
 
-if TYPE_CHECKING:
-    from spark_groupsource.broker.node import Broker, Call, Send
+_Shard = CoordinatorShard[GroupShard, GroupTimer]
 
 
-class _Part(NamedTuple):
-    """Token of one shard's part of a request that several shards answer."""
+class _ShardToken(NamedTuple):
+    """Token of one shard's part of a request that was split."""
 
-    whole: _Whole
+    fan_out: _FanOut
     partition: int
 
 
-class _Whole:
-    """A request that was split, and the answers so far."""
+class _FanOut:
+    """A request that was split over several shards, and the responses so far."""
 
     def __init__(self, token: int, request: Message, api_version: int, partitions: list[int]) -> None:
         self.token = token
@@ -54,164 +59,171 @@ class _Whole:
         self.responses: dict[int, Message | None] = dict.fromkeys(partitions)
 
 
-class CoordinatorRuntime:
-    """Every group of this broker. The one caller is the broker's loop."""
+class GroupRuntime:
+    """The group coordinator of all nodes. Called by the broker's event loop only."""
 
-    def __init__(self, broker: Broker, send: Send) -> None:
-        self._broker = broker
-        self._clock = broker.clock
+    def __init__(self, services: CoordinatorServices, config: BrokerConfig, send: SendResponse) -> None:
+        self._services = services
+        self._clock = services.clock
+        self._config = config.group
         self._send = send
-        config = broker.config
         topic = CoordinatorTopic(
             OFFSETS_TOPIC, config.offsets_topic_num_partitions, config.offsets_topic_segment_bytes, "groups"
         )
-        self.seats = Seats(broker, topic, self)
-        self._finish: dict[int, Callable[[Message], None]] = {}
-        # by the shard that has yet to remove their offsets
+        self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
+        self._expiry_timer = services.timers.timer(self._expire_offsets)
+        self._complete_response: dict[int, Callable[[Message], None]] = {}
+        # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
 
-    # --- the life of a shard ---
+    # --- shard lifecycle ---
 
     def start(self) -> None:
-        """Begins to load the shards, and to look for expired offsets from time to time."""
-        self.seats.load_all()
+        """Schedules loading of all shards and the periodic expiration of offsets."""
+        self.shards.load_all()
         self._set_expiry_timer()
 
-    def new_shard(self, partition: int) -> GroupShard:
-        return GroupShard(partition, self._broker.config.group)
+    def new_state_machine(self, partition: int) -> GroupShard:
+        return GroupShard(partition, self._config)
 
-    def replay_batch(self, shard: GroupShard, stored: StoredBatch) -> int:
-        """Takes a batch of the group log into a shard; returns the number of its records.
+    def replay_batch(self, state_machine: GroupShard, stored: StoredBatch) -> int:
+        """Replays a batch of `__consumer_offsets`; returns the number of its records.
 
         Raises: CorruptRecordError.
         """
         header = stored.header
         if header.is_control:
             if header.record_count:  # else compaction has removed the transaction
-                shard.end_transaction(header.producer_id, control_type(stored.buffer, header) == CONTROL_COMMIT)
+                is_commit = control_type(stored.buffer, header) == CONTROL_COMMIT
+                state_machine.end_transaction(header.producer_id, is_commit)
             return 0
         producer_id = header.producer_id if header.is_transactional else -1
         replayed = 0
         for record in decode_records(stored.buffer, header):
             if record.key is not None:
-                shard.replay(record.key, record.value, producer_id=producer_id)
+                state_machine.replay(record.key, record.value, producer_id=producer_id)
                 replayed += 1
         return replayed
 
-    def loaded(self, seat: Seat[GroupShard]) -> None:
-        """Who waited for the shard is answered, and what was deleted meanwhile is removed from it."""
-        self._apply(seat, seat.shard.on_loaded(self._clock.instant()))
-        if seat.partition in self._deleted:
-            self._remove_offsets(seat, self._deleted.pop(seat.partition))
+    def on_loaded(self, shard: _Shard) -> None:
+        """Starts the timers of loaded groups and removes offsets of partitions that were deleted during loading."""
+        self._apply(shard, shard.state_machine.on_loaded(self._clock.instant()))
+        if shard.partition in self._deleted:
+            self._remove_offsets(shard, self._deleted.pop(shard.partition))
 
-    def resign(self, partition: int) -> None:
-        """Another node leads the partition now: who waits for an answer is sent there, where the shard is loaded."""
-        seat = self.seats.resign(partition)
-        if seat is not None:
-            self._apply(seat, seat.shard.on_unloaded(self._clock.instant()))
+    def on_timer(self, shard: _Shard, key: GroupTimer) -> None:
+        self._apply(shard, shard.state_machine.expire(key, self._clock.instant()))
 
-    # --- requests and timers ---
+    def unload(self, partition: int) -> None:
+        """Unloads the shard of a partition with a new leader; pending requests get NOT_COORDINATOR."""
+        shard = self.shards.unload(partition)
+        if shard is not None:
+            self._apply(shard, shard.state_machine.on_unloaded(self._clock.instant()))
 
-    def handle(self, call: Call, request: Message, finish: Callable[[Message], None] | None = None) -> None:
-        """Gives a request to the shards it concerns; the answer is sent when all of them have answered.
+    # --- requests ---
 
-        `finish` adds to the answer what no shard was asked for or knows.
+    def handle(
+        self,
+        context: ApiRequestContext,
+        request: Message,
+        complete_response: Callable[[Message], None] | None = None,
+    ) -> None:
+        """Passes a request to the shards it concerns; the response is sent when all of them have responded.
+
+        `complete_response` adds partitions to the response that no shard has seen.
         """
-        if finish is not None:
-            self._finish[call.token] = finish
+        if complete_response is not None:
+            self._complete_response[context.token] = complete_response
         try:
-            count = self.seats.ensure_topic()
+            count = self.shards.ensure_topic()
         except ApiError:
-            self._reply(call.token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, call.api_version))
+            error = error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
+            self._reply(context.token, error)
             return
-        parts = split_request(request, call.api_version, count)
+        parts = split_request(request, context.api_version, count)
         if request.API_KEY == ListGroupsRequest.API_KEY:
-            parts = {partition: part for partition, part in parts.items() if self.seats.leads(call.node_id, partition)}
+            parts = {number: part for number, part in parts.items() if self.shards.is_leader(context.node_id, number)}
         if len(parts) == 1:
             for partition, part in parts.items():
-                self._handle_part(call, partition, part, call.token)
+                self._handle_part(context, partition, part, context.token)
             return
         if not parts:
-            self._reply(call.token, merge_responses(request, call.api_version, []))
+            self._reply(context.token, merge_responses(request, context.api_version, []))
             return
-        whole = _Whole(call.token, request, call.api_version, list(parts))
+        fan_out = _FanOut(context.token, request, context.api_version, list(parts))
         for partition, part in parts.items():
-            self._handle_part(call, partition, part, _Part(whole, partition))
-
-    def expire(self, timer: GroupRuntimeTimer) -> None:
-        """Handles an expired timer of this runtime."""
-        match timer:
-            case GroupShardTimer(partition, number, shard_timer):
-                seat = self.seats.seated(partition, number)
-                if seat is not None:
-                    self._apply(seat, seat.shard.expire(shard_timer, self._clock.instant()))
-            case OffsetExpirationTimer():
-                for seat in self.seats.loaded():
-                    self._apply(seat, seat.shard.expire_offsets(self._clock.instant()))
-                self._set_expiry_timer()
+            self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
 
     def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
         """Removes the committed offsets of deleted partitions from every group."""
-        for partition in range(self.seats.partition_count):
-            seat = self.seats.seat(partition)
-            if seat is not None and seat.loaded:
-                self._remove_offsets(seat, topic_partitions)
+        for partition in range(self.shards.partition_count):
+            shard = self.shards.get_or_load(partition)
+            if shard is not None and shard.is_loaded:
+                self._remove_offsets(shard, topic_partitions)
             else:
                 self._deleted[partition] += topic_partitions
 
     def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
-        """A marker was appended to a partition of the group log; a shard that is being loaded will come to it."""
-        seat = self.seats.seated(partition)
-        if seat is not None and seat.loaded:
-            seat.shard.end_transaction(producer_id, committed)
+        """Is called after a marker was appended to a partition of `__consumer_offsets`.
 
-    def _remove_offsets(self, seat: Seat[GroupShard], topic_partitions: Sequence[TopicPartition]) -> None:
-        self._apply(seat, seat.shard.on_partitions_deleted(topic_partitions, self._clock.instant()))
+        A shard that is loading replays the marker from the log.
+        """
+        shard = self.shards.find_loaded(partition)
+        if shard is not None:
+            shard.state_machine.end_transaction(producer_id, committed)
 
-    def _handle_part(self, call: Call, partition: int, request: Message, token: object) -> None:
-        seat = self.seats.seat(partition) if self.seats.leads(call.node_id, partition) else None
-        if seat is None:
-            self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, call.api_version))
+    def _remove_offsets(self, shard: _Shard, topic_partitions: Sequence[TopicPartition]) -> None:
+        outcome = shard.state_machine.on_partitions_deleted(topic_partitions, self._clock.instant())
+        self._apply(shard, outcome)
+
+    def _handle_part(self, context: ApiRequestContext, partition: int, request: Message, token: object) -> None:
+        is_leader = self.shards.is_leader(context.node_id, partition)
+        shard = self.shards.get_or_load(partition) if is_leader else None
+        if shard is None:
+            self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, context.api_version))
             return
-        # the system's chance costs as much as a whole heartbeat, and only who joins needs some
-        new_uuid = str(self._broker.new_id()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
-        context = RequestContext(
-            token, call.api_version, call.client_id, f"/{call.client_host}", new_uuid
+        # a random uuid takes as long as a whole heartbeat, and only a join may need one
+        new_uuid = str(uuid.uuid4()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
+        shard_context = RequestContext(
+            token,
+            context.api_version,
+            context.client_id,
+            f"/{context.client_host}",
+            new_uuid,
         )
-        self._apply(seat, seat.shard.handle(request, context, self._clock.instant()))
+        self._apply(shard, shard.state_machine.handle(request, shard_context, self._clock.instant()))
 
     # --- decide, append, replay, reply ---
 
-    def _apply(self, seat: Seat[GroupShard], outcome: Outcome | None) -> None:
-        shard = seat.shard
+    def _apply(self, shard: _Shard, outcome: Outcome | None) -> None:
+        services, state_machine = self._services, shard.state_machine
         while outcome is not None:
-            self._apply_timers(seat, outcome)
+            self._apply_timers(shard, outcome)
             for event in outcome.events:
-                # a partition without groups is loaded without a word: there are fifty of them
-                if event.kind != "loaded" or shard.store.groups or shard.store.offsets:
-                    self._broker.report(event.text)
+                # fifty partitions are loaded at each start, most of them without groups
+                if event.kind != "loaded" or state_machine.store.groups or state_machine.store.offsets:
+                    services.report(event.text)
             following = None
             if outcome.records:
                 try:
                     self._append(shard.partition, outcome.records, outcome.producer)
                 except ApiError as error:
-                    outcome = shard.append_failed(outcome, error.code, self._clock.instant())
+                    outcome = state_machine.append_failed(outcome, error.code, self._clock.instant())
                     continue
                 producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
                 for record in outcome.records:
-                    shard.replay(record.key, record.value, producer_id=producer_id)
-                following = shard.append_succeeded(outcome, self._clock.instant())
+                    state_machine.replay(record.key, record.value, producer_id=producer_id)
+                following = state_machine.append_succeeded(outcome, self._clock.instant())
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
             outcome = following
 
-    def _apply_timers(self, seat: Seat[GroupShard], outcome: Outcome) -> None:
+    def _apply_timers(self, shard: _Shard, outcome: Outcome) -> None:
         for timer in outcome.timers:
-            key = GroupShardTimer(seat.partition, seat.number, timer.key)
             if isinstance(timer, SetTimer):
-                self._broker.timers.set(key, timer.deadline_ms)
+                shard.timers.set(timer.key, timer.deadline_ms)
             else:
-                self._broker.timers.cancel(key)
+                shard.timers.cancel(timer.key)
 
     def _append(
         self, partition: int, records: tuple[LogRecord, ...], producer: TransactionProducer | None
@@ -224,24 +236,31 @@ class CoordinatorRuntime:
             producer_epoch=producer_epoch,
             transactional=producer is not None,
         )
-        target = self.seats.log_partition(partition)
+        target = self.shards.log_partition(partition)
         appended = target.append_own(batch, timestamp_ms)
-        self._broker.appended(target.topic_partition, appended.size)
+        self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: Message) -> None:
-        if not isinstance(token, _Part):
+        if not isinstance(token, _ShardToken):
             assert isinstance(token, int)
-            finish = self._finish.pop(token, None)
-            if finish is not None:
-                finish(response)
+            complete_response = self._complete_response.pop(token, None)
+            if complete_response is not None:
+                complete_response(response)
             self._send(token, response)
             return
-        whole = token.whole
-        whole.responses[token.partition] = response
-        answers = [answer for answer in whole.responses.values() if answer is not None]
-        if len(answers) == len(whole.responses):
-            self._reply(whole.token, merge_responses(whole.request, whole.api_version, answers))
+        fan_out = token.fan_out
+        fan_out.responses[token.partition] = response
+        responses = [each for each in fan_out.responses.values() if each is not None]
+        if len(responses) == len(fan_out.responses):
+            self._reply(fan_out.token, merge_responses(fan_out.request, fan_out.api_version, responses))
+
+    # --- offset expiration ---
+
+    def _expire_offsets(self) -> None:
+        for shard in self.shards.loaded_shards():
+            self._apply(shard, shard.state_machine.expire_offsets(self._clock.instant()))
+        self._set_expiry_timer()
 
     def _set_expiry_timer(self) -> None:
-        interval_ms = self._broker.config.group.offsets_retention_check_interval_ms
-        self._broker.timers.set(OffsetExpirationTimer(), self._clock.now_ms() + interval_ms)
+        interval_ms = self._config.offsets_retention_check_interval_ms
+        self._expiry_timer.set(self._clock.now_ms() + interval_ms)

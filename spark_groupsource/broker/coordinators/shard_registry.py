@@ -1,48 +1,53 @@
-"""Where the shards of a coordinator are served: each by the node that leads its partition of the coordinator's topic.
+"""Coordinator shards: which partitions are loaded, by which leader; loading and unloading.
 
-A shard is loaded by replaying its partition, when it is first asked for or soon after the node has become its leader,
-whichever is first; a long log is replayed in slices, and requests are served between them.
+The node that leads a partition of the coordinator's topic serves the shard of that partition. A shard is loaded by
+replaying its partition: at the first request for it, or soon after a node has become its leader. Loading replays a long
+log in slices, so that the broker serves other requests in between.
+
+Source: Kafka `CoordinatorRuntime` (group coordinator), `TransactionStateManager.loadTransactionsForTxnTopicPartition`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Iterator, NamedTuple, Protocol, TypeVar
+from typing import Generic, Hashable, Iterator, NamedTuple, Protocol, TypeVar
 
+from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.group import coordinator_partition
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.timers import TimerQueue
 
-if TYPE_CHECKING:
-    from spark_groupsource.broker.node import Broker
-
-# between two slices, so that requests are served meanwhile
+# other requests are served between two slices
 _LOAD_PAUSE_MS = 1
 _SLICE_RECORDS = 2_000
 
-Shard = TypeVar("Shard")
+StateMachine = TypeVar("StateMachine")
+Key = TypeVar("Key", bound=Hashable)
 
 
-class Seat(Generic[Shard]):
-    """A shard where it is served; `number` tells its timers from those of the shards that had the partition before.
+class CoordinatorShard(Generic[StateMachine, Key]):
+    """One partition of a coordinator at its leader, from the begin of loading until it is unloaded.
 
-    `epoch` is that of the leader it was seated with.
+    Attributes: `epoch`, leader epoch of the partition when loading began; `timers`, of this shard alone: they do
+    nothing once it is unloaded; `next_offset`, where loading continues, -1 at the start of the log.
     """
 
-    def __init__(self, number: int, partition: int, epoch: int, shard: Shard) -> None:
-        self.number = number
+    def __init__(self, partition: int, epoch: int, state_machine: StateMachine, timers: TimerQueue[Key]) -> None:
         self.partition = partition
         self.epoch = epoch
-        self.shard = shard
-        self.loaded = False
-        self.next_offset = -1  # where to go on with replaying, -1 at the beginning
+        self.state_machine = state_machine
+        self.timers = timers
+        self.is_loaded = False
+        self.next_offset = -1
 
 
 class CoordinatorTopic(NamedTuple):
-    """The log of a coordinator: how its topic is made, and what operators call that which is in it."""
+    """The topic of a coordinator; `contents` names what its records describe, for operators."""
 
     name: str
     partition_count: int
@@ -50,176 +55,202 @@ class CoordinatorTopic(NamedTuple):
     contents: str
 
 
-class Coordinator(Protocol[Shard]):
-    """What differs between the coordinators whose shards are seated."""
+class Coordinator(Protocol[StateMachine, Key]):
+    """Operations that differ between the group and the transaction coordinator."""
 
     @abstractmethod
-    def new_shard(self, partition: int) -> Shard:
-        """A shard that has replayed nothing."""
+    def new_state_machine(self, partition: int) -> StateMachine:
+        """Creates the empty state machine of a partition."""
 
     @abstractmethod
-    def replay_batch(self, shard: Shard, stored: StoredBatch) -> int:
-        """Takes a batch of the log into a shard; returns how many records were replayed.
+    def replay_batch(self, state_machine: StateMachine, stored: StoredBatch) -> int:
+        """Replays one batch of the log; returns the number of records.
 
         Raises: CorruptRecordError.
         """
 
     @abstractmethod
-    def loaded(self, seat: Seat[Shard]) -> None:
-        """The shard has replayed its whole log and is to be served from now on."""
+    def on_loaded(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
+        """Is called when the shard has replayed its whole log."""
+
+    @abstractmethod
+    def on_timer(self, shard: CoordinatorShard[StateMachine, Key], key: Key) -> None:
+        """Is called when a timer of the shard expires."""
 
 
-class Seats(Generic[Shard]):
-    """The shards of one coordinator that are served or being loaded. The one caller is the broker's loop."""
+class ShardRegistry(Generic[StateMachine, Key]):
+    """The loaded and loading shards of one coordinator. Called by the broker's event loop only."""
 
-    def __init__(self, broker: Broker, topic: CoordinatorTopic, coordinator: Coordinator[Shard]) -> None:
-        self._broker = broker
+    def __init__(
+        self, services: CoordinatorServices, topic: CoordinatorTopic, coordinator: Coordinator[StateMachine, Key]
+    ) -> None:
+        self._services = services
         self._topic = topic
         self._coordinator = coordinator
-        self._seats: dict[int, Seat[Shard]] = {}
-        self._seated = 0
-        self._to_load: deque[int] = deque()
-        self._held = False
-        self._failed: dict[int, str] = {}
+        self._shards: dict[int, CoordinatorShard[StateMachine, Key]] = {}
+        self._load_queue: deque[int] = deque()
+        self._load_timer = services.timers.timer(self._load_next)
+        self._is_paused = False
+        self._load_errors: dict[int, str] = {}
 
     # --- the topic ---
 
     @property
     def partition_count(self) -> int:
-        """Partitions of the coordinator's topic, 0 as long as it does not exist."""
-        entry = self._broker.partitions.topics.get(self._topic.name)
+        """Partitions of the coordinator's topic, 0 before the topic exists."""
+        entry = self._services.partitions.topics.get(self._topic.name)
         return 0 if entry is None else entry.partition_count
 
     def ensure_topic(self) -> int:
-        """Makes the coordinator's topic if there is none; returns the number of its partitions.
+        """Creates the coordinator's topic unless it exists; returns its number of partitions.
 
         Raises: ApiError.
         """
         if not self.partition_count:
             settings = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
-            self._broker.create_topic(self._topic.name, self._topic.partition_count, settings)
+            self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
         return self.partition_count
 
     def log_partition(self, partition: int) -> Partition:
         """Raises: ApiError."""
-        return self._broker.partitions.partition(self._topic.name, partition)
+        return self._services.partitions.partition(self._topic.name, partition)
 
-    # --- who serves ---
+    # --- leadership ---
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:
-        """The partition whose leader coordinates a group or a transactional id. Raises: ApiError."""
+        """The partition of a group id or transactional id. Creates the topic if necessary. Raises: ApiError."""
         return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.ensure_topic()))
 
-    def node_of(self, coordinated_id: str) -> Node:
-        """The node that coordinates a group or a transactional id. Raises: ApiError when its shard cannot be served."""
+    def coordinator_node(self, coordinated_id: str) -> Node:
+        """The node that coordinates a group id or transactional id.
+
+        Raises: ApiError when its shard cannot be loaded or its leader does not run.
+        """
         topic_partition = self.partition_of(coordinated_id)
-        self.seat(topic_partition.partition)
-        self.check(topic_partition.partition)
-        node_id = self._broker.leaders.leader(topic_partition).node_id
-        for node in self._broker.nodes:
-            if node.node_id == node_id:
-                return node
-        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {node_id} does not run")
+        self.get_or_load(topic_partition.partition)
+        self.check_available(topic_partition.partition)
+        node_id = self._services.leaders.leader(topic_partition).node_id
+        node = self._services.nodes.get(node_id)
+        if node is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Node {node_id} does not run.")
+        return node
 
-    def leads(self, node_id: int, partition: int) -> bool:
-        return self._leader(partition)[0] == node_id
+    def is_leader(self, node_id: int, partition: int) -> bool:
+        return self._leader(partition).node_id == node_id
 
-    def check(self, partition: int) -> None:
-        """Raises: ApiError with the cause, for a partition whose log could not be replayed."""
-        if partition in self._failed:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._failed[partition])
+    def check_available(self, partition: int) -> None:
+        """Raises: ApiError with the cause when the partition's log could not be replayed."""
+        if partition in self._load_errors:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._load_errors[partition])
 
-    def seat(self, partition: int) -> Seat[Shard] | None:
-        """The shard, loaded unless that takes long or is held up; None when its log cannot be replayed."""
-        seat = self._seats.get(partition)
-        if seat is not None or partition in self._failed:
-            return seat
-        self._seated += 1
-        epoch = self._leader(partition)[1]
-        self._seats[partition] = seat = Seat(self._seated, partition, epoch, self._coordinator.new_shard(partition))
-        if not self._held:
-            self._load_slice(seat)
-        if partition in self._failed:
+    # --- shards ---
+
+    def get_or_load(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
+        """The shard, None when its log cannot be replayed. A shard with a long log may still be loading."""
+        shard = self._shards.get(partition)
+        if shard is not None or partition in self._load_errors:
+            return shard
+        shard = self._shards[partition] = self._new_shard(partition)
+        if not self._is_paused:
+            self._load_slice(shard)
+        if partition in self._load_errors:
             return None
-        if not seat.loaded:
-            self._to_load.appendleft(partition)
-            self.load_soon()
-        return seat
+        if not shard.is_loaded:
+            self._load_queue.appendleft(partition)
+            self._load_soon()
+        return shard
 
-    def seated(self, partition: int, number: int | None = None) -> Seat[Shard] | None:
-        """The shard if it is served or being loaded already; with a number, only if it is still that one."""
-        seat = self._seats.get(partition)
-        return None if seat is None or number not in (None, seat.number) else seat
+    def find_loaded(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
+        """The shard if it is loaded."""
+        shard = self._shards.get(partition)
+        return shard if shard is not None and shard.is_loaded else None
 
-    def loaded(self) -> Iterator[Seat[Shard]]:
-        """The shards served at the moment of the call."""
-        return iter([seat for seat in self._seats.values() if seat.loaded])
+    def loaded_shard(self, partition: int) -> CoordinatorShard[StateMachine, Key]:
+        """The shard. Raises: ApiError while it is loading, or when its log cannot be replayed."""
+        shard = self.get_or_load(partition)
+        self.check_available(partition)
+        if shard is None or not shard.is_loaded:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return shard
 
-    def resign(self, partition: int) -> Seat[Shard] | None:
-        """Another node leads the partition now, where the shard is loaded; returns the one that is no longer served."""
-        self.forget_failure(partition)
-        seat = self._seats.pop(partition, None)
-        self.load_soon(partition)
-        return seat
+    def loaded_shards(self) -> Iterator[CoordinatorShard[StateMachine, Key]]:
+        """The shards that are loaded at the time of the call."""
+        return iter([shard for shard in self._shards.values() if shard.is_loaded])
 
-    def forget_failure(self, partition: int) -> None:
-        """Lets a partition whose log could not be replayed be tried again when it is next asked for."""
-        self._failed.pop(partition, None)
+    def unload(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
+        """Removes a shard whose partition has a new leader, and schedules loading there; returns the removed shard."""
+        self.clear_load_error(partition)
+        shard = self._shards.pop(partition, None)
+        self._load_soon(partition)
+        return shard
 
-    def _leader(self, partition: int) -> tuple[int, int]:
-        leader = self._broker.leaders.leader(TopicPartition(self._topic.name, partition))
-        return leader.node_id, leader.epoch
+    def clear_load_error(self, partition: int) -> None:
+        """Permits another attempt to load a partition whose log could not be replayed."""
+        self._load_errors.pop(partition, None)
+
+    def _leader(self, partition: int) -> Leader:
+        return self._services.leaders.leader(TopicPartition(self._topic.name, partition))
+
+    def _new_shard(self, partition: int) -> CoordinatorShard[StateMachine, Key]:
+        def on_expiry(key: Key) -> None:
+            if self._shards.get(partition) is shard:  # not unloaded since the timer was set
+                self._coordinator.on_timer(shard, key)
+
+        state_machine = self._coordinator.new_state_machine(partition)
+        timers = self._services.timers.queue(on_expiry)
+        shard = CoordinatorShard(partition, self._leader(partition).epoch, state_machine, timers)
+        return shard
 
     # --- loading ---
 
     def load_all(self) -> None:
-        """Begins to load every shard there is."""
-        self.load_soon(*range(self.partition_count))
+        """Schedules loading of all partitions of the topic."""
+        self._load_soon(*range(self.partition_count))
 
-    def hold_loading(self, held: bool) -> None:
-        """Stops the replaying of shards that are not loaded yet, or lets it go on."""
-        self._held = held
-        for _ in range(0 if held else len(self._to_load)):
-            self.load_next()
+    def pause_loading(self, paused: bool) -> None:
+        """Stops the replay of shards that are not loaded yet, or continues it. For tests."""
+        self._is_paused = paused
+        for _ in range(0 if paused else len(self._load_queue)):
+            self._load_next()
 
-    def load_soon(self, *partitions: int) -> None:
-        self._to_load.extend(partitions)
-        if self._to_load and not self._held:
-            self._broker.timers.set(("load", self._topic.name), self._broker.clock.now_ms() + _LOAD_PAUSE_MS)
+    def _load_soon(self, *partitions: int) -> None:
+        self._load_queue.extend(partitions)
+        if self._load_queue and not self._is_paused:
+            self._load_timer.set(self._services.clock.now_ms() + _LOAD_PAUSE_MS)
 
-    def load_next(self) -> None:
-        """Replays one slice of one shard; called when the timer ``("load", topic)`` is over."""
-        if self._held or not self._to_load:
+    def _load_next(self) -> None:
+        """Replays one slice of one shard."""
+        if self._is_paused or not self._load_queue:
             return
-        partition = self._to_load.popleft()
-        known = self._seats.get(partition)
-        if known is None:
-            self.seat(partition)
-        elif not known.loaded:
-            self._load_slice(known)
-            if partition not in self._failed and not known.loaded:
-                self._to_load.appendleft(partition)
-        self.load_soon()
+        partition = self._load_queue.popleft()
+        shard = self._shards.get(partition)
+        if shard is None:
+            self.get_or_load(partition)
+        elif not shard.is_loaded:
+            self._load_slice(shard)
+            if partition not in self._load_errors and not shard.is_loaded:
+                self._load_queue.appendleft(partition)
+        self._load_soon()
 
-    def _load_slice(self, seat: Seat[Shard]) -> None:
+    def _load_slice(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
         try:
-            seat.loaded = self._replay_slice(seat)
+            shard.is_loaded = self._replay_slice(shard)
         except (ApiError, CorruptRecordError, StorageError) as error:
-            del self._seats[seat.partition]
-            text = f"the {self._topic.contents} of {self._topic.name}-{seat.partition} cannot be loaded: {error}"
-            self._failed[seat.partition] = text
-            self._broker.report(text)
+            del self._shards[shard.partition]
+            text = f"Loading {self._topic.contents} of {self._topic.name}-{shard.partition} failed: {error}"
+            self._load_errors[shard.partition] = text
+            self._services.report(f"[partition={self._topic.name}-{shard.partition}] {text}")
             return
-        if seat.loaded:
-            self._coordinator.loaded(seat)
+        if shard.is_loaded:
+            self._coordinator.on_loaded(shard)
 
-    def _replay_slice(self, seat: Seat[Shard]) -> bool:
-        """True when the end of the log is reached."""
-        log = self.log_partition(seat.partition).log
+    def _replay_slice(self, shard: CoordinatorShard[StateMachine, Key]) -> bool:
+        """Returns True at the end of the log."""
+        log = self.log_partition(shard.partition).log
         replayed = 0
-        for stored in log.batches(max(seat.next_offset, log.log_start_offset)):
+        for stored in log.batches(max(shard.next_offset, log.log_start_offset)):
             if replayed >= _SLICE_RECORDS:
                 return False
-            replayed += self._coordinator.replay_batch(seat.shard, stored)
-            seat.next_offset = stored.header.next_offset
+            replayed += self._coordinator.replay_batch(shard.state_machine, stored)
+            shard.next_offset = stored.header.next_offset
         return True

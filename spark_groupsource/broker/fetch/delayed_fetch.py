@@ -1,157 +1,161 @@
-"""Fetch: what is read for a request, and which requests wait for more.
+"""Fetch requests: reads partitions, delays responses until enough bytes are available.
 
-A request is answered when it finds `min_bytes`, an error, or its deadline; else it is parked with the bytes it lacks
-and read again when they have been appended. Which partitions it is about, and which of them need not be told again,
-say the sessions of its node.
+A fetch completes at once with `min_bytes`, with an error, or without a wait time. Otherwise it waits in the purgatory
+for the missing bytes, and its partitions are read again when they are appended or when its wait time has passed. The
+session cache of the node decides which partitions are read and which of them the response contains.
 
-Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (a first batch above the limits is sent whole),
-KIP-227 (sessions), KIP-516 (topic ids), KIP-98 (readers of committed records).
+Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (the first batch may exceed the limits), KIP-227
+(sessions), KIP-516 (topic ids), KIP-98 (isolation level read_committed).
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, Callable, Hashable, Iterable, NamedTuple
+from typing import Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.fetch.purgatory import ParkedFetches
-from spark_groupsource.broker.fetch.sessions import Fetch, FetchedPartition, FetchSessions, Found
-from spark_groupsource.broker.leader_hints import name_leaders
+from spark_groupsource.broker.current_leader import add_current_leaders
+from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
+from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.requests import SendResponse
+from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
-from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.timers import Timers
 from spark_groupsource.wire.messages import FetchResponse, Message
-
-if TYPE_CHECKING:
-    from spark_groupsource.broker.node import Send
 
 _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
 _AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
-_LEADERS_SINCE = 16
-_LARGEST_SESSION_ID = 2**31 - 1
+_CURRENT_LEADER_SINCE = 16
+_MAX_SESSION_ID = 2**31 - 1
 
 
-class _Reading(NamedTuple):
-    """What was read: `partitions` are those that can be waited for."""
+class _ReadResult(NamedTuple):
+    """Response entries; `partitions`, those whose appends can complete the fetch."""
 
-    found: Found
+    entries: PartitionEntries
     partitions: list[TopicPartition]
     size: int
     has_error: bool
 
 
-class _Parked(NamedTuple):
+class _PendingFetch(NamedTuple):
     node_id: int
     request: Message
     api_version: int
-    fetch: Fetch
+    context: FetchContext
 
 
-class Fetches:
-    """Answers fetch requests now or when there is enough."""
+class FetchManager:
+    """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches."""
 
     def __init__(
         self,
         partitions: Partitions,
         leaders: Leaders,
-        timers: DeadlineHeap[Hashable],
+        nodes: RunningNodes,
+        timers: Timers,
         clock: Clock,
         config: BrokerConfig,
-        nodes: Callable[[], Iterable[Node]],
-        send: Send,
+        send: SendResponse,
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
-        self._timers = timers
+        self._nodes = nodes
+        self._timers = timers.queue(self._expire)
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
-        self._nodes = nodes
         self._send = send
         slots = config.max_incremental_fetch_session_cache_slots
-        self._sessions: defaultdict[int, FetchSessions] = defaultdict(lambda: FetchSessions(slots, _new_session_id))
-        self._waiting: ParkedFetches[int] = ParkedFetches()
-        self._waiting_committed: ParkedFetches[int] = ParkedFetches()
-        self._parked: dict[int, _Parked] = {}
+        self._sessions: defaultdict[int, FetchSessionCache] = defaultdict(
+            lambda: FetchSessionCache(slots, _new_session_id)
+        )
+        self._uncommitted_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
+        self._committed_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
+        self._delayed: dict[int, _PendingFetch] = {}
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self._delayed)
 
     def fetch(self, token: int, node_id: int, request: Message, api_version: int) -> Message | None:
-        """The answer of one node, or None when the request is parked."""
+        """Returns the response of a node, None when it is sent later."""
         now_ms = self._clock.now_ms()
-        fetch = self._sessions[node_id].request(request, api_version, now_ms)
-        if fetch.error_code:
-            return FetchResponse(error_code=fetch.error_code, session_id=0, responses=[])
-        parked = _Parked(node_id, request, api_version, fetch)
-        reading = self._read(parked)
-        missing = min(request.min_bytes, self._limit(request)) - reading.size
-        if missing <= 0 or reading.has_error or request.max_wait_ms <= 0 or not reading.partitions:
-            return self._response(parked, reading)
-        self._parked[token] = parked
-        waiting = self._waiting_committed if _reads_committed(request) else self._waiting
-        waiting.park(token, reading.partitions, missing)
-        self._timers.set(("fetch", token), now_ms + request.max_wait_ms)
+        context = self._sessions[node_id].new_context(request, api_version, now_ms)
+        if context.error_code:
+            return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
+        pending = _PendingFetch(node_id, request, api_version, context)
+        result = self._read(pending)
+        missing_bytes = min(request.min_bytes, self._byte_limit(request)) - result.size
+        if missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions:
+            return self._response(pending, result)
+        self._delayed[token] = pending
+        purgatory = self._committed_purgatory if _reads_committed(request) else self._uncommitted_purgatory
+        purgatory.watch(token, result.partitions, missing_bytes)
+        self._timers.set(token, now_ms + request.max_wait_ms)
         return None
 
     def node_stopped(self, node_id: int) -> None:
-        """Drops the sessions of a node, which live in its memory."""
+        """Drops the sessions of a node."""
         self._sessions.pop(node_id, None)
 
-    def appended(self, topic_partition: TopicPartition, size: int) -> None:
-        """Credits an append to the waiting requests and answers those that have enough."""
-        for token in self._waiting.credit(topic_partition, size):
-            self._answer(token)
-        if not len(self._waiting_committed):
+    def on_append(self, topic_partition: TopicPartition, size: int) -> None:
+        """Completes the delayed fetches that have enough bytes after an append of `size` bytes."""
+        for token in self._uncommitted_purgatory.record_append(topic_partition, size):
+            self._complete(token)
+        if not len(self._committed_purgatory):
             return
         partition = self._partitions.partition(*topic_partition)
-        # behind an open transaction nothing can be read yet; its end brings records of any age, see `transaction_ended`
+        # records of an ongoing transaction are not readable yet; `transaction_ended` completes the fetches at its end
         if partition.last_stable_offset == partition.log.log_end_offset:
-            for token in self._waiting_committed.credit(topic_partition, size):
-                self._answer(token)
+            for token in self._committed_purgatory.record_append(topic_partition, size):
+                self._complete(token)
 
     def transaction_ended(self, topic_partition: TopicPartition) -> None:
-        """Answers the readers of committed records who wait for this partition: there may be more than they know."""
-        for token in self._waiting_committed.wake(topic_partition):
-            self._answer(token)
+        """Completes read_committed fetches of a partition whose last stable offset has moved."""
+        for token in self._committed_purgatory.remove_watchers(topic_partition):
+            self._complete(token)
 
-    def wake(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Answers every request that waits for one of these: they are gone, begin elsewhere or are led elsewhere."""
+    def complete_all(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Completes every delayed fetch of partitions that were deleted or truncated, or have a new leader."""
         for topic_partition in topic_partitions:
-            for token in (*self._waiting.wake(topic_partition), *self._waiting_committed.wake(topic_partition)):
-                self._answer(token)
+            for purgatory in (self._uncommitted_purgatory, self._committed_purgatory):
+                for token in purgatory.remove_watchers(topic_partition):
+                    self._complete(token)
 
-    def expire(self, token: int) -> None:
-        """Answers a request whose time is up with what there is."""
-        if self._waiting.remove(token) or self._waiting_committed.remove(token):
-            self._answer(token)
+    def cancel(self, token: int) -> None:
+        """Drops a delayed fetch whose client has disconnected."""
+        if self._uncommitted_purgatory.remove(token) or self._committed_purgatory.remove(token):
+            del self._delayed[token]
+            self._timers.cancel(token)
 
-    def forget(self, token: int) -> None:
-        """Drops a request whose client is gone."""
-        if self._waiting.remove(token) or self._waiting_committed.remove(token):
-            del self._parked[token]
-            self._timers.cancel(("fetch", token))
+    def _expire(self, token: int) -> None:
+        if self._uncommitted_purgatory.remove(token) or self._committed_purgatory.remove(token):
+            self._complete(token)
 
-    def _answer(self, token: int) -> None:
-        parked = self._parked.pop(token)
-        self._timers.cancel(("fetch", token))
-        self._send(token, self._response(parked, self._read(parked)))
+    def _complete(self, token: int) -> None:
+        pending = self._delayed.pop(token)
+        self._timers.cancel(token)
+        self._send(token, self._response(pending, self._read(pending)))
 
-    def _response(self, parked: _Parked, reading: _Reading) -> Message:
-        told = self._sessions[parked.node_id].answer(parked.fetch, reading.found, self._clock.now_ms())
+    # --- responses ---
+
+    def _response(self, pending: _PendingFetch, result: _ReadResult) -> Message:
+        sessions, now_ms = self._sessions[pending.node_id], self._clock.now_ms()
+        session_response = sessions.update_and_respond(pending.context, result.entries, now_ms)
         responses: list[Message] = []
-        refused: list[tuple[TopicPartition, Message]] = []
-        last: object = responses  # which is no topic
-        for partition, entry in told.found:
+        failed: list[tuple[TopicPartition, Message]] = []
+        last: object = responses  # equal to no topic
+        for partition, entry in session_response.entries:
             topic = partition.key[0]
-            if topic != last:  # in the order of reading, so a topic may come more than once
+            if topic != last:  # in reading order, so a topic may occur more than once
                 entries: list[Message] = []
                 responses.append(
                     _TopicData(topic=partition.topic or "", topic_id=partition.topic_id, partitions=entries)
@@ -159,89 +163,97 @@ class Fetches:
                 last = topic
             entries.append(entry)
             if entry.error_code and partition.topic is not None:
-                refused.append((TopicPartition(partition.topic, partition.number), entry))
+                failed.append((TopicPartition(partition.topic, partition.number), entry))
         response = FetchResponse(
-            throttle_time_ms=0, error_code=told.error_code, session_id=told.session_id, responses=responses
+            throttle_time_ms=0,
+            error_code=session_response.error_code,
+            session_id=session_response.session_id,
+            responses=responses,
         )
-        if refused and parked.api_version >= _LEADERS_SINCE:
-            name_leaders(response, refused, self._leaders, self._nodes())
+        if failed and pending.api_version >= _CURRENT_LEADER_SINCE:
+            add_current_leaders(response, failed, self._leaders, self._nodes)
         return response
 
-    def _limit(self, request: Message) -> int:
+    # --- reading ---
+
+    def _byte_limit(self, request: Message) -> int:
         return min(int(request.max_bytes), self._max_bytes)
 
-    def _read(self, parked: _Parked) -> _Reading:
-        node_id, request, _, fetch = parked
-        limit = self._limit(request)
+    def _read(self, pending: _PendingFetch) -> _ReadResult:
+        node_id, request, _, context = pending
+        limit = self._byte_limit(request)
         size, has_error = 0, False
         committed = _reads_committed(request)
         partitions: list[TopicPartition] = []
-        found: list[tuple[FetchedPartition, Message]] = []
-        nameless, unknown = [], []  # what is not there is told last, and answers nobody who waits for something else
-        for wanted in fetch.partitions:
+        entries: list[tuple[CachedPartition, Message]] = []
+        # unknown partitions come last in the response and do not complete a delayed fetch
+        unknown_ids, unknown_names = [], []
+        for requested in context.partitions:
             try:
-                partition = self._find(node_id, wanted)
+                partition = self._find(node_id, requested)
                 partitions.append(partition.topic_partition)
-                if fetch.is_incremental and _has_nothing_new(partition, wanted):
+                if context.is_incremental and _is_unchanged(partition, requested):
                     continue
-                entry = self._read_partition(partition, wanted, limit - size, size == 0, committed)
+                entry = self._read_partition(partition, requested, limit - size, size == 0, committed)
                 has_error = has_error or entry.diverging_epoch is not None
                 size += len(entry.records)
-                found.append((wanted, entry))
+                entries.append((requested, entry))
             except ApiError as error:
                 if error.code is ErrorCode.UNKNOWN_TOPIC_ID:
-                    nameless.append((wanted, _error_entry(wanted.number, error.code, looked_for=True)))
+                    unknown_ids.append((requested, _unknown_entry(requested.number, error.code)))
                 elif error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    unknown.append((wanted, _error_entry(wanted.number, error.code, looked_for=True)))
+                    unknown_names.append((requested, _unknown_entry(requested.number, error.code)))
                 else:
                     has_error = True
-                    found.append((wanted, _error_entry(wanted.number, error.code, looked_for=False)))
-        return _Reading(found + nameless + unknown, partitions, size, has_error)
+                    entries.append((requested, _error_entry(requested.number, error.code)))
+        return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
 
-    def _find(self, node_id: int, wanted: FetchedPartition) -> Partition:
-        if wanted.topic is None:
-            wanted.topic = self._partitions.topic_name(wanted.topic_id)
-        partition = self._partitions.partition(wanted.topic, wanted.number)
-        if wanted.topic_id is not None and wanted.topic_id != partition.topic_id:
-            raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID, f"topic {wanted.topic} was made anew with another id")
-        self._leaders.check(node_id, partition.topic_partition, wanted.current_leader_epoch)
+    def _find(self, node_id: int, requested: CachedPartition) -> Partition:
+        if requested.topic is None:
+            requested.topic = self._partitions.topic_name(requested.topic_id)
+        partition = self._partitions.partition(requested.topic, requested.number)
+        if requested.topic_id is not None and requested.topic_id != partition.topic_id:
+            raise ApiError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"Topic {requested.topic} was recreated with another topic id."
+            )
+        self._leaders.check_leader(node_id, partition.topic_partition, requested.current_leader_epoch)
         return partition
 
     def _read_partition(
-        self, partition: Partition, wanted: FetchedPartition, left: int, first: bool, committed: bool
+        self, partition: Partition, requested: CachedPartition, left: int, is_first: bool, committed: bool
     ) -> Message:
         log = partition.log
         stable = partition.last_stable_offset
         before = stable if committed and stable < log.log_end_offset else None
-        diverging = self._diverging(partition, wanted)
-        if diverging is None and not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+        diverging = self._diverging_epoch(partition, requested)
+        if diverging is None and not log.log_start_offset <= requested.fetch_offset <= log.log_end_offset:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        limit = min(wanted.max_bytes, left)
-        wanted_now = diverging is None and (first or limit > 0)
+        limit = min(requested.max_bytes, left)
+        should_read = diverging is None and (is_first or limit > 0)
         try:
-            records = log.read(wanted.fetch_offset, limit, before) if wanted_now else memoryview(b"")
+            records = log.read(requested.fetch_offset, limit, before) if should_read else memoryview(b"")
         except CorruptRecordError as error:
             raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        if len(records) > limit and not first:
+        if len(records) > limit and not is_first:
             records = memoryview(b"")
         return _PartitionData(
-            partition_index=wanted.number,
+            partition_index=requested.number,
             error_code=0,
             high_watermark=log.high_watermark,
             last_stable_offset=stable,
             log_start_offset=log.log_start_offset,
             diverging_epoch=diverging,
-            # null says that no transaction was looked for, which is what read_uncommitted asks
-            aborted_transactions=_aborted(partition, wanted.fetch_offset, records) if committed else None,
+            # null for isolation level read_uncommitted
+            aborted_transactions=_aborted(partition, requested.fetch_offset, records) if committed else None,
             preferred_read_replica=-1,
             records=records,
         )
 
-    def _diverging(self, partition: Partition, wanted: FetchedPartition) -> Message | None:
-        """Where the reader's log and this one part, None where it has read nothing that is not here (KIP-595)."""
-        epoch = wanted.last_fetched_epoch
+    def _diverging_epoch(self, partition: Partition, requested: CachedPartition) -> Message | None:
+        """Where the client's log diverges from this one, None if it does not (KIP-595)."""
+        epoch = requested.last_fetched_epoch
         if epoch < 0:
             return None
         try:
@@ -250,22 +262,22 @@ class Fetches:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         if end.end_offset < 0:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if end.epoch >= epoch and end.end_offset >= wanted.fetch_offset:
+        if end.epoch >= epoch and end.end_offset >= requested.fetch_offset:
             return None
         return _PartitionData.EpochEndOffset(epoch=end.epoch, end_offset=end.end_offset)
 
 
 def _new_session_id() -> int:
-    return random.randint(1, _LARGEST_SESSION_ID)
+    return random.randint(1, _MAX_SESSION_ID)
 
 
-def _has_nothing_new(partition: Partition, wanted: FetchedPartition) -> bool:
-    """Whether a client who keeps a session knows all there is: the short way, for most of many partitions."""
+def _is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
+    """Returns whether the partition has nothing for an incremental response: a fast path for idle partitions."""
     log = partition.log
     return (
-        wanted.fetch_offset == log.log_end_offset
-        and wanted.last_fetched_epoch < 0
-        and not wanted.has_moved(log.high_watermark, log.log_start_offset)
+        requested.fetch_offset == log.log_end_offset
+        and requested.last_fetched_epoch < 0
+        and not requested.has_changes(log.high_watermark, log.log_start_offset)
         and not log.damages
     )
 
@@ -275,23 +287,30 @@ def _reads_committed(request: Message) -> bool:
 
 
 def _aborted(partition: Partition, start: int, records: memoryview) -> list[Message]:
-    """The aborted transactions among `records`, which begin at offset `start`."""
+    """The aborted transactions in `records`, which begin at offset `start`."""
     if not len(partition.aborted) or not records:
         return []
     last = last_batch(records)
-    assert last is not None  # a read gives whole batches
+    assert last is not None  # a read returns whole batches
     found = partition.aborted.overlapping(start, last.next_offset)
     return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 
-def _error_entry(partition: int, code: ErrorCode, *, looked_for: bool) -> Message:
+def _error_entry(partition: int, code: ErrorCode) -> Message:
     return _PartitionData(
         partition_index=partition,
         error_code=code,
         high_watermark=-1,
         last_stable_offset=-1,
         log_start_offset=-1,
-        aborted_transactions=[] if looked_for else None,
+        aborted_transactions=None,
         preferred_read_replica=-1,
         records=b"",
     )
+
+
+def _unknown_entry(partition: int, code: ErrorCode) -> Message:
+    """An error entry with an empty list of aborted transactions, as Kafka's for partitions that it does not know."""
+    entry = _error_entry(partition, code)
+    entry.aborted_transactions = []
+    return entry

@@ -1,4 +1,4 @@
-"""Delayed fetches by partition and missing bytes. Pure: deadlines are the caller's.
+"""Delayed fetches by partition and missing bytes. Pure: the caller keeps the deadlines.
 
 Source: Kafka's `DelayedOperationPurgatory`.
 """
@@ -9,58 +9,54 @@ from typing import Generic, Hashable, Iterable, TypeVar
 
 from spark_groupsource.model import TopicPartition
 
-Key = TypeVar("Key", bound=Hashable)
+Token = TypeVar("Token", bound=Hashable)
 
 
-class ParkedFetches(Generic[Key]):
-    """Fetches that wait until enough bytes have been appended to their partitions.
-
-    A fetch is parked with the bytes it lacks; each append to one of its partitions is credited. Deadlines are the
-    caller's, in a `DeadlineHeap`.
-    """
+class DelayedFetchPurgatory(Generic[Token]):
+    """Fetches that wait until enough bytes are appended to their partitions. A token identifies a fetch."""
 
     def __init__(self) -> None:
-        self._missing: dict[Key, int] = {}
-        self._partitions: dict[Key, tuple[TopicPartition, ...]] = {}
-        self._waiting: dict[TopicPartition, dict[Key, None]] = {}
+        self._missing_bytes: dict[Token, int] = {}
+        self._partitions: dict[Token, tuple[TopicPartition, ...]] = {}
+        self._watchers: dict[TopicPartition, dict[Token, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._missing)
+        return len(self._missing_bytes)
 
-    def park(self, token: Key, partitions: Iterable[TopicPartition], missing_bytes: int) -> None:
-        """Parks `token` until `missing_bytes` more bytes are credited to any of `partitions`."""
-        self._missing[token] = missing_bytes
+    def watch(self, token: Token, partitions: Iterable[TopicPartition], missing_bytes: int) -> None:
+        """Adds a fetch that completes when `missing_bytes` have been appended to `partitions` in total."""
+        self._missing_bytes[token] = missing_bytes
         self._partitions[token] = tuple(partitions)
         for partition in self._partitions[token]:
-            self._waiting.setdefault(partition, {})[token] = None
+            self._watchers.setdefault(partition, {})[token] = None
 
-    def credit(self, partition: TopicPartition, appended_bytes: int) -> list[Key]:
-        """Counts an append; returns the tokens that now have enough, no longer parked, oldest first."""
-        waiting = self._waiting.get(partition)
-        if not waiting:
+    def record_append(self, partition: TopicPartition, appended_bytes: int) -> list[Token]:
+        """Counts an append; removes and returns the fetches that it completes, the oldest first."""
+        watchers = self._watchers.get(partition)
+        if not watchers:
             return []
-        ready = []
-        for token in list(waiting):
-            self._missing[token] -= appended_bytes
-            if self._missing[token] <= 0:
-                ready.append(token)
+        completed = []
+        for token in list(watchers):
+            self._missing_bytes[token] -= appended_bytes
+            if self._missing_bytes[token] <= 0:
+                completed.append(token)
                 self.remove(token)
-        return ready
+        return completed
 
-    def wake(self, partition: TopicPartition) -> list[Key]:
-        """Takes out every token that waits for `partition`: it was deleted or lost records, so the answer changes."""
-        tokens = list(self._waiting.get(partition, ()))
+    def remove_watchers(self, partition: TopicPartition) -> list[Token]:
+        """Removes and returns every fetch of `partition`: after deletion or truncation its response has changed."""
+        tokens = list(self._watchers.get(partition, ()))
         for token in tokens:
             self.remove(token)
         return tokens
 
-    def remove(self, token: Key) -> bool:
-        """Forgets `token`; False when it was not parked."""
-        if self._missing.pop(token, None) is None:
+    def remove(self, token: Token) -> bool:
+        """Removes a fetch; returns False if it is not present."""
+        if self._missing_bytes.pop(token, None) is None:
             return False
         for partition in self._partitions.pop(token):
-            waiting = self._waiting[partition]
-            waiting.pop(token, None)
-            if not waiting:
-                del self._waiting[partition]
+            watchers = self._watchers[partition]
+            watchers.pop(token, None)
+            if not watchers:
+                del self._watchers[partition]
         return True

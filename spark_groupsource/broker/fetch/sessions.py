@@ -1,9 +1,10 @@
-"""Fetch sessions: which partitions a request is about, and which of them its answer leaves out.
+"""Fetch session cache: partitions of incremental fetch requests, changes for their responses.
 
-A client with a session has named its partitions once; a further request tells what has changed of them, and so does
-its answer. The session belongs to the node that granted it and outlives the connection: it goes when the client ends
-it, when it is empty, or when its place is wanted. Knows neither logs nor chance: the caller reads, and brings time and
-ids.
+The first request of a session lists all partitions; later requests list changes only, and their responses contain
+changed partitions only. A session belongs to the node that created it and outlives the connection. It is removed when
+the client closes it, when it has no partitions left, or by eviction.
+
+Pure: the caller reads the logs and passes times and random ids.
 
 Source: KIP-227; Kafka `FetchSession.scala`, `FetchMetadata`; KIP-516 (topic ids).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Callable, Collection, NamedTuple, Sequence, Tuple
 
-from spark_groupsource.deadlines import DeadlineHeap
+from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import Message
 
@@ -23,25 +24,25 @@ FINAL_EPOCH = -1
 TOPIC_IDS_SINCE = 13
 MIN_EVICTION_MS = 120_000
 MAX_PARTITIONS = 500_000
-"""Of all sessions of a node together, which is 150 MB: what hostile clients can take. Kafka has no such limit."""
+"""Limit of all sessions of a node together (about 150 MB), against hostile clients. Kafka has no such limit."""
 
 _INT32_MAX = 2**31 - 1
-_NOTHING = -1
+_NO_OFFSET = -1
 
 Key = Tuple[Any, int]
-"""A topic, by id from version 13 on and by name before, and a partition's number."""
+"""Topic (id from version 13 on, name before) and partition."""
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch a session has behind a request of `epoch`; it never comes to `INITIAL_EPOCH` again."""
+    """The session epoch after `epoch`; wraps around to 1, never to `INITIAL_EPOCH`."""
     return 1 if epoch == _INT32_MAX else epoch + 1
 
 
-class FetchedPartition:
-    """One partition as its client asks for it, and what the client was told of it last.
+class CachedPartition:
+    """One partition of a fetch: the client's request, and the offsets of the last response.
 
-    Attributes: `topic`, its name, None where the client gave `topic_id` and nobody has looked yet which topic that is;
-    `high_watermark` and `log_start_offset`, -1 before the first answer; the others as in the request.
+    Attributes: `topic`, None until the name of `topic_id` is looked up; `high_watermark` and `log_start_offset`, as in
+    the last response, -1 before the first; the others as in the request.
     """
 
     __slots__ = (
@@ -57,157 +58,164 @@ class FetchedPartition:
         "log_start_offset",
     )
 
-    def __init__(self, key: Key, topic: str | None, topic_id: Any, wanted: Message) -> None:
+    def __init__(self, key: Key, topic: str | None, topic_id: Any, requested: Message) -> None:
         self.key = key
         self.topic = topic
         self.topic_id = topic_id
-        self.number: int = wanted.partition
-        self.current_leader_epoch: int = wanted.current_leader_epoch
-        self.fetch_offset: int = wanted.fetch_offset
-        self.last_fetched_epoch: int = wanted.last_fetched_epoch
-        self.max_bytes: int = wanted.partition_max_bytes
-        self.high_watermark = self.log_start_offset = _NOTHING
+        self.number: int = requested.partition
+        self.high_watermark = self.log_start_offset = _NO_OFFSET
+        self.current_leader_epoch: int
+        self.fetch_offset: int
+        self.last_fetched_epoch: int
+        self.max_bytes: int
+        self.update(requested)
 
-    def ask(self, wanted: Message) -> None:
-        """Takes over what a further request says of this partition."""
-        self.current_leader_epoch = wanted.current_leader_epoch
-        self.fetch_offset = wanted.fetch_offset
-        self.last_fetched_epoch = wanted.last_fetched_epoch
-        self.max_bytes = wanted.partition_max_bytes
+    def update(self, requested: Message) -> None:
+        """Takes the parameters of a later request."""
+        self.current_leader_epoch = requested.current_leader_epoch
+        self.fetch_offset = requested.fetch_offset
+        self.last_fetched_epoch = requested.last_fetched_epoch
+        self.max_bytes = requested.partition_max_bytes
 
-    def has_moved(self, high_watermark: int, log_start_offset: int) -> bool:
-        """Whether the client has still to be told where this partition begins or ends."""
+    def has_changes(self, high_watermark: int, log_start_offset: int) -> bool:
+        """Returns whether the offsets differ from those of the last response."""
         return high_watermark != self.high_watermark or log_start_offset != self.log_start_offset
 
-    def tell(self, entry: Message) -> bool:
-        """Whether `entry` belongs in an answer that leaves out what has not changed; notes that it was sent."""
-        news = (
+    def should_include(self, entry: Message) -> bool:
+        """Returns whether an incremental response must contain `entry`."""
+        return (
             entry.error_code != ErrorCode.NONE
             or len(entry.records) > 0
             or entry.diverging_epoch is not None
             or entry.preferred_read_replica >= 0
-            or self.has_moved(entry.high_watermark, entry.log_start_offset)
+            or self.has_changes(entry.high_watermark, entry.log_start_offset)
         )
+
+    def record_response(self, entry: Message) -> None:
+        """Remembers the offsets of `entry` as those of the last response."""
         self.log_start_offset = entry.log_start_offset
-        # behind an error the partition is told again, also where nothing else has changed
-        self.high_watermark = entry.high_watermark if entry.error_code == ErrorCode.NONE else _NOTHING
-        return news
+        # after an error the next response includes the partition, even without other changes
+        self.high_watermark = entry.high_watermark if entry.error_code == ErrorCode.NONE else _NO_OFFSET
 
 
-Found = Sequence["tuple[FetchedPartition, Message]"]
-"""Partitions and what is to be answered of each, in the order of the answer."""
+PartitionEntries = Sequence["tuple[CachedPartition, Message]"]
+"""Partitions with their response entries, in response order."""
 
 
 class FetchSession:
-    """The partitions of one client, in the order in which they are served next."""
+    """The partitions of one client, in the order of the next response."""
 
     def __init__(
-        self, session_id: int, uses_topic_ids: bool, partitions: dict[Key, FetchedPartition], now_ms: int
+        self, session_id: int, uses_topic_ids: bool, partitions: dict[Key, CachedPartition], now_ms: int
     ) -> None:
         self.session_id = session_id
         self.uses_topic_ids = uses_topic_ids
         self.partitions = partitions
         self.created_ms = self.last_used_ms = now_ms
         self.epoch = next_epoch(INITIAL_EPOCH)
-        self.size = 0  # as the cache counts it, which is that of the last request
+        self.size = 0  # partitions at the last request, the value that the cache has counted
 
 
-class Fetch(NamedTuple):
-    """What a request asks for: read these, or answer `error_code` and nothing else.
+class FetchContext(NamedTuple):
+    """The partitions to read for a request, or `error_code` as the whole response.
 
-    Attributes: `session`, which has come to `epoch` by this request, None without one; `may_begin`, whether the answer
-    may grant one; `is_incremental`, whether a partition that has nothing to tell need not be in what was found.
+    Attributes: `session`, and its `epoch` with this request, None without a session; `can_create_session`, whether
+    the response may create one.
     """
 
-    partitions: Collection[FetchedPartition] = ()
+    partitions: Collection[CachedPartition] = ()
     session: FetchSession | None = None
     epoch: int = FINAL_EPOCH
-    may_begin: bool = False
+    can_create_session: bool = False
     uses_topic_ids: bool = False
     error_code: ErrorCode = ErrorCode.NONE
 
     @property
     def is_incremental(self) -> bool:
+        """Whether partitions without changes may be left out."""
         return self.session is not None
 
 
-class Told(NamedTuple):
-    """What is answered: the partitions in `found` alone."""
+class SessionResponse(NamedTuple):
+    """Session fields and entries of a response."""
 
     error_code: ErrorCode
     session_id: int
-    found: Found
+    entries: PartitionEntries
 
 
-class FetchSessions:
-    """The sessions of one node, `slots` at most; `new_id` gives a random number above 0.
+class FetchSessionCache:
+    """The sessions of one node, `slots` at most; `new_id` returns a random positive number.
 
-    Whoever calls `request` and gets no error calls `answer` in the end, at once or when what is waited for has come.
+    Each `new_context` without an error is followed by one `update_and_respond`, at once or after a delay.
     """
 
     def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
         self._slots = slots
         self._new_id = new_id
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # the least recently used first
-        # sessions that make room for larger ones; what the heap takes for time is the number of partitions here
-        self._by_size: DeadlineHeap[int] = DeadlineHeap()
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
+        self._evictable_by_size: SizeOrder[int] = SizeOrder()
         self._partition_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def request(self, request: Message, api_version: int, now_ms: int) -> Fetch:
-        """Takes a request into its session, where it has one. `now_ms`: monotonic ms."""
+    def new_context(self, request: Message, api_version: int, now_ms: int) -> FetchContext:
+        """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
         by_id = api_version >= TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if session is not None:
                 self._remove(session)
-            asked = _merge({}, request, by_id)
-            return Fetch(asked.values(), may_begin=request.session_epoch == INITIAL_EPOCH, uses_topic_ids=by_id)
+            requested = _merge({}, request, by_id)
+            can_create_session = request.session_epoch == INITIAL_EPOCH
+            return FetchContext(requested.values(), can_create_session=can_create_session, uses_topic_ids=by_id)
         if session is None:
-            return Fetch(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+            return FetchContext(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != request.session_epoch:
-            return Fetch(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != by_id:
-            return Fetch(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+            return FetchContext(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         _merge(session.partitions, request, by_id)
         for topic in request.forgotten_topics_data:
             for number in topic.partitions:
                 session.partitions.pop((topic.topic_id if by_id else topic.topic, number), None)
         if not session.partitions:
             self._remove(session)
-            return Fetch(_merge({}, request, by_id).values())
+            return FetchContext(_merge({}, request, by_id).values())
         self._touch(session, now_ms)
         if self._partition_count > MAX_PARTITIONS:
             self._remove(session)
-            return Fetch(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+            return FetchContext(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         session.epoch = next_epoch(session.epoch)
-        return Fetch(session.partitions.values(), session, session.epoch)
+        return FetchContext(session.partitions.values(), session, session.epoch)
 
-    def answer(self, fetch: Fetch, found: Found, now_ms: int) -> Told:
-        """What of `found` is told, under which session.
+    def update_and_respond(self, context: FetchContext, entries: PartitionEntries, now_ms: int) -> SessionResponse:
+        """Returns the session fields and the entries that the response must contain.
 
-        A request that the next one of its session has overtaken, on another connection, gets an error instead.
+        Returns INVALID_FETCH_SESSION_EPOCH if a later request of the session has come on another connection.
         """
-        session = fetch.session
+        session = context.session
         if session is None:
-            session_id = self._begin(fetch.uses_topic_ids, found, now_ms) if fetch.may_begin else NO_SESSION
-            return Told(ErrorCode.NONE, session_id, found)
-        if session.epoch != fetch.epoch:
-            return Told(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
-        told = [(partition, entry) for partition, entry in found if partition.tell(entry)]
-        for partition, entry in told:
+            can_create = context.can_create_session
+            session_id = self._create(context.uses_topic_ids, entries, now_ms) if can_create else NO_SESSION
+            return SessionResponse(ErrorCode.NONE, session_id, entries)
+        if session.epoch != context.epoch:
+            return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
+        included = [(partition, entry) for partition, entry in entries if partition.should_include(entry)]
+        for partition, entry in entries:
+            partition.record_response(entry)
+        for partition, entry in included:
             if len(entry.records):
-                # who was served goes to the end, so that a limit in bytes starves nobody
+                # move to the end, so that a byte limit does not starve the other partitions
                 session.partitions[partition.key] = session.partitions.pop(partition.key)
-        return Told(ErrorCode.NONE, session.session_id, told)
+        return SessionResponse(ErrorCode.NONE, session.session_id, included)
 
-    def _begin(self, uses_topic_ids: bool, found: Found, now_ms: int) -> int:
-        if not self._make_room(len(found), now_ms):
+    def _create(self, uses_topic_ids: bool, entries: PartitionEntries, now_ms: int) -> int:
+        if not self._evict_for(len(entries), now_ms):
             return NO_SESSION
-        partitions: dict[Key, FetchedPartition] = {}
-        for partition, entry in found:
+        partitions: dict[Key, CachedPartition] = {}
+        for partition, entry in entries:
             partition.high_watermark, partition.log_start_offset = entry.high_watermark, entry.log_start_offset
             partitions[partition.key] = partition
         session_id = self._new_id()
@@ -217,8 +225,11 @@ class FetchSessions:
         self._touch(session, now_ms)
         return session_id
 
-    def _make_room(self, size: int, now_ms: int) -> bool:
-        """Room for a session of `size` partitions, False when those that are there have the better claim."""
+    def _evict_for(self, size: int, now_ms: int) -> bool:
+        """Evicts sessions for a new one of `size` partitions; returns False if the limits do not permit it.
+
+        Evicts sessions that are unused for `MIN_EVICTION_MS`, then smaller ones of that age, as Kafka does.
+        """
         if size > MAX_PARTITIONS:
             return False
         while len(self._sessions) >= self._slots or self._partition_count + size > MAX_PARTITIONS:
@@ -228,7 +239,7 @@ class FetchSessions:
             if now_ms - oldest.last_used_ms > MIN_EVICTION_MS:
                 self._remove(oldest)
                 continue
-            smaller = self._by_size.pop_expired(size - 1)
+            smaller = self._evictable_by_size.pop_smallest(below=size)
             if smaller is None:
                 return False
             self._remove(self._sessions[smaller])
@@ -239,25 +250,25 @@ class FetchSessions:
         session.last_used_ms = now_ms
         self._partition_count += len(session.partitions) - session.size
         session.size = len(session.partitions)
-        # one that was made lately is not pushed out by a larger one, or clients would take turns at that
+        # a larger session does not evict a young one, else clients would evict each other in turn
         if now_ms - session.created_ms > MIN_EVICTION_MS:
-            self._by_size.set(session.session_id, session.size)
+            self._evictable_by_size.set(session.session_id, session.size)
 
     def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.session_id]
-        self._by_size.cancel(session.session_id)
+        self._evictable_by_size.discard(session.session_id)
         self._partition_count -= session.size
 
 
-def _merge(partitions: dict[Key, FetchedPartition], request: Message, by_id: bool) -> dict[Key, FetchedPartition]:
-    """Adds what a request names; what is there keeps its place, and of what is named twice the last holds."""
+def _merge(partitions: dict[Key, CachedPartition], request: Message, by_id: bool) -> dict[Key, CachedPartition]:
+    """Adds the partitions of a request; known ones keep their position, the last of duplicates counts."""
     for topic in request.topics:
-        name, named = (None, topic.topic_id) if by_id else (topic.topic, topic.topic)
-        for wanted in topic.partitions:
-            key = (named, wanted.partition)
+        name, topic_key = (None, topic.topic_id) if by_id else (topic.topic, topic.topic)
+        for requested in topic.partitions:
+            key = (topic_key, requested.partition)
             known = partitions.get(key)
             if known is None:
-                partitions[key] = FetchedPartition(key, name, topic.topic_id, wanted)
+                partitions[key] = CachedPartition(key, name, topic.topic_id, requested)
             else:
-                known.ask(wanted)
+                known.update(requested)
     return partitions

@@ -1,1 +1,1 @@
-"""Sockets of the broker: listeners, connections, authentication."""
+"""Listeners, connections and SASL authentication."""

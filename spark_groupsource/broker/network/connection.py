@@ -1,8 +1,7 @@
-"""One client's connection: bytes to frames to requests, one at a time, and the answers back in order.
+"""One client connection: frames to requests, one in progress at a time, responses in request order.
 
-A connection has one request in progress; what comes behind it waits in the buffer and, past a limit, in the client's
-own socket. So answers are in order, and one client cannot fill the memory: its cost is a frame, an answer, and the
-read-ahead.
+While a request is in progress, later requests wait in the buffer and, above a limit, in the client's socket. This keeps
+responses in order and bounds the memory of one connection to a frame, a response and the read-ahead.
 
 Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its request is in progress.
 """
@@ -12,10 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import Callable, Protocol
 
-from spark_groupsource.broker.api.versions import API_VERSIONS_KEY, unsupported_api_versions
-from spark_groupsource.broker.network.authentication import LOGIN_APIS, Login
-from spark_groupsource.broker.node import Broker, Call
+from spark_groupsource.broker.api.dispatch import RequestDispatcher
+from spark_groupsource.broker.api.versions import unsupported_api_versions
+from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
@@ -23,62 +25,63 @@ from spark_groupsource.wire.frames import (
     frame_length,
     read_request_header,
 )
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import ApiMessage, Message
 
 _PREFIX_BYTES = 4
 _READ_AHEAD_BYTES = 1 << 20
 _WRITE_BUFFER_BYTES = 1 << 20
-_LOGIN_MAX_BYTES = 524_288  # of who has not said yet who he is, as Kafka's sasl.server.max.receive.size
+_UNAUTHENTICATED_MAX_BYTES = 524_288  # Kafka's sasl.server.max.receive.size
 
 
-class Host(Protocol):
-    """What a connection needs of its server."""
+class ConnectionOwner(Protocol):
+    """The listener of a connection. `receive_buffer`: shared by all connections of the listener."""
 
     broker: Broker
+    dispatcher: RequestDispatcher
     node_id: int
-    inbox: memoryview
+    receive_buffer: memoryview
 
-    def opened(self, connection: Connection) -> None: ...
+    def on_open(self, connection: Connection) -> None: ...
 
-    def closed(self, connection: Connection) -> None: ...
+    def on_close(self, connection: Connection) -> None: ...
 
     def new_token(self, connection: Connection) -> int: ...
 
-    def after_work(self) -> None: ...
+    def after_requests(self) -> None: ...
 
-    def failed(self, connection: Connection, error: Exception) -> None: ...
+    def on_error(self, connection: Connection, error: Exception) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The server's half of one connection. `last_activity_ms` moves when bytes move.
+    """The server side of one connection. `last_activity_ms`: when bytes were last received or sent.
 
-    What arrives is received into its host's `inbox`, whole requests are taken out at once, and only what is left over
-    is kept here: asyncio's other protocols get new memory of 256 KiB for whatever comes, which takes longer than a
-    heartbeat.
+    Bytes are received into the shared buffer of the listener; complete requests are decoded at once and only the rest
+    is copied. The default protocols of asyncio allocate 256 KiB per read, which takes longer than a heartbeat.
     """
 
-    def __init__(self, host: Host, now_ms: Callable[[], int]) -> None:
-        self._host = host
+    def __init__(self, owner: ConnectionOwner, now_ms: Callable[[], int]) -> None:
+        self._owner = owner
         self._now_ms = now_ms
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._token: int | None = None
         self._header = (0, 0)  # version and correlation id of the request in progress
-        self._write_full = False
-        self._reading_paused = False
-        self._working = False
-        self._login = host.broker.accounts.login()
+        self._is_write_buffer_full = False
+        self._is_reading_paused = False
+        self._is_processing = False
+        credentials = owner.broker.credentials
+        self._authenticator = SaslAuthenticator(credentials) if credentials.mechanisms else None
         self.peer = "unknown"
         self.last_activity_ms = now_ms()
 
     @property
     def waits_for_client(self) -> bool:
-        """True when it is the client's turn: to send a request, or to take an answer."""
-        return self._token is None or self._write_full
+        """Whether the next step is the client's: to send a request or to read a response."""
+        return self._token is None or self._is_write_buffer_full
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
+        """Response bytes that the client has not read yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     # --- called by asyncio ---
@@ -89,39 +92,39 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if address else "unknown"
-        self._host.opened(self)
+        self._owner.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._buffer.clear()
         if self._token is not None:
-            self._host.broker.forget(self._token)
-        self._host.closed(self)
+            self._owner.broker.fetch_manager.cancel(self._token)
+        self._owner.on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._host.inbox
+        return self._owner.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
-        arrived = self._host.inbox[:nbytes]
+        received = self._owner.receive_buffer[:nbytes]
         if self._buffer:
-            self._buffer += arrived
-            self._work()
+            self._buffer += received
+            self._process()
         else:
-            self._work(arrived)
+            self._process(received)
 
     def pause_writing(self) -> None:
-        self._write_full = True
+        self._is_write_buffer_full = True
 
     def resume_writing(self) -> None:
-        self._write_full = False
+        self._is_write_buffer_full = False
         self.last_activity_ms = self._now_ms()
-        self._work()
+        self._process()
 
     # --- called by the server ---
 
-    def answer(self, response: Message | None) -> None:
-        """Sends the answer to the request in progress, None where none is expected, and goes on to the next."""
+    def send_response(self, response: ApiMessage | None) -> None:
+        """Sends the response of the request in progress (None: no response) and continues with the next request."""
         version, correlation_id = self._header
         self._token = None
         if self._transport is None:
@@ -129,113 +132,118 @@ class Connection(asyncio.BufferedProtocol):
         if response is not None:
             try:
                 self._transport.write(encode_response(response, version, correlation_id))
-            except Exception as error:  # a bug in what was answered: nobody else's answer must suffer
-                self._host.failed(self, error)
+            except Exception as error:  # a bug in a handler affects this connection only
+                self._owner.on_error(self, error)
                 self.close()
                 return
             self.last_activity_ms = self._now_ms()
-        if self._buffer and not self._working:
-            # not at once: this may be called from the work of another connection, and that from a third's
-            asyncio.get_running_loop().call_soon(self._work)
+        if self._buffer and not self._is_processing:
+            # not a direct call: this may run while another connection is processed
+            asyncio.get_running_loop().call_soon(self._process)
 
     def close(self) -> None:
-        """Drops the connection, and what is still to be written."""
+        """Closes the connection and discards unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 
     # --- frames ---
 
-    def _work(self, arrived: memoryview | None = None) -> None:
-        """Takes requests out of what has just arrived, else of what was kept, as long as none is in progress."""
-        self._working = True
+    def _process(self, received: memoryview | None = None) -> None:
+        """Handles requests of `received`, else of the buffer, until one is in progress."""
+        self._is_processing = True
         try:
-            if arrived is None:
-                taken = self._take_requests(self._buffer)
-                del self._buffer[:taken]
+            if received is None:
+                consumed = self._handle_requests(self._buffer)
+                del self._buffer[:consumed]
             else:
-                self._buffer += arrived[self._take_requests(arrived) :]
+                self._buffer += received[self._handle_requests(received) :]
         except RemoteProtocolError as error:
-            self._host.broker.report(f"connection from {self.peer} is closed: {error}")
+            self._owner.broker.report(f"[client={self.peer}] Closing the connection: {error}")
             self.close()
-        except Exception as error:  # a bug: this client is dropped, the others are served on
-            self._host.failed(self, error)
+        except Exception as error:  # a bug affects this connection only
+            self._owner.on_error(self, error)
             self.close()
         finally:
-            self._working = False
+            self._is_processing = False
         self._limit_reading()
-        self._host.after_work()
+        self._owner.after_requests()
 
-    def _take_requests(self, data: bytearray | memoryview) -> int:
-        """How many bytes of `data` were taken."""
+    def _handle_requests(self, data: bytearray | memoryview) -> int:
+        """Returns the number of bytes consumed."""
         position = 0
-        while (end := self._frame_end(data, position)) and self._is_free:
-            # a copy of its own: records in the request are views of it
+        while (end := self._frame_end(data, position)) and self._can_accept:
+            # copied, because the records of a request are views of its frame
             frame = bytes(memoryview(data)[position + _PREFIX_BYTES : end])
             position = end
-            self._take(memoryview(frame))
+            self._handle_frame(memoryview(frame))
         return position
 
     @property
-    def _is_free(self) -> bool:
+    def _can_accept(self) -> bool:
         return (
             self._token is None
-            and not self._write_full
+            and not self._is_write_buffer_full
             and self._transport is not None
             and not self._transport.is_closing()
         )
 
     def _frame_end(self, data: bytearray | memoryview, position: int) -> int:
-        """Where the frame at `position` ends, 0 when it has not come whole."""
+        """The end of the frame at `position`, 0 while it is incomplete."""
         start = position + _PREFIX_BYTES
         if len(data) < start:
             return 0
-        limit = self._host.broker.config.socket_request_max_bytes
-        if self._login is not None and not self._login.done:
-            limit = min(limit, _LOGIN_MAX_BYTES)
+        limit = self._owner.broker.config.socket_request_max_bytes
+        if self._authenticator is not None and not self._authenticator.is_complete:
+            limit = min(limit, _UNAUTHENTICATED_MAX_BYTES)
         end = start + frame_length(data[position:start], limit)
         return end if end <= len(data) else 0
 
-    def _take(self, frame: memoryview) -> None:
+    def _handle_frame(self, frame: memoryview) -> None:
         header, position = read_request_header(frame)
-        served = self._host.broker.served
-        api = served.get(header.api_key)
+        dispatcher = self._owner.dispatcher
+        api = dispatcher.served.get(header.api_key)
         if api is None or not api.min_version <= header.api_version <= api.max_version:
-            if header.api_key != API_VERSIONS_KEY or self._transport is None:
+            if header.api_key != ApiKey.API_VERSIONS or self._transport is None:
                 raise RemoteProtocolError(
-                    f"request of API {header.api_key} version {header.api_version} is not served here; "
-                    "the client should ask ApiVersions first"
+                    f"API {header.api_key} version {header.api_version} is not supported. Use a client that sends "
+                    "ApiVersions first."
                 )
-            self._transport.write(encode_response(unsupported_api_versions(served), 0, header.correlation_id))
+            self._transport.write(encode_response(unsupported_api_versions(), 0, header.correlation_id))
             return
         request = decode_request(frame, header, position)
-        if self._login is not None and not self._login.done and header.api_key != API_VERSIONS_KEY:
-            self._log_in(self._login, header, request)
+        authenticator = self._authenticator
+        if authenticator is not None and not authenticator.is_complete and header.api_key != ApiKey.API_VERSIONS:
+            self._authenticate(authenticator, header, request)
             return
         self._header = (header.api_version, header.correlation_id)
-        self._token = token = self._host.new_token(self)
-        call = Call(token, header.api_key, header.api_version, header.client_id or "", self.peer, self._host.node_id)
-        self._host.broker.handle(call, request)
+        self._token = token = self._owner.new_token(self)
+        context = ApiRequestContext(
+            token, header.api_key, header.api_version, header.client_id or "", self.peer, self._owner.node_id
+        )
+        dispatcher.handle(context, request)
 
-    def _log_in(self, login: Login, header: RequestHeader, request: Message) -> None:
-        if header.api_key not in LOGIN_APIS:
+    def _authenticate(self, authenticator: SaslAuthenticator, header: RequestHeader, request: Message) -> None:
+        if header.api_key not in SASL_APIS:
             raise RemoteProtocolError(
-                f"request of API {header.api_key} comes before the client has said who it is; set "
-                "security.protocol=SASL_PLAINTEXT, sasl.mechanism, user name and password there"
+                f"API {header.api_key} requested before authentication. Set security.protocol=SASL_PLAINTEXT, "
+                "sasl.mechanism, user name and password in the client."
             )
         assert self._transport is not None
-        self._transport.write(encode_response(login.answer(request), header.api_version, header.correlation_id))
-        if login.failed:
-            self._host.broker.report(f"connection from {self.peer} is refused: {login.failed}")
+        is_handshake = header.api_key == ApiKey.SASL_HANDSHAKE
+        response = authenticator.handshake(request) if is_handshake else authenticator.authenticate(request)
+        self._transport.write(encode_response(response, header.api_version, header.correlation_id))
+        if authenticator.failure:
+            self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")
             self._buffer.clear()
-            self._transport.close()  # once the client was told why
+            self._transport.close()  # after the error response is sent
 
     def _limit_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        held_up = self._token is not None or self._write_full
-        full = held_up and len(self._buffer) > _READ_AHEAD_BYTES
-        if full and not self._reading_paused:
+        is_blocked = self._token is not None or self._is_write_buffer_full
+        is_full = is_blocked and len(self._buffer) > _READ_AHEAD_BYTES
+        if is_full and not self._is_reading_paused:
             self._transport.pause_reading()
-        elif not full and self._reading_paused:
+        elif not is_full and self._is_reading_paused:
             self._transport.resume_reading()
-        self._reading_paused = full
+        self._is_reading_paused = is_full

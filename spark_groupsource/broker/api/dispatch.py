@@ -1,0 +1,43 @@
+"""Dispatch of decoded requests to their handlers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple
+
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, SendResponse
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.messages import ApiMessage
+
+# each handler takes the request class of its API, so the request is Any here
+Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction"]
+
+
+class ServedApi(NamedTuple):
+    """The served versions of one API and its handler.
+
+    Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.3; empty if it is Kafka's.
+    """
+
+    min_version: int
+    max_version: int
+    handler: Handler
+    note: str = ""
+
+
+class RequestDispatcher:
+    """Calls the handler of each request and sends the response that it returns."""
+
+    def __init__(self, broker: Broker, served: Mapping[ApiKey, ServedApi], send: SendResponse) -> None:
+        # keyed by int: requests of unknown APIs are looked up too
+        self.served: Mapping[int, ServedApi] = {int(key): api for key, api in served.items()}
+        self._broker = broker
+        self._send = send
+
+    def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
+        """Handles a request of a served API and version."""
+        response = self.served[context.api_key].handler(self._broker, context, request)
+        if response is ResponseAction.NO_RESPONSE:
+            self._send(context.token, None)
+        elif response is not ResponseAction.DELAYED:
+            self._send(context.token, response)

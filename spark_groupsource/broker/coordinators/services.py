@@ -1,0 +1,32 @@
+"""Interfaces that the coordinators use of the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Mapping
+
+from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.running_nodes import RunningNodes
+from spark_groupsource.clock import Clock
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.timers import Timers
+
+
+@dataclass(frozen=True)
+class CoordinatorServices:
+    """Logs, leaders and timers for a coordinator.
+
+    Attributes: `create_topic`, creates a topic (name, partition count, settings) and elects its leaders, raises
+    ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches.
+    """
+
+    partitions: Partitions
+    leaders: Leaders
+    nodes: RunningNodes
+    timers: Timers
+    clock: Clock
+    create_topic: Callable[[str, int, Mapping[str, "str | None"]], object]
+    on_append: Callable[[TopicPartition, int], None]
+    report: Report

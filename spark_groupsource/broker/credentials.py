@@ -1,0 +1,167 @@
+"""SASL credentials: PLAIN users from the configuration, SCRAM users from the data directory.
+
+Kafka stores SCRAM credentials in its cluster metadata; this broker stores them as salted hashes in
+``scram-credentials.json``. AlterUserScramCredentials changes them, and ``--add-scram`` adds the first user, as
+``kafka-storage format --add-scram`` does.
+
+Source: KIP-554 (requests), KIP-900 (``--add-scram``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Iterable, Mapping, Sequence
+
+from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.errors import ConfigurationError, StorageError
+from spark_groupsource.storage.files import replace_file
+from spark_groupsource.wire.sasl_server import (
+    MAX_ITERATIONS,
+    MECHANISMS,
+    MIN_ITERATIONS,
+    PLAIN,
+    SCRAM_HASHES,
+    PlainSaslServer,
+    SaslServer,
+    ScramCredential,
+    ScramSaslServer,
+    salted_password,
+    scram_credential,
+)
+
+_FILE = "scram-credentials.json"
+_JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
+_JAAS_USER = re.compile(r'user_([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]+)')
+_ADD_SCRAM = re.compile(r"([A-Z0-9-]+)=\[(.*)\]")
+
+
+class CredentialStore:
+    """The users of one broker. `mechanisms`: enabled SASL mechanisms; without one, clients do not authenticate.
+
+    Raises: ConfigurationError.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.mechanisms = _mechanisms(config.sasl_enabled_mechanisms)
+        self._passwords = _plain_users(config.sasl_plain_jaas_config) if PLAIN in self.mechanisms else {}
+        self._scram: dict[str, dict[str, ScramCredential]] = {}
+        self._path: Path | None = None
+
+    def open(self, directory: Path, added: Iterable[str] = ()) -> None:
+        """Reads the credentials of `directory`; adds the users `added`, in the format of ``--add-scram``.
+
+        Raises: StorageError; ConfigurationError.
+        """
+        self._path = directory / _FILE
+        if self._path.exists():
+            self._read(self._path)
+        for text in added:
+            user, mechanism, credential = _parse_added(text)
+            self.put(user, mechanism, credential)
+
+    def new_exchange(self, mechanism: str) -> SaslServer:
+        """Creates the server side of one SASL exchange."""
+        if mechanism == PLAIN:
+            return PlainSaslServer(self._passwords.get)
+        nonce = secrets.token_urlsafe(24)
+        return ScramSaslServer(mechanism, lambda user: self._scram.get(user, {}).get(mechanism), nonce)
+
+    # --- SCRAM users ---
+
+    @property
+    def scram_users(self) -> Mapping[str, Mapping[str, ScramCredential]]:
+        """Credential by user and mechanism."""
+        return self._scram
+
+    def put(self, user: str, mechanism: str, credential: ScramCredential) -> None:
+        """Stores a user's credential; replaces the previous one. Raises: StorageError."""
+        self._write({**self._scram, user: {**self._scram.get(user, {}), mechanism: credential}})
+
+    def remove(self, user: str, mechanism: str) -> None:
+        """Removes a credential, which must exist. Raises: StorageError."""
+        kept = {name: value for name, value in self._scram[user].items() if name != mechanism}
+        rest = {name: value for name, value in self._scram.items() if name != user}
+        self._write({**rest, user: kept} if kept else rest)
+
+    def _read(self, path: Path) -> None:
+        try:
+            for user, kept in json.loads(path.read_bytes())["users"].items():
+                self._scram[user] = {
+                    mechanism: ScramCredential(
+                        b64decode(each["salt"]), int(each["iterations"]),
+                        b64decode(each["stored_key"]), b64decode(each["server_key"]),
+                    )
+                    for mechanism, each in kept.items()
+                }  # fmt: skip
+        except OSError as error:
+            raise StorageError(f"Reading {path} failed: {error.strerror}. Check its permissions.") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"File {path} is corrupt: {error!r}. Restore it from a backup or remove it.") from error
+
+    def _write(self, users: dict[str, dict[str, ScramCredential]]) -> None:
+        assert self._path is not None, "open must be called first"
+        kept = {
+            user: {
+                mechanism: {
+                    "iterations": each.iterations,
+                    "salt": b64encode(each.salt).decode(),
+                    "stored_key": b64encode(each.stored_key).decode(),
+                    "server_key": b64encode(each.server_key).decode(),
+                }
+                for mechanism, each in credentials.items()
+            }
+            for user, credentials in users.items()
+        }
+        replace_file(self._path, json.dumps({"version": 1, "users": kept}).encode())
+        self._path.chmod(0o600)
+        self._scram = users
+
+
+def _mechanisms(setting: Sequence[str]) -> tuple[str, ...]:
+    named = tuple(each for each in setting if each)
+    for each in named:
+        if each not in MECHANISMS:
+            supported = ", ".join(MECHANISMS)
+            text = f"Setting sasl.enabled.mechanisms must list mechanisms of {supported}, got {each!r}."
+            raise ConfigurationError(text)
+    return named
+
+
+def _plain_users(jaas: str) -> dict[str, str]:
+    """Parses ``... required user_alice="..." user_bob="...";`` into passwords by user."""
+    users = {
+        name: re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
+        for name, value in _JAAS_USER.findall(jaas)
+    }
+    if not users:
+        raise ConfigurationError(
+            f"Setting sasl.enabled.mechanisms contains PLAIN, but {_JAAS} defines no user. Set it to "
+            '\'org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD";\'.'
+        )
+    return users
+
+
+def _parse_added(text: str) -> tuple[str, str, ScramCredential]:
+    """Parses ``SCRAM-SHA-256=[name=alice,password=...,iterations=4096]`` (iterations are optional)."""
+    found = _ADD_SCRAM.fullmatch(text.strip())
+    values = dict(part.partition("=")[::2] for part in found[2].split(",")) if found else {}
+    mechanism = found[1] if found else ""
+    iterations = values.get("iterations", str(MIN_ITERATIONS))
+    known = mechanism in SCRAM_HASHES and set(values) <= {"name", "password", "iterations"}
+    if not known or not values.get("name") or not values.get("password") or not iterations.isdigit():
+        mechanisms = " or ".join(SCRAM_HASHES)
+        raise ConfigurationError(
+            f"Option --add-scram must be MECHANISM=[name=USER,password=PASSWORD] or the same with iterations=N, where "
+            f"MECHANISM is {mechanisms}."
+        )
+    if not MIN_ITERATIONS <= int(iterations) <= MAX_ITERATIONS:
+        raise ConfigurationError(
+            f"Option --add-scram must have iterations from {MIN_ITERATIONS} to {MAX_ITERATIONS}, got {iterations}."
+        )
+    salt = secrets.token_bytes(24)
+    salted = salted_password(mechanism, values["password"], salt, int(iterations))
+    return values["name"], mechanism, scram_credential(mechanism, salted, salt, int(iterations))

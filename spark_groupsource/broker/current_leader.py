@@ -1,0 +1,41 @@
+"""Current leader and its endpoint in error responses of Fetch and Produce (KIP-951).
+
+The client sends its next request to the new leader without a metadata request in between.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.running_nodes import RunningNodes
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.messages import Message
+
+_LEADER_CHANGED = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+
+
+def add_current_leaders(
+    response: Message,
+    failed: Iterable[tuple[TopicPartition, Message]],
+    leaders: Leaders,
+    nodes: RunningNodes,
+) -> None:
+    """Adds the current leader to each partition of `failed` whose leader has changed, and its endpoint to `response`.
+
+    `response` is a Fetch response of version 16 or later, or a Produce response (older versions do not encode the
+    fields).
+    """
+    leader_ids = set()
+    for topic_partition, entry in failed:
+        if entry.error_code in _LEADER_CHANGED:
+            leader = leaders.leader(topic_partition)
+            entry.current_leader = type(entry).LeaderIdAndEpoch(leader_id=leader.node_id, leader_epoch=leader.epoch)
+            leader_ids.add(leader.node_id)
+    if leader_ids:
+        response.node_endpoints = [
+            type(response).NodeEndpoint(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in nodes
+            if node.node_id in leader_ids
+        ]

@@ -1,0 +1,71 @@
+"""Periodic maintenance of all partitions: retention and expiration of producer ids."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable
+
+from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.clock import Clock
+from spark_groupsource.errors import ApiError, StorageError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.timers import Timers
+
+
+class LogMaintenance:
+    """Deletes expired segments and forgets idle producers at the configured intervals.
+
+    Args: `config` returns the effective configuration, parts of which change at run time; `on_truncate` is called with
+    partitions whose log start has moved.
+
+    Source: Kafka `LogManager.cleanupLogs`, `ProducerStateManager.removeExpiredProducers`.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        timers: Timers,
+        clock: Clock,
+        config: Callable[[], BrokerConfig],
+        on_truncate: Callable[[Iterable[TopicPartition]], None],
+        report: Report,
+    ) -> None:
+        self._partitions = partitions
+        self._retention_timer = timers.timer(self._apply_retention)
+        self._producer_timer = timers.timer(self._expire_producers)
+        self._clock = clock
+        self._config = config
+        self._on_truncate = on_truncate
+        self._report = report
+
+    def start(self) -> None:
+        """Starts the timers."""
+        config, now_ms = self._config(), self._clock.now_ms()
+        self._retention_timer.set(now_ms + config.log_retention_check_interval_ms)
+        self._producer_timer.set(now_ms + config.producer_id_expiration_check_interval_ms)
+
+    def _expire_producers(self) -> None:
+        config = self._config()
+        for partition in self._partitions:
+            partition.expire_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
+        self._producer_timer.set(self._clock.now_ms() + config.producer_id_expiration_check_interval_ms)
+
+    def _apply_retention(self) -> None:
+        for partition in self._partitions:
+            if partition.offline:
+                continue
+            try:
+                self._delete_expired(partition)
+            except (ApiError, StorageError) as error:
+                self._report(f"[partition={partition.topic_partition}] Deleting expired segments failed: {error}")
+        self._retention_timer.set(self._clock.now_ms() + self._config().log_retention_check_interval_ms)
+
+    def _delete_expired(self, partition: Partition) -> None:
+        limit = partition.log.expired_before(self._clock.timestamp_ms())
+        if limit > partition.log.log_start_offset:
+            if limit == partition.log.log_end_offset:
+                partition.log.roll()  # the active segment has expired too
+            self._partitions.delete_records(partition.topic_partition, limit)
+            self._on_truncate([partition.topic_partition])
