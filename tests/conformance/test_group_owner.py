@@ -235,13 +235,16 @@ def test_partitions_of_a_member_that_was_thrown_out_are_lost(code: ErrorCode, se
 
 
 @pytest.mark.conformance("CC-031")
-def test_assignment_that_does_not_fit_the_subscription_is_dropped() -> None:
-    bench = Bench()
+@BOTH
+def test_assignment_that_does_not_match_the_subscription_is_dropped_and_the_member_rejoins(settings: Any) -> None:
+    bench = Bench(**settings)
     bench.script.leads = False
     bench.script.once("SyncGroup", lambda request: bench.script.sync_answer(request, encode_assignment(ASSIGNED_U)))
     assert bench.settle().partitions == (T0, T1)
     assert len(bench.script.of("SyncGroup")) == 2 and bench.told == [("assigned", (T0, T1))]
+    assert [subscription.topics for subscription in subscriptions(bench)[-2:]] == [("t",), ("t",)]
     assert bench.script.of("JoinGroup")[-1].reason == "received assignment does not match the current subscription"
+    assert not bench.member.rejoin_needed and bench.member.generation.generation_id == 2
 
 
 ASSIGNED_U = Assignment((U0,))
@@ -352,10 +355,23 @@ def test_cooperative_sticky_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.conformance("CC-006")
 @pytest.mark.parametrize(
     "names, cooperative",
-    [(("cooperative-sticky",), True), (("range", "cooperative-sticky"), False), (("range", "sticky"), False)],
+    [
+        (("cooperative-sticky",), True),
+        (("range", "cooperative-sticky"), False),
+        (("range", f"{__name__}:Moving"), False),
+        (("range", "sticky"), False),
+    ],
 )
-def test_one_eager_assignor_makes_the_member_eager(names: tuple[str, ...], cooperative: bool) -> None:
-    assert Bench(assignors=names).member.config.cooperative is cooperative
+def test_rebalance_protocol_is_the_highest_of_all_assignors(names: tuple[str, ...], cooperative: bool) -> None:
+    bench = joined(assignors=names)
+    assert bench.member.config.cooperative is cooperative
+    bench.member.request_rejoin("a test")
+    bench.settle()
+    owned = subscriptions(bench)[-1].owned_partitions
+    if cooperative:
+        assert (owned, bench.told) == ((T0, T1), [("assigned", ())]), "the member keeps its partitions while it rejoins"
+    else:
+        assert (owned, bench.told) == ((), [("revoked", (T0, T1)), ("assigned", (T0, T1))])
 
 
 def skipping(bench: Bench) -> Any:

@@ -128,7 +128,31 @@ def test_commit_of_a_member_that_is_out_says_so_and_resets(code: ErrorCode, left
     assert bench.told == [("lost", (T0, T1))]
 
 
+def after_reset(bench: Bench, code: ErrorCode) -> Any:
+    """A commit whose response arrives after a heartbeat response has reset the member's generation."""
+
+    def step(request: Any) -> Any:
+        bench.script.once("Heartbeat", code)
+        bench.beat()
+        return bench.script._OffsetCommit(request, code)
+
+    return step
+
+
 @pytest.mark.conformance("CC-105", "CC-107")
+@pytest.mark.parametrize(
+    "code, left",
+    [(ErrorCode.ILLEGAL_GENERATION, Generation(-1, "m1", None)), (ErrorCode.UNKNOWN_MEMBER_ID, Generation())],
+)
+def test_commit_fails_if_the_generation_was_reset_meanwhile(code: ErrorCode, left: Generation) -> None:
+    bench = joined()
+    bench.script.once("OffsetCommit", after_reset(bench, code))
+    with pytest.raises(GenerationMismatchError, match=code.name):
+        bench.client.commit(AT_5)
+    assert commits(bench) == [(1, "m1", None)], "the commit is not retried"
+    assert bench.member.generation == left and bench.client.rejoin_needed
+
+
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
 def test_commit_of_a_member_that_knows_it_is_out_is_not_sent(code: ErrorCode) -> None:
     bench = joined()

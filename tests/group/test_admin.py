@@ -9,6 +9,7 @@ from group_invariants import promised
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext
+from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
@@ -296,7 +297,17 @@ def test_unloading_answers_parked_joins(context: GroupContext) -> None:
     assert context.heartbeat(silent.member_id, 1) is ErrorCode.NOT_COORDINATOR
 
 
-@pytest.mark.conformance("JM-134", "ST-072", "SM-016")
+@pytest.mark.conformance("SM-016")
+def test_unloading_removes_groups_and_offsets(context: GroupContext) -> None:
+    (member,) = context.stable()
+    context.commit(5, member.member_id, 1)
+    assert list(context.shard.groups) == [GROUP] and list(context.shard.store.offsets) == [GROUP]
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
+    assert context.shard.groups == {} and context.shard.store == GroupStore()
+    assert context.heartbeat(member.member_id, 1) is ErrorCode.NOT_COORDINATOR
+
+
+@pytest.mark.conformance("JM-134", "ST-072")
 def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
     _, *followers = context.completing(3)
     parked = [context.sync(follower.member_id, 1) for follower in followers]

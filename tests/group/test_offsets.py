@@ -10,6 +10,7 @@ from group_context import CONFIG, GROUP, GroupContext, subscribing
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetFetchRequest
 
 NONE = [ErrorCode.NONE]
@@ -48,7 +49,7 @@ def test_dead_group(context: GroupContext) -> None:
     assert context.commit(1, "member", 1) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
 
 
-@pytest.mark.conformance("SM-041", "SM-036")
+@pytest.mark.conformance("SM-041")
 def test_partition_not_owned(context: GroupContext) -> None:
     context.shard.on_unloaded(context.clock.instant())
     assert context.commit(1) == [ErrorCode.NOT_COORDINATOR]
@@ -126,9 +127,16 @@ def test_offset_metadata_and_epoch_are_returned(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("MI-008")
-def test_null_metadata_is_stored_as_empty(context: GroupContext) -> None:
-    context.commit(1, metadata=None)
-    assert context.shard.store.offsets[GROUP][TP].metadata == ""
+def test_stored_offset_has_the_fields_of_the_request_and_the_time_of_the_commit(context: GroupContext) -> None:
+    context.clock.advance_ms(7)
+    now = context.clock.timestamp_ms()
+    context.commit(100, metadata=None)
+    assert context.shard.store.offsets[GROUP][TP] == OffsetValue(100, -1, "", now, -1)
+    context.clock.advance_ms(3)
+    context.commit(100, metadata="hello", leader_epoch=10)
+    assert context.shard.store.offsets[GROUP][TP] == OffsetValue(100, 10, "hello", now + 3, -1)
+    context.commit(100, metadata="hello", retention_ms=5_678, version=4)
+    assert context.shard.store.offsets[GROUP][TP] == OffsetValue(100, -1, "hello", now + 3, now + 3 + 5_678)
 
 
 @pytest.mark.conformance("OM-009", "SM-057", "MI-008")

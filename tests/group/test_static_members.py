@@ -93,7 +93,20 @@ def test_every_return_gets_a_fresh_member_id(context: GroupContext) -> None:
     assert len(context.group().members) == 2
 
 
-# --- two claimants at once
+@pytest.mark.conformance("JM-046")
+def test_replacing_the_only_member_while_completing_starts_the_next_generation_at_once(context: GroupContext) -> None:
+    (member,) = context.completing(instances=[LEADER])
+    records = len(context.log)
+    replacement = context.join(instance=LEADER)
+    assert not replacement.parked and replacement.error is ErrorCode.NONE
+    assert replacement.member_id != member.member_id
+    assert (replacement.response.generation_id, context.group().generation_id) == (2, 2)
+    assert context.state() is COMPLETING_REBALANCE
+    assert list(context.group().members) == [replacement.member_id]
+    assert len(context.log) == records
+
+
+# --- two processes with the same group.instance.id
 
 
 @pytest.mark.conformance("JM-029")
@@ -117,7 +130,7 @@ def test_a_duplicate_fences_a_parked_join(context: GroupContext) -> None:
     assert context.state() is PREPARING_REBALANCE
 
 
-@pytest.mark.conformance("GC-030", "JM-051", "JM-046")
+@pytest.mark.conformance("GC-030", "JM-051")
 def test_a_duplicate_fences_a_parked_sync_and_begins_again(context: GroupContext) -> None:
     leader, follower = pair(context)
     rejoined = context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])

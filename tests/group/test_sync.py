@@ -182,9 +182,30 @@ def test_a_leader_that_syncs_twice_is_answered_once_for_each(context: GroupConte
 # --- a store that fails
 
 
+@pytest.mark.conformance("SM-036")
+def test_assignment_is_not_stored_after_the_coordinator_has_moved(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    waiting = context.sync(follower.member_id, 1)
+    records = list(context.log)
+    context.settle(context.shard.on_unloaded(context.clock.instant()))
+    late = context.sync(leader.member_id, 1, {leader.member_id: b"1", follower.member_id: b"2"})
+    assert waiting.error is late.error is ErrorCode.NOT_COORDINATOR
+    assert (waiting.response.assignment, late.response.assignment) == (b"", b"")
+    assert context.log == records
+
+
+@pytest.mark.conformance("SM-034")
+def test_stored_assignment_is_answered_without_error(context: GroupContext) -> None:
+    leader, follower = context.completing(2)
+    waiting = context.sync(follower.member_id, 1)
+    own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
+    assert waiting.error is own.error is ErrorCode.NONE
+    assert waiting.response.assignment == b"two" and context.state() is STABLE
+
+
 @pytest.mark.conformance("JM-080", "JM-047", "SM-034")
 @pytest.mark.parametrize(
-    "append_error, told",
+    "append_error, answered",
     [
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -195,14 +216,17 @@ def test_a_leader_that_syncs_twice_is_answered_once_for_each(context: GroupConte
         (ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
         (ErrorCode.INVALID_FETCH_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR),
         (ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_MESSAGE),
+        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
     ],
 )
-def test_an_assignment_that_cannot_be_stored(context: GroupContext, append_error: ErrorCode, told: ErrorCode) -> None:
+def test_an_assignment_that_cannot_be_stored(
+    context: GroupContext, append_error: ErrorCode, answered: ErrorCode
+) -> None:
     leader, follower = context.completing(2)
     parked = context.sync(follower.member_id, 1)
     context.append_error = append_error
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert parked.error is own.error is told
+    assert parked.error is own.error is answered
     assert own.response.assignment == b""
     assert context.state() is PREPARING_REBALANCE
     context.append_error = None
