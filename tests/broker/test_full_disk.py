@@ -7,13 +7,15 @@ import os
 import resource
 
 import pytest
-from broker_context import BrokerProcess, RawConnection, batch, create_topic, fetch, fetched_values, metadata, produce
+from broker_context import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
+from support.partition_logs import batch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import files as files_module
+from spark_groupsource.storage import segment as segment_module
 from spark_groupsource.storage import swap as swap_module
 
 
@@ -133,3 +135,49 @@ def test_a_bad_sector_is_told_where_it_is_and_others_are_served(tmp_path, monkey
         assert fetched_values(fetch(connection, "other", 0)) == [b"a"]
         monkeypatch.undo()
         assert fetched_values(fetch(connection, "t", 0)) == [b"a"]
+
+
+def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypatch):
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        assert produce(connection, "t", batch(b"a")).base_offset == 0
+        whole = segment_module.write_exactly
+
+        def half(descriptor, data, position):
+            whole(descriptor, memoryview(data)[: len(data) // 2], position)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(segment_module, "write_exactly", half)
+        answer = produce(connection, "t", batch(b"b"))
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "No space left on device; free space" in answer.error_message
+        assert metadata(connection, "t").topics[0].error_code == 0
+        monkeypatch.undo()
+        assert produce(connection, "t", batch(b"c")).base_offset == 1
+        assert fetched_values(fetch(connection, "t", 0)) == [b"a", b"c"]
+    with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert fetched_values(fetch(connection, "t", 0)) == [b"a", b"c"]
+
+
+def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(segment_module, "sync_data", flushed.append)
+    config = {"log.flush.interval.messages": "1"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        for number in range(3):
+            assert produce(connection, "t", batch(b"%d" % number)).base_offset == number
+            assert len(flushed) == number + 1
+
+        def fail(descriptor):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(segment_module, "sync_data", fail)
+        assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        monkeypatch.undo()
+        # what is on the disk now is anyone's guess, so nothing more is taken until a restart has looked
+        assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert any("t-0 is offline" in line and "Input/output error" in line for line in broker.reports)
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert produce(connection, "t", batch(b"y")).error_code == 0
+        assert fetched_values(fetch(connection, "t", 0))[:3] == [b"0", b"1", b"2"]

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import pytest
 from broker_context import (
     RawConnection,
-    batch,
     create_topic,
     fetch,
     fetch_request,
@@ -17,6 +16,7 @@ from broker_context import (
     produce,
     produce_request,
 )
+from support.partition_logs import batch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.leaders import Leader, Leaders

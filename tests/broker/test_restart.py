@@ -5,18 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from broker_context import (
-    BrokerProcess,
-    RawConnection,
-    batch,
-    create_topic,
-    fetch,
-    fetched_values,
-    metadata,
-    produce,
-)
+from broker_context import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
+from support.partition_logs import batch
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError

@@ -5,20 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from broker_context import (
-    BrokerProcess,
-    RawConnection,
-    append,
-    batch,
-    create_topic,
-    fetch,
-    open_log,
-    produce,
-)
+from broker_context import BrokerProcess, RawConnection, create_topic, fetch, produce
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from real_kafka import ToolRun
 from support.java_tools import JavaTools
+from support.partition_logs import batch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
@@ -27,7 +19,6 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.topic_config import TopicConfig
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
     DeleteRecordsRequest,
@@ -101,20 +92,6 @@ def passes(broker):
 
 
 # --- rolling and retention ---
-
-
-def test_a_segment_rolls_when_it_spans_too_much_time(tmp_path):
-    config = TopicConfig(segment_ms=1_000)
-    log, _ = open_log(tmp_path / "t-0", config=config)
-    for stamp in (5_000, 5_500, 6_000, 6_001, 6_900, 7_001):
-        append(log, batch(b"x", timestamp_ms=stamp))
-    assert [segment.base_offset for segment in log.segments] == [0, 3]
-    log.close()
-    log, _ = open_log(tmp_path / "t-0", config=config, clean_end=6)
-    append(log, batch(b"x", timestamp_ms=7_002))
-    assert [segment.base_offset for segment in log.segments] == [0, 3, 6]
-    compacted = TopicConfig(segment_ms=1_000, max_compaction_lag_ms=10, cleanup_policy="compact")
-    assert (compacted.roll_ms, TopicConfig(max_compaction_lag_ms=10).roll_ms) == (10, 604_800_000)
 
 
 def test_old_records_go_by_themselves_and_the_active_segment_with_them(tmp_path):

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from broker_context import append, batch, open_log, values_from
+from support.partition_logs import append, batch, fill, logs, open_log, values_from
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.decode import decode_records
@@ -19,19 +19,6 @@ SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "t-0"
-
-
-def fill(log, batches: int = 30, size: int = 3) -> list[tuple[int, bytes]]:
-    stored = []
-    for number in range(batches):
-        values = [b"value %d of batch %d" % (item, number) for item in range(size)]
-        base = append(log, batch(*values, timestamp_ms=1_000 + 10 * number))
-        stored += [(base + item, value) for item, value in enumerate(values)]
-    return stored
-
-
-def logs(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.log"))
 
 
 def test_offsets_count_up_and_every_record_comes_back(directory):
@@ -135,7 +122,7 @@ def test_old_segments_and_those_that_are_too_many_expire(directory):
 
 
 def test_a_compacted_topic_does_not_expire(directory):
-    log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy="compact"))
+    log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy=("compact",)))
     fill(log)
     assert log.expired_before(10**15) == 0
 
@@ -310,3 +297,51 @@ def test_a_file_that_ends_early_is_named(directory):
     logs(directory)[0].write_bytes(b"")
     with pytest.raises(StorageError, match="ends at byte 0"):
         log.read(0, 1000)
+
+
+def test_segments_that_vanished_are_named(tmp_path):
+    config = TopicConfig(segment_bytes=1024)
+    log, _ = open_log(tmp_path / "t-0", config=config)
+    stored = fill(log)
+    log.close()
+    first, second, third, *_ = logs(tmp_path / "t-0")
+    first.unlink()
+    log, reports = open_log(tmp_path / "t-0", config=config, clean_end=90)
+    assert f"begins at offset {int(second.stem)}, t-0 should begin at 0" in reports[0]
+    assert values_from(log, int(second.stem)) == stored[int(second.stem) :]
+    log.close()
+    third.unlink()
+    log, reports = open_log(tmp_path / "t-0", config=config, clean_end=90)
+    with pytest.raises(CorruptRecordError, match=f"readable up to offset {int(third.stem)}"):
+        values_from(log, int(second.stem))
+
+
+def test_a_file_that_became_shorter_since_a_clean_stop_is_damage(tmp_path):
+    log, _ = open_log(tmp_path / "t-0")
+    fill(log, batches=3)
+    log.close()
+    (path,) = logs(tmp_path / "t-0")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])  # a third is one batch
+    log, reports = open_log(tmp_path / "t-0", clean_end=9)
+    assert "ends before what was stored" in reports[0]
+    with pytest.raises(StorageError, match="takes no records"):
+        append(log, batch(b"x"))
+    with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
+        values_from(log, 0)
+    assert log.log_end_offset == 9
+    log.delete_records(9)
+    assert append(log, batch(b"x")) == 9
+
+
+def test_a_segment_rolls_when_it_spans_too_much_time(tmp_path):
+    config = TopicConfig(segment_ms=1_000)
+    log, _ = open_log(tmp_path / "t-0", config=config)
+    for stamp in (5_000, 5_500, 6_000, 6_001, 6_900, 7_001):
+        append(log, batch(b"x", timestamp_ms=stamp))
+    assert [segment.base_offset for segment in log.segments] == [0, 3]
+    log.close()
+    log, _ = open_log(tmp_path / "t-0", config=config, clean_end=6)
+    append(log, batch(b"x", timestamp_ms=7_002))
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 6]
+    compacted = TopicConfig(segment_ms=1_000, max_compaction_lag_ms=10, cleanup_policy=("compact",))
+    assert (compacted.roll_ms, TopicConfig(max_compaction_lag_ms=10).roll_ms) == (10, 604_800_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from broker_context import batch, values_from
+from support.partition_logs import batch, values_from
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from broker_context import append, open_log, values_from
+from support.partition_logs import append, open_log, values_from
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.decode import decode_records
@@ -24,7 +24,9 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.swap import CleanedSegment, swap_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
-COMPACT = TopicConfig(segment_bytes=1024, index_interval_bytes=100, cleanup_policy="compact", delete_retention_ms=1000)
+COMPACT = TopicConfig(
+    segment_bytes=1024, index_interval_bytes=100, cleanup_policy=("compact",), delete_retention_ms=1000
+)
 
 
 class Store:
@@ -142,7 +144,7 @@ def test_tombstones_go_when_their_time_is_over(tmp_path):
 
 
 def test_what_is_young_is_left_alone(tmp_path):
-    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", min_compaction_lag_ms=1_000))
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), min_compaction_lag_ms=1_000))
     for stamp in (1_000, 2_000, 3_000):
         store.append((b"k", b"%d" % stamp), timestamp_ms=stamp)
         store.log.roll()
@@ -153,7 +155,7 @@ def test_what_is_young_is_left_alone(tmp_path):
 
 
 def test_how_much_is_new_and_what_is_overdue(tmp_path):
-    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", max_compaction_lag_ms=5_000))
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), max_compaction_lag_ms=5_000))
     for _ in range(4):
         store.append((b"k", b"x" * 1000))
         store.log.roll()
@@ -517,7 +519,7 @@ def test_long_keys_are_told_apart():
 
 
 def test_values_read_across_a_segment_that_is_all_gap(tmp_path):
-    store = Store(tmp_path, TopicConfig(cleanup_policy="compact", segment_bytes=1024, max_message_bytes=5000))
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), segment_bytes=1024, max_message_bytes=5000))
     for number in range(6):
         store.append((b"k", b"%d" % number * 600))
         store.log.roll()

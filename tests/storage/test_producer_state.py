@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from broker_context import batch
+from support.partition_logs import batch
 
-from spark_groupsource.broker.config import broker_config
-from spark_groupsource.broker.node import Broker
-from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
-from spark_groupsource.model import Node
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.producer_state import ProducerStates, SequenceError
 
 
@@ -68,27 +63,6 @@ def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
     states.expire(1_500)
     assert len(states) == 0
     assert states.check(old) is None  # known no more, so it is taken again
-
-
-def test_the_broker_forgets_by_its_clock(tmp_path):
-    config = broker_config({"producer.id.expiration.ms": "5000", "producer.id.expiration.check.interval.ms": "1"})
-    clock = ManualClock()
-    broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line: None)
-    broker.start()
-    broker.node_started(Node(1, "127.0.0.1", 9092))
-    broker.create_topic("t", 1, {})
-    partition = broker.partitions.partition("t", 0)
-    now = clock.timestamp_ms()
-    partition.append(batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0, timestamp_ms=now), now)
-
-    def known_after(waited_ms: int) -> list[int]:
-        clock.advance_ms(waited_ms)
-        broker.run_timers()
-        return list(partition.last_offsets())
-
-    assert known_after(4_999) == [7]
-    assert known_after(1) == []
-    broker.stop()
 
 
 def test_a_new_epoch_begins_at_0_and_ends_the_old_one():

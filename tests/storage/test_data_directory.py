@@ -1,0 +1,89 @@
+"""The data directory: its lock, its catalogue, and what a crash between two steps leaves."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from spark_groupsource.errors import StorageError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
+
+
+def opened(path) -> DataDirectory:
+    data = DataDirectory(path)
+    data.open(1)
+    return data
+
+
+def test_topics_ids_and_log_starts_are_kept(tmp_path):
+    data = opened(tmp_path)
+    entry = TopicEntry("t", uuid.uuid4(), 3, {"retention.ms": "5"})
+    data.put_topic(entry)
+    data.set_log_start(TopicPartition("t", 1), 42)
+    cluster_id = data.cluster_id
+    data.close({TopicPartition("t", 0): 7})
+    data = opened(tmp_path)
+    assert (data.topics, data.cluster_id) == ({"t": entry}, cluster_id)
+    assert data.log_starts == {TopicPartition("t", 1): 42}
+    assert data.clean_end_offset(TopicPartition("t", 0)) == 7
+    data.close(None)
+    data = opened(tmp_path)
+    assert data.clean_end_offset(TopicPartition("t", 0)) is None  # there was no clean stop in between
+    data.close(None)
+
+
+def test_the_log_starts_are_kept_in_kafkas_format(tmp_path):
+    data = opened(tmp_path)
+    data.set_log_start(TopicPartition("t", 1), 42)
+    data.set_log_start(TopicPartition("a", 0), 1)
+    data.close(None)
+    assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n2\na 0 1\nt 1 42\n"
+
+
+def test_one_broker_at_a_time(tmp_path):
+    first = opened(tmp_path)
+    with pytest.raises(StorageError, match="is in use by another broker"):
+        opened(tmp_path)
+    first.close({})
+    opened(tmp_path).close(None)
+
+
+def test_another_node_is_refused(tmp_path):
+    opened(tmp_path).close({})
+    with pytest.raises(StorageError, match="is that of node 1, this broker is node 2; set node.id"):
+        DataDirectory(tmp_path).open(2)
+    opened(tmp_path).close({})  # and the lock is free again
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be used: .*; choose another"):
+        opened(tmp_path / "file" / "data")
+
+
+def test_a_crash_while_a_topic_is_deleted_is_made_good(tmp_path):
+    data = opened(tmp_path)
+    data.put_topic(TopicEntry("t", uuid.uuid4(), 2))
+    for number in range(2):
+        (tmp_path / f"t-{number}").mkdir()
+        (tmp_path / f"t-{number}" / "00000000000000000000.log").write_bytes(b"x")
+
+    def crash():
+        raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        data.remove_topic("t", crash)
+    data.close(None)
+    data = opened(tmp_path)
+    assert (data.topics, list(tmp_path.glob("t-*"))) == ({}, [])
+    data.close(None)
+
+
+def test_a_damaged_note_of_a_clean_stop_counts_as_a_crash(tmp_path):
+    opened(tmp_path).close({TopicPartition("t", 0): 7})
+    (tmp_path / "clean-shutdown.json").write_bytes(b"\0")
+    data = opened(tmp_path)
+    assert data.clean_end_offset(TopicPartition("t", 0)) is None
+    data.close(None)

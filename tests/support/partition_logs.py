@@ -1,0 +1,64 @@
+"""Record batches and partition logs for tests of storage and of the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.topic_config import TopicConfig
+
+
+def batch(*values: bytes, timestamp_ms: int = 1_000, **options) -> bytes:
+    """One batch of records without keys, stamped `timestamp_ms` and up."""
+    records = [Record(None, value, timestamp_ms + number) for number, value in enumerate(values)]
+    return encode_batch(records, **options)
+
+
+def append(log: PartitionLog, data: bytes) -> int:
+    (header,) = iter_batches(data)
+    return log.append(bytearray(data), header)
+
+
+def open_log(directory: Path, *, clean_end: int | None = None, config: TopicConfig | None = None, log_start: int = 0):
+    """The log in `directory`, made if there is none, and what it reports."""
+    reports: list[str] = []
+    files = FileCache()
+    log = PartitionLog(
+        directory, TopicPartition("t", 0), config or TopicConfig(), files, reports.append, log_start_offset=log_start
+    )
+    if directory.exists():
+        log.open(clean_end)
+    else:
+        log.create()
+    return log, reports
+
+
+def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
+    """(offset, value) of everything from `offset` to the end, or to damage, which is raised."""
+    found = []
+    while offset < log.log_end_offset:
+        data = log.read(offset, max_bytes)
+        for header in iter_batches(data):
+            for record in decode_records(data, header):
+                if record.offset >= offset:
+                    found.append((record.offset, record.value))
+            offset = header.next_offset
+    return found
+
+
+def fill(log, batches: int = 30, size: int = 3) -> list[tuple[int, bytes]]:
+    stored = []
+    for number in range(batches):
+        values = [b"value %d of batch %d" % (item, number) for item in range(size)]
+        base = append(log, batch(*values, timestamp_ms=1_000 + 10 * number))
+        stored += [(base + item, value) for item, value in enumerate(values)]
+    return stored
+
+
+def logs(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.log"))
