@@ -1,6 +1,6 @@
-"""The five codecs a record batch may be compressed with.
+"""Compression codecs of record batches.
 
-Knows bytes only. Sizes found in the data are never trusted: output grows as it is produced and stops at the bound.
+Sizes in the data are not trusted: the output grows as it is produced, up to a limit.
 
 Source: KIP-98 (record batch v2), KIP-57 (LZ4 framing), KIP-110 (zstd); snappy-java's `SnappyOutputStream` (xerial).
 """
@@ -17,67 +17,67 @@ import lz4.frame
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""Names of the codecs; the position is the number in a batch's attributes."""
+"""Names of the codecs; the index is the number in the attributes of a batch."""
 
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
-"""Bound of one decompressed batch: 256 times the largest batch a broker takes by default (message.max.bytes)."""
+"""Limit of one decompressed batch: 256 times the default of message.max.bytes."""
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER_BYTES = 16  # magic, version, lowest compatible version; Kafka's reader does not look at the versions
+_XERIAL_HEADER_BYTES = 16  # magic, version, lowest compatible version; Kafka's reader ignores the versions
 _LENGTH = struct.Struct(">i")
-# the densest snappy element is a copy: 3 bytes give at most 64
+# the snappy element with the highest ratio is a copy: 3 bytes for at most 64
 _SNAPPY_MAX_RATIO = 22
 _FIRST_CHUNK_BYTES = 64 * 1024
 _GZIP_SLICE_BYTES = 64 * 1024
-_BROKEN = (zlib.error, OSError, RuntimeError, ValueError, EOFError, MemoryError)
+_CODEC_ERRORS = (zlib.error, OSError, RuntimeError, ValueError, EOFError, MemoryError)
 
 
 def codec_number(name: str) -> int:
-    """The number of a codec named as in Kafka's `compression.type`.
+    """Returns the number of a codec of Kafka's `compression.type`.
 
-    Raises: ConfigurationError for another name.
+    Raises: ConfigurationError for an unknown name.
     """
     if name not in CODECS:
-        raise ConfigurationError(f"compression {name!r} is unknown; use one of {', '.join(CODECS)}")
+        raise ConfigurationError(f"Compression codec {name!r} is unknown. Use one of {', '.join(CODECS)}.")
     return CODECS.index(name)
 
 
 def compress(codec: int, data: bytes, level: int | None = None) -> bytes:
-    """`data` compressed so that every Kafka client can read it, at the codec's own `level` or its usual one.
+    """Compresses `data` for any Kafka client, at `level` or the default of the codec.
 
-    LZ4 blocks are independent: Kafka's Java reader refuses linked ones (`Lz4BlockInputStream`). Snappy is raw, which
-    both Java and librdkafka read. It has no levels, and neither has no compression.
+    LZ4 blocks are independent, because Kafka's Java reader rejects linked ones (`Lz4BlockInputStream`). Snappy is a raw
+    block, which Java and librdkafka read. Snappy and "none" ignore the level.
 
-    Raises: ConfigurationError for a codec number that does not exist.
+    Raises: ConfigurationError for an unknown codec number.
     """
     if not 0 <= codec < len(CODECS):
-        raise ConfigurationError(f"compression codec {codec} does not exist; use 0 to {len(CODECS) - 1}")
+        raise ConfigurationError(f"Compression codec {codec} does not exist. Use 0 to {len(CODECS) - 1}.")
     return _COMPRESS[codec](data, level)
 
 
 def decompress(codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """`data` decompressed; at most `max_bytes` are ever produced.
+    """Decompresses `data` to at most `max_bytes`.
 
-    Raises: CorruptRecordError when the data is truncated or damaged, the codec does not exist, or the output would
-    exceed `max_bytes`.
+    Raises: CorruptRecordError if the data is truncated or damaged, the codec is unknown, or the output exceeds
+    `max_bytes`.
     """
     if not 0 <= codec < len(CODECS):
-        raise CorruptRecordError(f"compression codec {codec} does not exist; known are {', '.join(CODECS)}")
+        raise CorruptRecordError(f"Compression codec {codec} does not exist. Known are {', '.join(CODECS)}.")
     try:
         return _DECOMPRESS[codec](data, max_bytes)
-    except _BROKEN as error:
+    except _CODEC_ERRORS as error:
         raise CorruptRecordError(
-            f"{len(data)} bytes of {CODECS[codec]} data do not decompress: {error}; the batch was damaged where it was "
-            "written or stored"
+            f"Cannot decompress {len(data)} bytes of {CODECS[codec]} data: {error}. The batch was damaged by its "
+            "producer or on disk."
         ) from error
 
 
 def _too_large(name: str, max_bytes: int) -> CorruptRecordError:
-    return CorruptRecordError(f"{name} data decompresses to more than the {max_bytes} bytes allowed for one batch")
+    return CorruptRecordError(f"Cannot decompress {name} data: the batch exceeds the limit of {max_bytes} bytes.")
 
 
 def _read_bounded(name: str, read: Callable[[int], bytes], compressed_bytes: int, max_bytes: int) -> bytes:
-    """Everything `read(n)` gives until it gives nothing; chunks grow so that the work stays linear."""
+    """Returns the output of `read(n)` up to its end. The chunk size grows, so that the number of chunks is bounded."""
     chunks: list[bytes] = []
     total = 0
     want = max(_FIRST_CHUNK_BYTES, 4 * compressed_bytes)
@@ -98,7 +98,7 @@ def _none(data: bytes | memoryview, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _stored(data: bytes, level: int | None) -> bytes:
+def _copy(data: bytes, level: int | None) -> bytes:
     return bytes(data)
 
 
@@ -112,17 +112,17 @@ def _gunzip(data: bytes | memoryview, max_bytes: int) -> bytes:
         nonlocal position, pending, member
         while True:
             if member.eof:
-                # members one after another read as one stream, as in java.util.zip.GZIPInputStream
+                # concatenated members are one stream, as in java.util.zip.GZIPInputStream
                 pending = member.unused_data
                 if (pending or bytes(view[position : position + 1]))[:1] != b"\x1f":
                     return b""
                 member = zlib.decompressobj(wbits=31)
             if not pending:
-                # fed in slices: zlib copies what it leaves over, which is costly with many small members
+                # input in slices: zlib copies the unused input, which is slow with many small members
                 pending = bytes(view[position : position + _GZIP_SLICE_BYTES])
                 position += len(pending)
                 if not pending:
-                    raise EOFError("the data ends inside a gzip member")
+                    raise EOFError("incomplete gzip member")
             chunk = member.decompress(pending, size)
             pending = member.unconsumed_tail
             if chunk:
@@ -144,15 +144,15 @@ def _unsnappy(data: bytes | memoryview, max_bytes: int) -> bytes:
     blocks: list[bytes] = []
     total = 0
     while position < len(view):
-        if bytes(view[position : position + 8]) == _XERIAL_MAGIC:  # streams one after another
+        if bytes(view[position : position + 8]) == _XERIAL_MAGIC:  # concatenated streams
             position += _XERIAL_HEADER_BYTES
             continue
         if position + 4 > len(view):
-            raise EOFError("the data ends inside a block length")
+            raise EOFError("incomplete block length")
         (size,) = _LENGTH.unpack_from(view, position)
         position += 4
         if size < 0 or position + size > len(view):
-            raise EOFError(f"a block claims {size} bytes where {len(view) - position} are left")
+            raise EOFError(f"block length {size}, {len(view) - position} bytes left")
         block = _unsnappy_block(view[position : position + size], max_bytes - total)
         blocks.append(block)
         total += len(block)
@@ -164,7 +164,7 @@ def _unsnappy_block(data: bytes | memoryview, max_bytes: int) -> bytes:
     size = shift = position = 0
     while True:
         if position >= len(data) or shift > 28:
-            raise EOFError("the length before a snappy block does not end")
+            raise EOFError("incomplete length of a snappy block")
         byte = data[position]
         position += 1
         size |= (byte & 0x7F) << shift
@@ -174,7 +174,7 @@ def _unsnappy_block(data: bytes | memoryview, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise _too_large("snappy", max_bytes)
     if size > _SNAPPY_MAX_RATIO * len(data):
-        raise ValueError(f"a block of {len(data)} bytes claims to hold {size}")
+        raise ValueError(f"uncompressed length {size} of a block of {len(data)} bytes")
     if not size:
         return b""
     arrow = _arrow()
@@ -199,7 +199,7 @@ def _unlz4(data: bytes | memoryview, max_bytes: int) -> bytes:
         chunk: bytes = frame.decompress(pending, max_length=size)
         pending = b""
         if not chunk and not frame.eof:
-            raise EOFError("the data ends inside an LZ4 frame")
+            raise EOFError("incomplete LZ4 frame")
         return chunk
 
     return _read_bounded("lz4", read, len(data), max_bytes)
@@ -224,7 +224,7 @@ def _zstd(data: bytes, level: int | None) -> bytes:
 
 @lru_cache(maxsize=None)
 def _arrow() -> Any:
-    """PyArrow, loaded when one of its two codecs is first met: a broker that starts need not wait 0.2 s for it."""
+    """Returns PyArrow, imported at the first use of one of its codecs: it adds 0.2 s to the start of a broker."""
     import pyarrow
 
     return pyarrow
@@ -235,5 +235,5 @@ def _arrow_codec(name: str, level: int | None = None) -> Any:
     return _arrow().Codec(name, compression_level=level)
 
 
-_COMPRESS: tuple[Callable[[bytes, int | None], bytes], ...] = (_stored, _gzip, _snappy, _lz4, _zstd)
+_COMPRESS: tuple[Callable[[bytes, int | None], bytes], ...] = (_copy, _gzip, _snappy, _lz4, _zstd)
 _DECOMPRESS: tuple[Callable[[bytes | memoryview, int], bytes], ...] = (_none, _gunzip, _unsnappy, _unlz4, _unzstd)

@@ -183,4 +183,4 @@ def crc_of(buffer: Buffer, header: BatchHeader) -> int:
 
 def corrupt_batch(base_offset: int, position: int, fact: str) -> CorruptRecordError:
     """Returns the error of a batch at byte `position` of its buffer."""
-    return CorruptRecordError(f"Record batch at offset {base_offset} (byte {position}) is corrupt: {fact}.")
+    return CorruptRecordError(f"Record batch at offset {base_offset} (byte {position}) is corrupt: {fact.rstrip('.')}.")

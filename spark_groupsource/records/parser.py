@@ -1,18 +1,19 @@
-"""Where the fields of many records lie: the record walk, in NumPy.
+"""Vectorized record parser: positions of the fields of many records, with NumPy.
 
-Takes the decompressed records of one or more batches, one after another, and gives one array per field; no Python
-object is made per record. Record lengths are varints that chain from one to the next, which looks sequential; here the
-boundaries are guessed and the guess is proved:
+The input is the decompressed records of one or more batches, the output one array per field; no Python object is
+created per record. Each record starts with its length, so the boundaries form a chain that a simple parser follows
+sequentially. This parser finds candidates in parallel and verifies them:
 
-1. The attributes byte of a record is 0, and so is the header count at the end of a record without headers. So a
-   record begins behind a zero byte, and its length varint fills the gap up to the next zero byte. Every such gap is a
-   candidate: it names a start and, by its length, the start of the record after it.
-2. If the candidates chain, each one's next being the one after it, from the first byte to the last, they are what a
-   sequential walk would find: a walk that starts where a candidate does reads the same varint.
-3. Zero bytes inside keys and values give false candidates. One whose next is neither a candidate nor the end, or that
-   no candidate leads to, cannot be in the chain and is dropped; a few rounds leave the chain alone.
-4. Records with headers do not end with a zero, so the guess is repeated with every varint that ends before a zero.
-5. What resists is walked byte by byte.
+1. The attributes byte of a record is 0, and so is the header count at the end of a record without headers. A record
+   therefore starts after a zero byte, and its length varint fills the gap up to the next zero byte. Every such gap is a
+   candidate: it has a start and, by its length, an end.
+2. If the candidates form a chain from the first byte to the last, where each one ends at the start of the next, they
+   are the boundaries that a sequential parser finds: starting at the same byte, it reads the same varint.
+3. Zero bytes in keys and values cause false candidates. A candidate whose end is neither a candidate nor the end of the
+   payload, or at whose start no candidate ends, is not in the chain and is removed; a few rounds isolate the chain.
+4. Records with headers do not end with a zero byte. In this case the search is repeated with every varint that ends
+   before a zero byte.
+5. If no chain is found, the boundaries are parsed sequentially.
 
 Source: https://kafka.apache.org/documentation/#record.
 """
@@ -31,15 +32,14 @@ Ints = npt.NDArray[np.int64]
 
 _MAX_LENGTH_BYTES = 5
 _ROUNDS = 6
-# below this many records with headers left a loop over them beats array operations
-_FEW_LANES = 8
+# with fewer remaining records a loop is faster than array operations
+_FEW_RECORDS = 8
 
 
 class RecordFields(NamedTuple):
-    """RecordFields of n records, one array each; positions count from the beginning of the payload.
+    """The fields of n records, one array each. Positions are relative to the payload; a length of -1 is null.
 
-    A length of -1 is null. `header_start` is where the headers begin, behind their count; `end` is where the record
-    ends.
+    `header_start` is the position after the header count, `end` that after the record.
     """
 
     timestamp_delta: Ints
@@ -54,7 +54,7 @@ class RecordFields(NamedTuple):
 
 
 class HeaderFields(NamedTuple):
-    """All headers of n records, in order; `record` is the record each belongs to. A value length of -1 is null."""
+    """All headers of n records, in order; `record` is the index of the record. A value length of -1 is null."""
 
     record: Ints
     key_start: Ints
@@ -64,87 +64,87 @@ class HeaderFields(NamedTuple):
 
 
 def parse_records(payload: Bytes, count: int) -> RecordFields:
-    """The fields of exactly `count` records that fill `payload`.
+    """Returns the positions of the fields of `count` records.
 
-    HeaderFields are not looked into; where a record has none its end is checked, else `parse_headers` does.
+    Headers are not parsed. The end of a record is checked if it has no headers; else `parse_headers` checks it.
 
-    Raises: CorruptRecordError when the payload is anything else.
+    Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
     body, end = record_bounds(payload, count)
-    # the attributes byte has no bit that means anything
+    # no bit of the attributes byte is used
     timestamp_delta, at = read_varints(payload, body + 1, 10)
     offset_delta, at = read_varints(payload, at)
     key_length, key_start = read_varints(payload, at)
-    at = _behind(key_start, key_length, end, "key")
+    at = _field_end(key_start, key_length, end, "key")
     value_length, value_start = read_varints(payload, at)
-    at = _behind(value_start, value_length, end, "value")
+    at = _field_end(value_start, value_length, end, "value")
     header_count, header_start = read_varints(payload, at)
     if ((header_count < 0) | (header_start + 2 * header_count > end)).any():
-        raise CorruptRecordError("a record claims more headers than it has room for")
+        raise CorruptRecordError("The header count of a record exceeds its length.")
     if ((header_count == 0) & (header_start != end)).any():
-        raise CorruptRecordError("a record does not end where its length says")
+        raise CorruptRecordError("The length of a record does not match its fields.")
     return RecordFields(
         timestamp_delta, offset_delta, key_start, key_length, value_start, value_length, header_count, header_start, end
     )
 
 
-def _behind(start: Ints, length: Ints, end: Ints, name: str) -> Ints:
-    """Where a field of `length` bytes ends; null takes none."""
+def _field_end(start: Ints, length: Ints, end: Ints, name: str) -> Ints:
+    """Returns the end of a field of `length` bytes; null has none."""
     if length.size and int(length.max()) == -1 == int(length.min()):
         return start
-    behind: Ints = start + np.maximum(length, 0)
-    if ((length < -1) | (behind > end)).any():
-        raise CorruptRecordError(f"a record's {name} claims more bytes than the record has")
-    return behind
+    field_end: Ints = start + np.maximum(length, 0)
+    if ((length < -1) | (field_end > end)).any():
+        raise CorruptRecordError(f"The {name} length exceeds the record.")
+    return field_end
 
 
 def read_varints(payload: Bytes, at: Ints, max_bytes: int = 5) -> tuple[Ints, Ints]:
-    """Zigzag varints at the positions `at`, and the positions behind them; 5 bytes hold 32 bits, 10 hold 64.
+    """Returns the zigzag varints at the positions `at`, and the positions after them. 5 bytes hold 32 bits, 10 hold 64.
 
-    Positions behind the payload read its last byte: whoever asks checks afterwards where a record ended.
+    A position after the payload reads the last byte; the caller must check the end of the record.
 
-    Raises: CorruptRecordError when one does not end within `max_bytes`.
+    Raises: CorruptRecordError if a varint does not end within `max_bytes`.
     """
     byte = payload.take(at, mode="clip")
-    behind = at + 1
+    following = at + 1
     more = byte >= 0x80
     if not more.any():
         small = byte.astype(np.int64)
-        return (small >> 1) ^ -(small & 1), behind
+        return (small >> 1) ^ -(small & 1), following
     raw = (byte & 0x7F).astype(np.int64)
     shift = 7
     while more.any():
         if shift >= 7 * max_bytes:
-            raise CorruptRecordError(f"a varint is longer than {max_bytes} bytes")
-        byte = payload.take(behind, mode="clip")
+            raise CorruptRecordError(f"A varint is longer than {max_bytes} bytes.")
+        byte = payload.take(following, mode="clip")
         raw |= ((byte & 0x7F) * more).astype(np.int64) << shift
-        behind += more
+        following += more
         more &= byte >= 0x80
         shift += 7
     if max_bytes == 5 and shift > 28:
         raw &= 0xFFFFFFFF
-    return (raw.view(np.uint64) >> np.uint64(1)).view(np.int64) ^ -(raw & 1), behind
+    return (raw.view(np.uint64) >> np.uint64(1)).view(np.int64) ^ -(raw & 1), following
 
 
 def record_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
-    """Where each of `count` records begins, behind its length, and where it ends; they fill `payload`.
+    """Returns for each of `count` records the position after its length, and its end.
 
-    Raises: CorruptRecordError when the lengths do not chain to the end in `count` records.
+    Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
     if count and payload.size:
         zeros = np.flatnonzero(payload == 0)
-        for guess in (_after_zero, _before_zero):
-            found = _chain(*guess(payload, zeros), count, payload.size)
+        for find in (_after_zero, _before_zero):
+            found = _chain(*find(payload, zeros), count, payload.size)
             if found is not None:
                 return found
     return _sequential_bounds(payload, count)
 
 
-_Candidates = tuple[Ints, Ints, Ints]  # where the length begins, where the record does, where it ends; by beginning
+_Candidates = tuple[Ints, Ints, Ints]  # starts of the length and of the record, end of the record; ordered
 
 
 def _after_zero(payload: Bytes, zeros: Ints) -> _Candidates:
-    """Length varints that fill the gap between two zero bytes; the first record has no zero before it."""
+    """Returns length varints between two zero bytes; the first record has no zero byte before it."""
     if zeros.size and zeros[0] <= _MAX_LENGTH_BYTES:
         zeros = np.concatenate((np.array([-1], dtype=np.int64), zeros))
     gap = zeros[1:] - zeros[:-1]
@@ -154,7 +154,7 @@ def _after_zero(payload: Bytes, zeros: Ints) -> _Candidates:
 
 
 def _before_zero(payload: Bytes, zeros: Ints) -> _Candidates:
-    """Every varint that ends before a zero byte: of its at most five bytes all but the last have their top bit set."""
+    """Returns all varints before a zero byte: at most five bytes, all but the last with the top bit set."""
     bodies, sizes = [], []
     body = zeros[zeros > 0]
     size = 1
@@ -173,27 +173,27 @@ def _before_zero(payload: Bytes, zeros: Ints) -> _Candidates:
 
 
 def _candidates(payload: Bytes, body: Ints, size: Ints) -> _Candidates:
-    """Candidates whose length varint is the `size` bytes before `body`; those that are none are left out."""
+    """Returns the candidates whose length varint is the `size` bytes before `body`, without invalid ones."""
     if not body.size:
         return body, body, body
     byte = payload[body - 1]
-    sound = byte < 0x80
+    valid = byte < 0x80
     raw = byte.astype(np.int64)
     for place in range(2, int(size.max()) + 1):
         inside = size >= place
         byte = payload.take(body - place, mode="clip")
-        sound &= (byte >= 0x80) | ~inside
+        valid &= (byte >= 0x80) | ~inside
         raw = np.where(inside, (raw << 7) | (byte & 0x7F), raw)
     end = body + (raw >> 1)
-    sound &= (raw & 1 == 0) & (end <= payload.size)
-    if sound.all():
+    valid &= (raw & 1 == 0) & (end <= payload.size)
+    if valid.all():
         return body - size, body, end
-    body = body[sound]
-    return body - size[sound], body, end[sound]
+    body = body[valid]
+    return body - size[valid], body, end[valid]
 
 
 def _chain(begin: Ints, body: Ints, end: Ints, count: int, size: int) -> tuple[Ints, Ints] | None:
-    """The candidates that lead from byte 0 to the end in `count` steps, or None if they were not isolated."""
+    """Returns the chain of `count` candidates from byte 0 to the end, or None if it was not isolated."""
     for _ in range(_ROUNDS):
         if len(begin) < count or begin[0] != 0:
             return None
@@ -214,7 +214,7 @@ def _chain(begin: Ints, body: Ints, end: Ints, count: int, size: int) -> tuple[I
 
 
 def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
-    """The bounds, one record after the other."""
+    """Returns the bounds, parsed sequentially."""
     data = payload.tobytes()
     size = len(data)
     bounds = np.empty((2, count), dtype=np.int64)
@@ -223,7 +223,7 @@ def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
         raw = shift = 0
         while True:
             if at >= size or shift > 28:
-                raise CorruptRecordError(f"the length of record {record} does not end")
+                raise CorruptRecordError(f"The length of record {record} does not end.")
             byte = data[at]
             at += 1
             raw |= (byte & 0x7F) << shift
@@ -235,45 +235,46 @@ def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
         at += length
         # the shortest record has attributes, two deltas, two lengths and a header count
         if length < 6 or at > size:
-            raise CorruptRecordError(f"record {record} claims {length} bytes where {size - at + length} are left")
+            raise CorruptRecordError(f"Record {record}: length {length}, {size - at + length} bytes left.")
         bounds[1, record] = at
     if at != size:
-        raise CorruptRecordError(f"{count} records end {size - at} bytes before their batch does")
+        raise CorruptRecordError(f"{size - at} bytes after record {count}.")
     return bounds[0], bounds[1]
 
 
 def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
-    """The headers of all records, in order.
+    """Returns the positions of the headers of all records, in order.
 
-    Raises: CorruptRecordError when headers do not end where their record does, or one has no key.
+    Raises: CorruptRecordError if headers do not end with their record, or if a header key is null.
     """
     counts = fields.header_count
     first = np.cumsum(counts) - counts
     total = int(counts.sum())
     table = np.empty((4, total), dtype=np.int64)
-    lanes = np.flatnonzero(counts)
-    at = fields.header_start[lanes]
-    turn = 0
-    while lanes.size > _FEW_LANES:
+    pending = np.flatnonzero(counts)
+    at = fields.header_start[pending]
+    index = 0
+    while pending.size > _FEW_RECORDS:
         key_length, key_start = read_varints(payload, at)
         if (key_length < 0).any():
-            raise CorruptRecordError("a header has no key")
-        at = _behind(key_start, key_length, fields.end[lanes], "header key")
+            raise CorruptRecordError("A header key is null.")
+        at = _field_end(key_start, key_length, fields.end[pending], "header key")
         value_length, value_start = read_varints(payload, at)
-        at = _behind(value_start, value_length, fields.end[lanes], "header value")
-        table[:, first[lanes] + turn] = key_start, key_length, value_start, value_length
-        turn += 1
-        done = counts[lanes] == turn
-        if (at[done] != fields.end[lanes[done]]).any():
-            raise CorruptRecordError("the headers of a record do not end where it does")
-        lanes, at = lanes[~done], at[~done]
-    for lane, position in zip(lanes.tolist(), at.tolist()):
-        _walk_lane(payload, position, int(fields.end[lane]), table[:, first[lane] + turn : first[lane] + counts[lane]])
+        at = _field_end(value_start, value_length, fields.end[pending], "header value")
+        table[:, first[pending] + index] = key_start, key_length, value_start, value_length
+        index += 1
+        done = counts[pending] == index
+        if (at[done] != fields.end[pending[done]]).any():
+            raise CorruptRecordError("The headers of a record do not match its length.")
+        pending, at = pending[~done], at[~done]
+    for record, position in zip(pending.tolist(), at.tolist()):
+        rows = slice(first[record] + index, first[record] + counts[record])
+        _parse_headers_of_record(payload, position, int(fields.end[record]), table[:, rows])
     return HeaderFields(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
 
 
-def _walk_lane(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> None:
-    """The headers of one record, from `at` to `end`, into `table`."""
+def _parse_headers_of_record(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> None:
+    """Writes the positions of the headers of one record, from `at` to `end`, to `table`."""
     data = payload[at:end].tobytes()
     begin = at
     at = 0
@@ -284,7 +285,7 @@ def _walk_lane(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> No
             raw = shift = 0
             while True:
                 if at >= len(data) or shift > 28:
-                    raise CorruptRecordError("a header does not end inside its record")
+                    raise CorruptRecordError("A header exceeds its record.")
                 byte = data[at]
                 at += 1
                 raw |= (byte & 0x7F) << shift
@@ -293,10 +294,10 @@ def _walk_lane(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> No
                 shift += 7
             length = ((raw & 0xFFFFFFFF) >> 1) ^ -(raw & 1)
             if length < least or at + length > len(data):
-                raise CorruptRecordError("a header claims more bytes than its record has, or has no key")
+                raise CorruptRecordError("The length of a header exceeds its record, or its key is null.")
             row += [begin + at, length]
             at += max(length, 0)
         rows.append(row)
     if at != len(data):
-        raise CorruptRecordError("the headers of a record do not end where it does")
+        raise CorruptRecordError("The headers of a record do not match its length.")
     table[:] = np.array(rows, dtype=np.int64).T

@@ -1,7 +1,6 @@
-"""A batch in another codec than its producer chose, as a topic's `compression.type` asks for.
+"""Recompression of a record batch for the topic setting `compression.type`.
 
-Knows one batch at a time. The records, their offsets and time stamps stay as they are, byte for byte; so does all that
-the header says of the producer and its transaction.
+Records, offsets, timestamps and the producer fields of the header do not change.
 
 Source: Kafka `LogValidator.validateMessagesAndAssignOffsetsCompressed`.
 """
@@ -11,17 +10,19 @@ from __future__ import annotations
 from spark_groupsource.records.compression import compress
 from spark_groupsource.records.decode import records_payload
 from spark_groupsource.records.encode import with_body
-from spark_groupsource.records.header import CODEC_MASK, BatchHeader, decode_header
+from spark_groupsource.records.header import CODEC_MASK, BatchHeader, Buffer, decode_header
 
 
 def recompress(
-    buffer: bytes | bytearray | memoryview, header: BatchHeader, codec: int, level: int | None = None
+    buffer: Buffer, header: BatchHeader, codec: int, level: int | None = None
 ) -> tuple[bytes, BatchHeader]:
-    """The batch of `header` with its records in `codec`, 0 to 4 as in `compression.CODECS`, and its new header.
+    """Returns the batch of `header` with its records compressed by `codec`, and its new header.
 
-    Args: `level` is the codec's own scale, None for its usual one.
+    Args:
+        codec: 0 to 4, an index of `compression.CODECS`.
+        level: compression level of the codec, None for its default.
 
-    Raises: CorruptRecordError when the records do not decompress or are fewer bytes than the header claims.
+    Raises: CorruptRecordError if the records do not decompress, or are too small for the record count.
     """
     body = compress(codec, bytes(records_payload(buffer, header)), level)
     batch = with_body(header._replace(attributes=header.attributes & ~CODEC_MASK | codec), body)

@@ -1,4 +1,4 @@
-"""Random records and logs, and what a reader must make of them by the object decoder."""
+"""Hypothesis strategies for records and logs, and the expected rows of a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END = 1 << 60
 PARSERS = {"numpy": parse_records, "numba": compiled_parser}
 
 PIECES = [b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]
-# zero bytes and short strings of length varints are what the NumPy walk could mistake for the start of a record
+# the NumPy parser could mistake zero bytes and length varints for the start of a record
 payloads = st.one_of(
     st.none(),
     st.binary(max_size=24),
@@ -37,7 +37,7 @@ timestamps = st.one_of(
 
 @st.composite
 def record_lists(draw, max_size=12):
-    """Records with rising offset deltas; half of the lists without headers, as most topics are."""
+    """Records with increasing offset deltas; half of the lists without headers, as in most topics."""
     some_headers = headers if draw(st.booleans()) else st.just(())
     gaps = st.integers(1, 90) if draw(st.booleans()) else st.just(1)
     rows = draw(st.lists(st.tuples(payloads, payloads, timestamps, some_headers, gaps), min_size=1, max_size=max_size))
@@ -51,7 +51,7 @@ def record_lists(draw, max_size=12):
 
 @st.composite
 def logs(draw):
-    """Some batches one after another, with gaps between them, in any codec and timestamp type."""
+    """Some batches with gaps between them, with any codec and timestamp type."""
     offset = draw(st.integers(0, 1 << 40))
     log = b""
     for records in draw(st.lists(record_lists(), min_size=1, max_size=5)):
@@ -77,14 +77,14 @@ def decode(buffer, *, columns=COLUMNS, start_offset=0, end_offset=END, **options
 
 
 def table(block: DecodedBlock, columns=COLUMNS) -> pa.Table:
-    """All rows of a block, proved to be sound Arrow."""
+    """All rows of a block, validated by Arrow."""
     for batch in block.batches:
         batch.validate(full=True)
     return pa.Table.from_batches(block.batches, schema=columns_schema(columns))
 
 
 def rows_by_objects(buffer, *, start_offset=0, end_offset=END) -> list[dict[str, object]]:
-    """The rows of every batch but control batches, by the object decoder; timestamps in microseconds."""
+    """The rows of every batch but control batches, from the record decoder; timestamps in microseconds."""
     rows = []
     for header in iter_batches(buffer):
         if header.is_control:

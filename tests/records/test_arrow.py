@@ -1,3 +1,5 @@
+"""Decoding of fetched record batches into Arrow."""
+
 from __future__ import annotations
 
 import struct
@@ -21,7 +23,7 @@ parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 
 
 def batch(first, last, *, value=b"v", **options):
-    """Records at the offsets from `first` to `last`."""
+    """A batch with the offsets from `first` to `last`."""
     records = [Record(None, value, NOW) for _ in range(first, last + 1)]
     return encode_batch(records, base_offset=first, **options)
 
@@ -32,7 +34,7 @@ def control(offset, kind, producer_id):
 
 
 def resealed(log, at, data):
-    """One batch with bytes replaced and the checksum made right again."""
+    """Returns the batch with bytes replaced and a valid checksum."""
     out = bytearray(log)
     out[at : at + len(data)] = data
     out[17:21] = struct.pack(">I", google_crc32c.value(bytes(out[21:])))
@@ -45,7 +47,7 @@ def offsets(block):
 
 @parsers
 @given(log=logs(), data=st.data())
-def test_columns_agree_with_objects(parser, log, data):
+def test_arrow_rows_equal_decoded_records(parser, log, data):
     last = max(header.next_offset for header in iter_batches(log))
     first = next(iter_batches(log)).base_offset
     bounds = st.one_of(st.just(0), st.integers(first, last + 3))
@@ -59,7 +61,7 @@ def test_columns_agree_with_objects(parser, log, data):
 
 @parsers
 @given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
-def test_any_choice_of_columns(parser, log, columns):
+def test_requested_columns_only(parser, log, columns):
     block = decode(log, columns=columns, parser=parser)
     assert block.batches[0].schema.equals(columns_schema(columns))
     assert table(block, columns).equals(table(decode(log)).select(columns))
@@ -67,7 +69,7 @@ def test_any_choice_of_columns(parser, log, columns):
 
 @parsers
 @given(log=logs(), data=st.data())
-def test_a_cut_log_gives_its_whole_batches(parser, log, data):
+def test_complete_batches_of_a_truncated_log_are_decoded(parser, log, data):
     cut = data.draw(st.integers(0, len(log)))
     whole = [header for header in iter_batches(log) if header.position + header.size <= cut]
     block = decode(log[:cut], parser=parser)
@@ -83,18 +85,18 @@ def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     reseal = data.draw(st.booleans())
     try:
-        if reseal:  # damage that a checksum does not see: a broken writer
+        if reseal:  # a broken writer: the checksum is valid
             for header in iter_batches(damaged):
                 body = bytes(damaged[header.position + 21 : header.position + header.size])
                 damaged[header.position + 17 : header.position + 21] = struct.pack(">I", google_crc32c.value(body))
         expected = rows_by_objects(damaged)
-        sound = True
+        is_valid = True
     except CorruptRecordError:
-        sound = False
+        is_valid = False
     try:
         block = decode(damaged, parser=parser, max_batch_bytes=1 << 20)
         assert table(block).num_rows == block.rows
-        if reseal and sound:
+        if reseal and is_valid:
             assert rows_by_columns(block) == expected
     except CorruptRecordError as error:
         assert str(error).startswith("flights-3: ")
@@ -108,7 +110,7 @@ def test_one_arrow_batch_from_many_record_batches(parser):
     assert [found.num_rows for found in decode(batch(0, 99), parser=parser, max_rows=45).batches] == [45, 45, 10]
 
 
-def test_schema_is_that_of_sparks_source():
+def test_schema_equals_that_of_sparks_kafka_source():
     assert kafka_schema().names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     assert kafka_schema(include_headers=True).names == list(COLUMNS)
     assert str(kafka_schema(True).field("headers").type) == "list<item: struct<key: string, value: binary>>"
@@ -116,7 +118,7 @@ def test_schema_is_that_of_sparks_source():
     assert all(field.nullable for field in kafka_schema())
 
 
-def test_timestamps_of_both_types_in_one_block():
+def test_create_time_and_log_append_time_in_one_block():
     log = encode_batch([Record(None, b"", NOW), Record(None, b"", NOW + 3)]) + encode_batch(
         [Record(None, b"", NOW + 4), Record(None, b"", NOW + 9)], base_offset=2, timestamp_type=1
     )
@@ -126,14 +128,14 @@ def test_timestamps_of_both_types_in_one_block():
     assert found["timestampType"].to_pylist() == [0, 0, 1, 1]
 
 
-def test_a_timestamp_beyond_microseconds():
+def test_a_timestamp_that_exceeds_microseconds_is_corrupt():
     log = encode_batch([Record(None, b"v", 2**62)])
     with pytest.raises(CorruptRecordError, match="leave the column timestamp out"):
         decode(log)
     assert table(decode(log, columns=["value"]), ["value"])["value"].to_pylist() == [b"v"]
 
 
-def test_header_keys_that_are_not_text_are_replaced():
+def test_invalid_utf8_in_header_keys_is_replaced():
     log = encode_batch([Record(None, b"", NOW, (("kk", b"1"),))])
     found = table(decode(resealed(log, log.index(b"kk"), b"\xff\xfe")))
     assert found["headers"].to_pylist() == [[{"key": "\ufffd\ufffd", "value": b"1"}]]
@@ -141,7 +143,7 @@ def test_header_keys_that_are_not_text_are_replaced():
 
 def test_next_offset_covers_compacted_tails_and_empty_batches():
     compacted = encode_batch([Record(None, b"", NOW, (), 2)], base_offset=10)
-    compacted = resealed(compacted, 23, b"\0\0\0\x09")  # offsets 10 to 19, of which 12 is left
+    compacted = resealed(compacted, 23, b"\0\0\0\x09")  # offsets 10 to 19, only 12 is retained
     empty = resealed(batch(20, 20)[:61], 57, b"\0\0\0\0")
     empty = resealed(empty, 8, struct.pack(">i", len(empty) - 12))
     block = decode(compacted + empty, start_offset=10)
@@ -151,19 +153,19 @@ def test_next_offset_covers_compacted_tails_and_empty_batches():
     assert decode(batch(30, 31), start_offset=10, end_offset=20) == ([], 20, 0)
 
 
-def test_an_empty_batch_among_others():
+def test_an_empty_batch_between_others_is_skipped():
     empty = resealed(batch(1, 1)[:61], 57, b"\0\0\0\0")
     empty = resealed(empty, 8, struct.pack(">i", len(empty) - 12))
     assert offsets(decode(batch(0, 0) + empty + batch(2, 3))) == [0, 2, 3]
 
 
-def test_nothing_whole_leaves_the_offset_where_it_was():
+def test_without_a_complete_batch_the_next_offset_is_the_start_offset():
     assert decode(b"", start_offset=7) == ([], 7, 0)
     assert decode(batch(7, 9)[:-1], start_offset=7) == ([], 7, 0)
     assert decode(batch(3, 5), start_offset=7) == ([], 7, 0)
 
 
-def test_control_batches_are_never_handed_out():
+def test_control_batches_are_omitted():
     log = batch(0, 1, transactional=True, producer_id=1) + control(2, CONTROL_COMMIT, 1) + batch(3, 3)
     for read_committed in (False, True):
         block = decode(log, read_committed=read_committed)
@@ -171,16 +173,16 @@ def test_control_batches_are_never_handed_out():
     assert decode(control(5, CONTROL_COMMIT, 1), start_offset=5).next_offset == 6
 
 
-def test_aborted_transactions_end_at_their_producers_marker():
+def test_an_aborted_transaction_ends_at_the_abort_marker_of_its_producer():
     ours = {"transactional": True, "producer_id": 1}
     other = {"transactional": True, "producer_id": 2}
     log = b"".join(
         [
-            batch(0, 1, **ours),  # committed before
+            batch(0, 1, **ours),  # committed
             control(2, CONTROL_COMMIT, 1),
             batch(3, 4, **ours),  # aborted
-            batch(5, 6, **other),  # committed, in between
-            batch(7, 7),  # of no transaction
+            batch(5, 6, **other),  # committed
+            batch(7, 7),  # not transactional
             batch(8, 8, **ours),  # aborted
             batch(9, 9, producer_id=1),  # idempotent, not transactional
             control(10, CONTROL_ABORT, 1),
@@ -197,7 +199,7 @@ def test_aborted_transactions_end_at_their_producers_marker():
     assert offsets(decode(log, aborted=aborted)) == [0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 13]
 
 
-def test_an_abort_marker_before_the_start_still_ends_its_transaction():
+def test_an_abort_marker_before_the_start_offset_ends_its_transaction():
     ours = {"transactional": True, "producer_id": 1}
     log = batch(3, 4, **ours) + control(5, CONTROL_ABORT, 1) + batch(6, 6, **ours)
     block = decode(log, start_offset=6, read_committed=True, aborted=[AbortedTransaction(1, 3)])
@@ -208,25 +210,25 @@ def test_an_abort_marker_before_the_start_still_ends_its_transaction():
 @pytest.mark.parametrize(
     ("at", "data", "message"),
     [
-        (57, b"\0\0\0\1", "offset 10 has 1 records that do not decode"),
-        (57, b"\0\0\0\2", "offset 10 has 2 records that do not decode"),
-        (64, b"\x08", "an offset lies outside its batch|do not rise"),  # delta 4 of 0 to 2
-        (64, b"\x01", "an offset lies outside its batch"),  # delta -1
-        (72, b"\x00", "do not rise"),
+        (57, b"\0\0\0\1", "offset 10 .* its 1 records do not decode"),
+        (57, b"\0\0\0\2", "offset 10 .* its 2 records do not decode"),
+        (64, b"\x08", "an offset is outside the range of its batch|do not increase"),  # delta 4 of 0 to 2
+        (64, b"\x01", "an offset is outside the range of its batch"),  # delta -1
+        (72, b"\x00", "do not increase"),
         (21, b"\0\5", "codec 5 does not exist"),
     ],
 )
-def test_the_broken_batch_is_named(parser, at, data, message):
+def test_the_error_names_the_corrupt_batch(parser, at, data, message):
     broken = resealed(batch(10, 12), at, data)
     for log in (broken, batch(0, 4) + broken, batch(0, 4) + broken + batch(20, 22)):
         with pytest.raises(CorruptRecordError, match=f"^flights-3: (?s:.)*{message}"):
             decode(log, parser=parser)
 
 
-def test_counts_wrong_in_two_batches_do_not_cancel_out():
+def test_wrong_record_counts_of_two_batches_are_corrupt_even_if_their_sum_is_correct():
     one, other = batch(0, 2, value=b"v" * 9), batch(3, 5, value=b"v" * 9)
     log = resealed(one, 57, b"\0\0\0\2") + resealed(resealed(other, 57, b"\0\0\0\4"), 23, b"\0\0\0\3")
-    with pytest.raises(CorruptRecordError, match="offset 0 has 2 records"):
+    with pytest.raises(CorruptRecordError, match="offset 0 .* its 2 records"):
         decode(log)
 
 
@@ -235,45 +237,45 @@ def test_a_wrong_checksum_is_corrupt():
     damaged[-1] ^= 1
     with pytest.raises(CorruptRecordError, match="^flights-3: Record batch at offset 5 .* stored CRC"):
         decode(damaged)
-    # what lies behind the wanted range is not looked at
+    # batches after the requested range are not verified
     assert decode(damaged, end_offset=5).rows == 5
 
 
-def test_a_damaged_base_offset_does_not_pass_for_the_end_of_the_range():
-    # the base offset stands before what the checksum covers
+def test_a_damaged_base_offset_is_not_taken_as_the_end_of_the_range():
+    # the checksum does not cover the base offset
     damaged = b"\x70" + batch(0, 4)[1:] + batch(5, 9)
-    with pytest.raises(CorruptRecordError, match="offsets must rise"):
+    with pytest.raises(CorruptRecordError, match="the previous batch ends at offset"):
         decode(damaged, end_offset=10)
 
 
-def test_batches_out_of_order():
-    with pytest.raises(CorruptRecordError, match="offsets must rise"):
+def test_batches_out_of_order_are_corrupt():
+    with pytest.raises(CorruptRecordError, match="the previous batch ends at offset"):
         decode(batch(5, 6) + batch(6, 7))
 
 
-def test_a_decompression_bomb():
+def test_a_decompression_bomb_is_corrupt():
     bomb = batch(0, 0, value=b"\0" * 3_000_000, codec=4)
     assert len(bomb) < 1000
     assert decode(bomb).rows == 1
-    with pytest.raises(CorruptRecordError, match="more than the 1000000 bytes allowed"):
+    with pytest.raises(CorruptRecordError, match="exceeds the limit of 1000000 bytes"):
         decode(bomb, max_batch_bytes=1_000_000)
 
 
-def test_groups_stay_below_their_size(monkeypatch):
+def test_batches_are_decoded_together_up_to_a_size(monkeypatch):
     monkeypatch.setattr(arrow, "_MAX_GROUP_BYTES", 5000)
     log = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
     assert [found.num_rows for found in decode(log).batches] == [2, 2, 1]
 
 
-def test_the_compiled_walk_is_taken_once_it_pays():
-    choice = arrow._WalkChoice()
-    assert choice.next() is PARSERS["numpy"]
-    choice.decoded(choice.pays_after_rows)
-    assert choice.next() is PARSERS["numba"]
+def test_the_compiled_parser_is_selected_after_many_records():
+    selector = arrow._ParserSelector()
+    assert selector.next() is PARSERS["numpy"]
+    selector.count(selector.compile_after_rows)
+    assert selector.next() is PARSERS["numba"]
 
 
-def test_without_numba_the_other_walk_serves(monkeypatch):
+def test_the_numpy_parser_is_selected_without_numba(monkeypatch):
     monkeypatch.setattr(arrow, "compiled_parser", lambda: None)
-    choice = arrow._WalkChoice()
-    choice.decoded(choice.pays_after_rows)
-    assert choice.next() is PARSERS["numpy"]
+    selector = arrow._ParserSelector()
+    selector.count(selector.compile_after_rows)
+    assert selector.next() is PARSERS["numpy"]

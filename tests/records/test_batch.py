@@ -1,3 +1,5 @@
+"""Encoding and decoding of record batches."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Records are taken out of batches, and what stays reads as before."""
+"""Removal of records from batches for compaction."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def head(data: bytes):
 
 
 @settings(max_examples=150, deadline=None)
-@given(records=RECORDS, codec=st.integers(0, 4), stamped=st.booleans(), horizon=st.none() | st.integers(0, 10**13),
+@given(records=RECORDS, codec=st.integers(0, 4), appended=st.booleans(), horizon=st.none() | st.integers(0, 10**13),
        data=st.data())  # fmt: skip
-def test_what_stays_reads_as_before(records, codec, stamped, horizon, data):
+def test_retained_records_do_not_change(records, codec, appended, horizon, data):
     batch = encode_batch(
-        records, base_offset=100, codec=codec, timestamp_type=int(stamped), producer_id=7, producer_epoch=1,
+        records, base_offset=100, codec=codec, timestamp_type=int(appended), producer_id=7, producer_epoch=1,
         base_sequence=5, leader_epoch=3,
     )  # fmt: skip
     header = head(batch)
@@ -46,18 +46,18 @@ def test_what_stays_reads_as_before(records, codec, stamped, horizon, data):
     assert [(each.offset, each.key, each.has_value) for each in found] == [
         (record.offset, record.key, record.value is not None) for record in before
     ]
-    chosen = data.draw(st.sets(st.integers(0, len(records) - 1)))
-    kept = [each for number, each in enumerate(found) if number in chosen]
-    after = retain_records(header, payload, kept, horizon if kept else None)
+    indexes = data.draw(st.sets(st.integers(0, len(records) - 1)))
+    retained = [each for number, each in enumerate(found) if number in indexes]
+    after = retain_records(header, payload, retained, horizon if retained else None)
     new = head(after)
-    assert list(decode_records(after, new)) == [record for number, record in enumerate(before) if number in chosen]
+    assert list(decode_records(after, new)) == [record for number, record in enumerate(before) if number in indexes]
     for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "base_sequence",
                  "partition_leader_epoch", "is_log_append_time"):  # fmt: skip
         assert getattr(new, name) == getattr(header, name)
-    assert delete_horizon_ms(new) == (horizon if kept else None)
-    if kept:
-        assert new.max_timestamp == max(r.timestamp_ms for n, r in enumerate(before) if n in chosen)
-        # and once more, for a batch that has a horizon is cleaned again
+    assert delete_horizon_ms(new) == (horizon if retained else None)
+    if retained:
+        assert new.max_timestamp == max(r.timestamp_ms for n, r in enumerate(before) if n in indexes)
+        # a batch with a delete horizon can be compacted again
         payload, found = keyed_records(after, new)
         again = retain_records(new, payload, found[:1])
         assert list(decode_records(again, head(again))) == list(decode_records(after, new))[:1]
@@ -65,7 +65,7 @@ def test_what_stays_reads_as_before(records, codec, stamped, horizon, data):
 
 
 @pytest.mark.parametrize("count", [3, 100])
-def test_senseless_records_are_told(count):
+def test_invalid_records_are_corrupt(count):
     batch = bytearray(encode_batch([Record(b"k", b"v", 1)] * count))
     batch[61] = 0x7F
     header = next(iter_batches(batch))

@@ -1,4 +1,4 @@
-"""Both walks give what the object decoder gives, and refuse what it refuses."""
+"""Both record parsers agree with the record decoder, on valid and on corrupt payloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def payload_of(records):
 
 
 def parsed(parse, payload, count):
-    """Records as the object decoder gives them, put together from the walk's positions."""
+    """The records at the positions that the parser found, as the record decoder returns them."""
     fields = parse(np.frombuffer(payload, dtype=np.uint8), count)
     headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
 
@@ -53,7 +53,7 @@ def by_objects(payload, count):
 
 @parsers
 @given(records=record_lists(max_size=40))
-def test_walks_agree_with_the_object_decoder(parse, records):
+def test_parsers_agree_with_the_record_decoder(parse, records):
     payload = payload_of(records)
     expected = [
         (record.offset_delta, record.timestamp_ms - records[0].timestamp_ms + NOW, *record[:2], record.headers)
@@ -62,11 +62,11 @@ def test_walks_agree_with_the_object_decoder(parse, records):
     assert parsed(parse, payload, len(records)) == expected
 
 
-def assert_same_verdict(parse, payload, count):
+def assert_same_result(parse, payload, count):
     try:
         expected = by_objects(payload, count)
     except CorruptRecordError:
-        # rising offset deltas are the object decoder's to prove; the walk leaves them to `columns`
+        # the record decoder checks that offset deltas increase; for parsed positions `arrow` does
         try:
             found = parsed(parse, payload, count)
         except CorruptRecordError:
@@ -80,18 +80,18 @@ def assert_same_verdict(parse, payload, count):
 
 @parsers
 @given(payload=st.binary(max_size=80), count=st.integers(0, 8))
-def test_garbage_is_judged_alike(parse, payload, count):
-    assert_same_verdict(parse, payload, count)
+def test_random_payloads(parse, payload, count):
+    assert_same_result(parse, payload, count)
 
 
 @parsers
 @given(records=record_lists(), data=st.data())
-def test_damaged_records_are_judged_alike(parse, records, data):
+def test_damaged_records(parse, records, data):
     payload = bytearray(payload_of(records))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5]))
-    assert_same_verdict(parse, bytes(payload[: len(payload) - cut]), len(records))
+    assert_same_result(parse, bytes(payload[: len(payload) - cut]), len(records))
 
 
 @parsers
@@ -109,7 +109,7 @@ def test_damaged_records_are_judged_alike(parse, records, data):
     ids=["zeros", "every byte", "zeros apart", "records inside", "small records inside", "null", "empty"],
 )
 @pytest.mark.parametrize("headers", [(), (("h", b"\x80\x80"),)], ids=["plain", "headers"])
-def test_values_that_look_like_records(parse, value, headers):
+def test_values_that_contain_records(parse, value, headers):
     records = [Record(None if i % 3 else b"\0", value, NOW + i, headers) for i in range(200)]
     expected = [(i, record.timestamp_ms, record.key, record.value, headers) for i, record in enumerate(records)]
     assert parsed(parse, payload_of(records), 200) == expected
@@ -122,20 +122,20 @@ def record_bytes(body, attributes=0):
 
 
 @parsers
-def test_attributes_that_are_not_zero(parse):
+def test_nonzero_attributes_are_ignored(parse):
     payload = b"".join(record_bytes(b"\0" + bytes([2 * i]) + b"\1\2v\0", attributes=i) for i in range(60))
     assert [row[0] for row in parsed(parse, payload, 60)] == list(range(60))
 
 
 @parsers
-def test_a_varint_longer_than_need_be(parse):
-    # length 6 in three bytes, which no writer makes and every reader takes
+def test_a_varint_with_redundant_bytes_is_read(parse):
+    # length 6 in three bytes: no writer produces it, every reader accepts it
     payload = b"\x8c\x80\x00" + b"\0\0\0\1\1\0"
     assert parsed(parse, payload * 1, 1) == [(0, NOW, None, None, ())]
 
 
 @parsers
-def test_a_timestamp_delta_of_64_bits(parse):
+def test_a_timestamp_delta_wraps_like_a_java_long(parse):
     records = [Record(None, b"", -(2**62)), Record(None, b"", 2**62)]
     fields = parse(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
     assert fields.timestamp_delta.tolist() == [0, 2**63 - 2**64]  # wrapped, as Java's long is
@@ -151,24 +151,24 @@ def test_a_timestamp_delta_of_64_bits(parse):
         (b"\x0a\0\0\0\1\1", 1),  # no header count
         (b"\x0b\0\0\0\1\1\0", 1),  # negative length
         (b"\xfe\xff\xff\xff\x0f\0\0\0\1\1\0", 1),  # 2 GB
-        (b"\xff\xff\xff\xff\xff\xff\0\0\0\1\1\0", 1),  # a length without end
+        (b"\xff\xff\xff\xff\xff\xff\0\0\0\1\1\0", 1),  # a length that does not end
         (b"\x0c\0\0\0\3\1\0", 1),  # key length -2
         (b"\x0c\0\0\0\1\x04\0", 1),  # value longer than the record
         (b"\x0c\0\0\0\1\1\1", 1),  # header count -1
-        (b"\x0c\0\0\0\1\1\x02", 1),  # a header without room
+        (b"\x0c\0\0\0\1\1\x02", 1),  # a header count above the length
         (b"\x10\0\0\0\1\1\x02\1\1", 1),  # a header without key
-        (b"\x12\0\0\0\1\1\x02\0\1\0", 1),  # a byte behind the headers
-        (b"\x0e\0\0\0\1\1\0\0", 1),  # a byte behind the record
+        (b"\x12\0\0\0\1\1\x02\0\1\0", 1),  # a byte after the headers
+        (b"\x0e\0\0\0\1\1\0\0", 1),  # a byte after the record
         (b"\x0c\0\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\0\0\1\1\0", 1),
     ],
 )
-def test_records_that_are_refused(parse, payload, count):
+def test_invalid_records_are_corrupt(parse, payload, count):
     with pytest.raises(CorruptRecordError):
         parsed(parse, payload, count)
 
 
 @parsers
-def test_no_records(parse):
+def test_an_empty_payload_has_no_records(parse):
     assert parsed(parse, b"", 0) == []
 
 
@@ -179,18 +179,18 @@ def with_headers(count):
 
 
 @parsers
-@pytest.mark.parametrize("lanes", [1, 30])
-def test_very_many_headers_do_not_hang(parse, lanes):
+@pytest.mark.parametrize("records", [1, 30])
+def test_many_headers_are_parsed_in_bounded_time(parse, records):
     count = 60_000
-    payload = record_bytes(with_headers(count) + b"\0\1" * count) * lanes
-    fields = parse(np.frombuffer(payload, dtype=np.uint8), lanes)
+    payload = record_bytes(with_headers(count) + b"\0\1" * count) * records
+    fields = parse(np.frombuffer(payload, dtype=np.uint8), records)
     headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
-    assert len(headers.record) == lanes * count and (headers.value_length == -1).all()
+    assert len(headers.record) == records * count and (headers.value_length == -1).all()
 
 
 @example(1)
 @given(st.integers(1, 300))
-def test_bounds_of_equal_records(count):
+def test_bounds_of_equal_records_are_found(count):
     payload = np.frombuffer(record_bytes(b"\0\0\1\x08abcd\0") * count, dtype=np.uint8)
     begin, end = record_bounds(payload, count)
     assert (end - begin == 10).all() and end[-1] == payload.size

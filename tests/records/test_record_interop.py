@@ -1,7 +1,7 @@
-"""Writers and readers of other projects: what they write decodes here, what is written here decodes there.
+"""Interoperability of record batches with kafka-python, aiokafka, librdkafka and Kafka's Java tools.
 
-In memory with the builders of kafka-python and aiokafka, and over a real Apache Kafka with librdkafka and Kafka's own
-Java tools. Kafka itself checks every batch it is sent.
+In memory with the builders of kafka-python and aiokafka; through an Apache Kafka, which validates every produced batch,
+with librdkafka and the Java tools.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def microseconds(found):
 
 
 def seen(log, parser):
-    """(key, value, timestamp ms, headers) of every record in a log, which both decoders must see alike."""
+    """Every record in a log; both decoders must return the same."""
     found = table(decode(log, parser=parser))
     rows = [
         Record(row["key"], row["value"], stamp // 1000, tuple((h["key"], h["value"]) for h in row["headers"] or ()))
@@ -69,8 +69,8 @@ def seen(log, parser):
 
 @parsers
 @record_sets
-@pytest.mark.parametrize("codec", [0, 1, 3])  # kafka-python's other codecs need libraries of their own
-def test_kafka_python_writes(records, codec, parser):
+@pytest.mark.parametrize("codec", [0, 1, 3])  # other codecs of kafka-python need more libraries
+def test_batches_of_kafka_python_are_decoded(records, codec, parser):
     builder = KafkaPythonBuilder(2, codec, False, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
@@ -80,7 +80,7 @@ def test_kafka_python_writes(records, codec, parser):
 @parsers
 @record_sets
 @pytest.mark.parametrize("codec", [0, 1])
-def test_aiokafka_writes(records, codec, parser):
+def test_batches_of_aiokafka_are_decoded(records, codec, parser):
     builder = AiokafkaBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
@@ -92,7 +92,7 @@ def test_aiokafka_writes(records, codec, parser):
     ("reader", "codec"),
     [(KafkaPythonRecords, codec) for codec in (0, 1, 3)] + [(AiokafkaRecords, codec) for codec in (0, 1)],
 )
-def test_others_read_what_is_written_here(records, reader, codec):
+def test_other_readers_decode_our_batches(records, reader, codec):
     log = encode_batch(records, codec=codec, base_offset=70)
     found = reader(log).next_batch()
     assert found.validate_crc()
@@ -105,7 +105,7 @@ def test_others_read_what_is_written_here(records, reader, codec):
 
 
 def call(bootstrap_servers, request, version):
-    """One request on a connection of its own, so that nothing but the codec is between the test and the broker."""
+    """Sends one request on a new connection, without the client package."""
     host, _, port = bootstrap_servers.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answers:
         connection.sendall(encode_request(request, version, 1, "test"))
@@ -173,7 +173,7 @@ def test_librdkafka_writes_and_reads(kafka, topic, codec):
     for parser in PARSERS.values():
         assert seen(log, parser) == RECORDS
 
-    # and what is written here, behind it, Kafka accepts and librdkafka reads
+    # Kafka accepts our batches, and librdkafka reads them
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=codec))
     messages = librdkafka_rows(kafka.bootstrap_servers, topic, 2 * len(RECORDS))[len(RECORDS) :]
     rows = [
@@ -185,10 +185,10 @@ def test_librdkafka_writes_and_reads(kafka, topic, codec):
 
 @pytest.mark.kafka
 @codecs
-def test_java_writes_and_reads(kafka, topic, codec):
+def test_java_reads_and_recompresses_our_batches(kafka, topic, codec):
     topic_codec = CODECS[codec] if codec else "uncompressed"
     create_topic(kafka.bootstrap_servers, topic, config={"compression.type": topic_codec})
-    # the broker recompresses what comes with another codec: these batches are Java's own
+    # the broker recompresses batches of another codec: Java encodes them
     other = 4 if codec == 0 else 0
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=other))
     log = bytes(fetch(kafka.bootstrap_servers, topic).records)
@@ -196,7 +196,7 @@ def test_java_writes_and_reads(kafka, topic, codec):
     for parser in PARSERS.values():
         assert seen(log, parser) == RECORDS
 
-    # the same codec stands as it came: Java reads our bytes
+    # with the codec of the topic they are stored unchanged: Java reads our bytes
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(PLAIN, codec=codec))
     segment = kafka.data_directory / f"{topic}-0" / "00000000000000000000.log"
     dump = kafka.tool(
@@ -208,7 +208,7 @@ def test_java_writes_and_reads(kafka, topic, codec):
 
 
 @pytest.mark.kafka
-def test_log_append_time(kafka, topic):
+def test_log_append_time_of_a_topic_is_decoded(kafka, topic):
     create_topic(kafka.bootstrap_servers, topic, config={"message.timestamp.type": "LogAppendTime"})
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS))
     found = table(decode(bytes(fetch(kafka.bootstrap_servers, topic).records)))
@@ -218,7 +218,7 @@ def test_log_append_time(kafka, topic):
 
 
 @pytest.mark.kafka
-def test_transactions(kafka, topic):
+def test_aborted_transactions_of_a_real_broker_are_omitted(kafka, topic):
     create_topic(kafka.bootstrap_servers, topic)
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0}
     first, second = (Producer(settings | {"transactional.id": f"{topic}-{name}"}) for name in "ab")
@@ -246,7 +246,7 @@ def test_transactions(kafka, topic):
     write(second, b"b committed")
     second.commit_transaction(30)
 
-    # a commit returns before its marker is in the log: once a reader has all three, the log is whole
+    # a commit returns before its marker is in the log: when a reader has all three records, the log is complete
     expected = librdkafka_rows(kafka.bootstrap_servers, topic, 3, **{"isolation.level": "read_committed"})
     found = fetch(kafka.bootstrap_servers, topic, isolation_level=READ_COMMITTED)
     aborted = [AbortedTransaction(item.producer_id, item.first_offset) for item in found.aborted_transactions]
