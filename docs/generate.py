@@ -12,7 +12,15 @@ from pathlib import Path
 from state_diagrams import states_page
 
 DIRECTORY = Path(__file__).resolve().parent
-PAGES = {"states.md": states_page}
+
+
+def options_page() -> str:
+    from option_tables import options_page
+
+    return options_page()
+
+
+PAGES = {"options.md": options_page, "states.md": states_page}
 
 
 def main() -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# design.md names files relative to the package, except those of these directories
+TOP_LEVEL = ("benchmarks/", "conf/", "docs/", "jobs/", "tests/", ".ci/", ".github/")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/states.md")
 
 
@@ -21,8 +23,21 @@ def test_generated_page_is_up_to_date(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_every_file_named_in_a_page_exists(page: str) -> None:
+    names = re.findall(r"`([\w./-]+/[\w.-]*\.(?:py|md|yml|json|avsc|tsv)|[\w./-]+/)`", (ROOT / page).read_text())
+    missing = [name for name in names if not exists(name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_link_in_a_page_has_a_target(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http:", "https:", "#"))]
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()]
     assert missing == []
+
+
+def exists(name: str) -> bool:
+    """A file of the repository; `wire/frames.py` and the like are files of the package."""
+    roots = [ROOT] if name.startswith(TOP_LEVEL) else [ROOT, ROOT / "spark_groupsource"]
+    return any((root / name).exists() for root in roots)
