@@ -8,9 +8,9 @@ from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
 
 
@@ -25,12 +25,12 @@ class LogMaintenance:
 
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: LogManager,
         timers: Timers,
         clock: Clock,
         config: Callable[[], BrokerConfig],
         on_truncate: Callable[[Iterable[TopicPartition]], None],
-        report: Report,
+        report: Reporter,
     ) -> None:
         self._partitions = partitions
         self._retention_timer = timers.timer(self._apply_retention)
@@ -49,12 +49,12 @@ class LogMaintenance:
     def _expire_producers(self) -> None:
         config = self._config()
         for partition in self._partitions:
-            partition.expire_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
+            partition.remove_expired_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
         self._producer_timer.set(self._clock.now_ms() + config.producer_id_expiration_check_interval_ms)
 
     def _apply_retention(self) -> None:
         for partition in self._partitions:
-            if partition.offline:
+            if partition.offline_reason:
                 continue
             try:
                 self._delete_expired(partition)
@@ -63,7 +63,7 @@ class LogMaintenance:
         self._retention_timer.set(self._clock.now_ms() + self._config().log_retention_check_interval_ms)
 
     def _delete_expired(self, partition: Partition) -> None:
-        limit = partition.log.expired_before(self._clock.timestamp_ms())
+        limit = partition.log.retention_start_offset(self._clock.timestamp_ms())
         if limit > partition.log.log_start_offset:
             if limit == partition.log.log_end_offset:
                 partition.log.roll()  # the active segment has expired too

@@ -25,9 +25,9 @@ from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
-from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Partition
-from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
 
 
@@ -44,7 +44,7 @@ class Broker:
         data: DataDirectory,
         clock: Clock,
         send: SendResponse,
-        report: Report,
+        report: Reporter,
         node_count: int = 1,
         add_scram: Collection[str] = (),
     ) -> None:
@@ -57,7 +57,7 @@ class Broker:
         self.credentials = CredentialStore(config)
         self._add_scram = add_scram
         self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
-        self.partitions = Partitions(data, config.topic, report)
+        self.partitions = LogManager(data, config.topic, report)
         self.timers = Timers()
         self.fetch_manager = FetchManager(self.partitions, self.leaders, self.nodes, self.timers, clock, config, send)
         services = CoordinatorServices(
@@ -128,7 +128,7 @@ class Broker:
         Raises: ConfigurationError for a stored value that this version rejects.
         """
         self.config = self.dynamic.effective()
-        self.partitions.reconfigure(self.config.topic)
+        self.partitions.set_topic_defaults(self.config.topic)
         self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
 
     def alter_config(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
@@ -176,7 +176,7 @@ class Broker:
         """
         is_internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
-        if log.config.cleanup_policy == ("compact",) and log.damage is None:
+        if log.config.cleanup_policy == ("compact",) and log.corrupt_range is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
             if is_internal:
                 topic = topic_partition.topic

@@ -31,7 +31,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log import Report
+from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_IDLE_CHECK_S = 5.0
@@ -49,7 +49,7 @@ class BrokerServer:
         address: Address,
         config: BrokerConfig,
         clock: Clock,
-        report: Report,
+        report: Reporter,
         node_count: int = 1,
         adopt: bool = False,
         add_scram: Collection[str] = (),
@@ -205,7 +205,7 @@ def serve_forever(
     config: Mapping[str, str],
     *,
     ready: Callable[[str], None],
-    report: Report | None = None,
+    report: Reporter | None = None,
     brokers: int = 1,
     adopt: bool = False,
     add_scram: Collection[str] = (),

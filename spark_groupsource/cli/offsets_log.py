@@ -166,12 +166,12 @@ def _segment_files(path: Path) -> list[Path]:
 def _read_file(path: Path) -> Iterator[Batch | Corruption]:
     # imported here: reading from a cluster does not need the storage package
     from spark_groupsource.storage.files import FileCache
-    from spark_groupsource.storage.segment import Segment, UnreadableBytes
+    from spark_groupsource.storage.segment import InvalidBatchError, LogSegment
 
     name = _PARTITION_NAME.fullmatch(path.absolute().parent.name)
     partition = int(name[1]) if name else -1
     files = FileCache(read_only=True)
-    segment = Segment(path.parent, int(path.stem), files, 0, contiguous=False)
+    segment = LogSegment(path.parent, int(path.stem), files, 0, contiguous=False)
     try:
         segment.size = path.stat().st_size
         position: int | None = 0
@@ -181,8 +181,8 @@ def _read_file(path: Path) -> Iterator[Batch | Corruption]:
                     segment.next_offset = stored.header.next_offset
                     yield Batch(partition, stored.header, stored.buffer, stored.position)
                 position = None
-            except UnreadableBytes as error:
-                next_batch = segment.next_good_batch(error.position, segment.next_offset)
+            except InvalidBatchError as error:
+                next_batch = segment.next_valid_batch(error.position, segment.next_offset)
                 position = None if next_batch is None else next_batch.position
                 end = segment.size if next_batch is None else next_batch.position
                 skipped = f"{end - error.position} bytes are skipped."

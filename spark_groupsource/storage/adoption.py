@@ -21,7 +21,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
 from spark_groupsource.storage.leader_epoch_cache import CHECKPOINT_NAME
-from spark_groupsource.storage.swap import segment_bases
+from spark_groupsource.storage.segment_swap import segment_base_offsets
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 from spark_groupsource.wire.metadata_records import (
     TOPIC_RESOURCE,
@@ -53,15 +53,19 @@ class FoundTopic:
 
 @dataclass
 class Found:
-    """What a Kafka broker has left behind.
+    """Content of the directory.
 
-    `log_starts` are below the begin of no log, `cleaned` names every log with gaps, `leader_epoch` is the largest that
-    any partition was led in, and no producer has an id from `next_producer_id` on.
+    Attributes:
+        topics: every topic of the metadata log.
+        log_start_offsets: of the logs that do not start at offset 0.
+        cleaner_offsets: of every log with gaps, the end offset of its compacted part.
+        next_producer_id: above every producer id in use.
+        leader_epoch: the largest leader epoch of any partition.
     """
 
     topics: list[FoundTopic] = field(default_factory=list)
-    log_starts: dict[TopicPartition, int] = field(default_factory=dict)
-    cleaned: dict[TopicPartition, int] = field(default_factory=dict)
+    log_start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    cleaner_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     next_producer_id: int = 0
     leader_epoch: int = 0
 
@@ -122,7 +126,7 @@ def read_kafka_directory(
         directory = directories[topic_partition].path
         _note_log(found, topic_partition, directory, log_starts.get(topic_partition, 0))
         if topic_partition in cleaned:
-            found.cleaned[topic_partition] = cleaned[topic_partition]
+            found.cleaner_offsets[topic_partition] = cleaned[topic_partition]
     return found
 
 
@@ -173,7 +177,7 @@ def _check_partitions(
         there = directories.get(TopicPartition(name, number))
         if number not in numbers or there is None or there.topic_id not in (None, topic_id):
             missing.append(str(number))
-        elif not segment_bases(there.path):
+        elif not segment_base_offsets(there.path):
             raise StorageError(f"{there.path} holds no segment; restore it from a copy")
         elif any(there.path.glob("*.swap")):
             raise StorageError(
@@ -217,7 +221,7 @@ def _read_cluster(directory: Path) -> _Cluster | None:
             for record in _metadata_records(newest, 0):
                 cluster.replay(record)
         pending: list[MetadataRecord] | None = None
-        for base in segment_bases(directory):
+        for base in segment_base_offsets(directory):
             for record in _metadata_records(directory / f"{base:020d}.log", next_offset):
                 match record:
                     case TransactionRecord("begin"):
@@ -265,9 +269,9 @@ def _settings(topic: str, given: dict[str, str], report: Callable[[str], None]) 
 
 
 def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, log_start: int) -> None:
-    bases = segment_bases(directory)
+    bases = segment_base_offsets(directory)
     if max(log_start, bases[0]) > 0:
-        found.log_starts[topic_partition] = max(log_start, bases[0])
+        found.log_start_offsets[topic_partition] = max(log_start, bases[0])
     found.leader_epoch = max(found.leader_epoch, _last_epoch(directory / CHECKPOINT_NAME))
     due, has_gaps = bases[0], False
     try:
@@ -286,7 +290,7 @@ def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, lo
     except OSError as error:
         raise StorageError(f"{directory} cannot be read: {error.strerror}; check permissions") from error
     if has_gaps:
-        found.cleaned[topic_partition] = bases[0]
+        found.cleaner_offsets[topic_partition] = bases[0]
 
 
 def _last_epoch(path: Path) -> int:

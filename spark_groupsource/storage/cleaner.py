@@ -23,14 +23,15 @@ from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.cleaned_transactions import CleanedTransactions
+from spark_groupsource.storage.cleaned_transaction_metadata import CleanedTransactionMetadata
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog, Report
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.partitions import Partitions
-from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
-from spark_groupsource.storage.swap import CleanedSegment
+from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment_swap import CleanedSegment
 from spark_groupsource.timers import Timers
 
 # how long requests may wait for a slice, and how long they have before the next
@@ -43,7 +44,7 @@ _LONGEST_KEY_KEPT = 32
 _LARGEST_RELATIVE_OFFSET = 2**31 - 1
 
 
-class LatestOffsets:
+class OffsetMap:
     """Key -> the newest offset seen. Long keys stand as a digest of 128 bits."""
 
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
@@ -51,7 +52,7 @@ class LatestOffsets:
         self._offsets: dict[bytes, int] = {}
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self._offsets) >= self._most_keys
 
     def put(self, key: bytes, offset: int) -> None:
@@ -67,31 +68,31 @@ def _short(key: bytes) -> bytes:
     return key if len(key) <= _LONGEST_KEY_KEPT else b"#" * 17 + hashlib.blake2b(key, digest_size=16).digest()
 
 
-class Candidate(NamedTuple):
+class LogToClean(NamedTuple):
     """A log that has something to clean: its closed segments, from which offset they are new, how much of it is."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
     first_dirty_offset: int
     dirty_ratio: float
-    overdue: bool
+    is_overdue: bool
 
     @property
     def end_offset(self) -> int:
         return self.segments[-1].next_offset
 
 
-def candidate(
+def log_to_clean(
     log: PartitionLog, cleaned_offset: int, timestamp_ms: int, last_stable_offset: int | None = None
-) -> Candidate | None:
+) -> LogToClean | None:
     """What can be cleaned of a log that is clean up to `cleaned_offset`; None when there is nothing new.
 
     The active segment is never cleaned, nor is what is younger than the topic's ``min.compaction.lag.ms`` or not below
     `last_stable_offset`.
     """
-    if not log.config.is_compacted or log.damage is not None:
+    if not log.config.is_compacted or log.corrupt_range is not None:
         return None
     first_dirty = max(cleaned_offset, log.log_start_offset)
-    segments: list[Segment] = []
+    segments: list[LogSegment] = []
     lag_ms = log.config.min_compaction_lag_ms
     for segment in log.segments[:-1]:
         if segment.next_offset > first_dirty and 0 < lag_ms and segment.index.max_timestamp > timestamp_ms - lag_ms:
@@ -104,14 +105,14 @@ def candidate(
     if not dirty_bytes:
         return None
     oldest = dirty[0].first_timestamp
-    overdue = oldest is not None and 0 <= oldest < timestamp_ms - log.config.max_compaction_lag_ms
+    is_overdue = oldest is not None and 0 <= oldest < timestamp_ms - log.config.max_compaction_lag_ms
     ratio = dirty_bytes / sum(segment.size for segment in segments)
-    return Candidate(tuple(segments), first_dirty, ratio, overdue)
+    return LogToClean(tuple(segments), first_dirty, ratio, is_overdue)
 
 
-def groups(segments: Sequence[Segment], segment_bytes: int) -> list[list[Segment]]:
+def groups(segments: Sequence[LogSegment], segment_bytes: int) -> list[list[LogSegment]]:
     """Neighbours that fit in one segment together."""
-    found: list[list[Segment]] = []
+    found: list[list[LogSegment]] = []
     size = 0
     for segment in segments:
         fits = found and size + segment.size <= segment_bytes
@@ -124,13 +125,13 @@ def groups(segments: Sequence[Segment], segment_bytes: int) -> list[list[Segment
     return found
 
 
-class Pass:
+class Cleaner:
     """One pass over one log. `run` is resumed until it ends; each time it has done a little, or waits and says True."""
 
     def __init__(
         self,
         partition: Partition,
-        task: Candidate,
+        task: LogToClean,
         data: DataDirectory,
         files: FileCache,
         timestamp_ms: int,
@@ -142,36 +143,36 @@ class Pass:
         self._data = data
         self._files = files
         self._timestamp_ms = timestamp_ms
-        self._latest = LatestOffsets(most_keys)
+        self._latest = OffsetMap(most_keys)
         self._map_end = task.first_dirty_offset
-        self._last_offsets: Mapping[int, int] = partition.last_offsets()
-        self._aborted = partition.aborted.overlapping(0, task.end_offset)
-        self._transactions = CleanedTransactions(self._aborted)
+        self._last_offsets: Mapping[int, int] = partition.last_data_offsets()
+        self._aborted = partition.transaction_index.overlapping(0, task.end_offset)
+        self._transactions = CleanedTransactionMetadata(self._aborted)
 
     def run(self) -> Generator[bool, None, None]:
         """Cleans the log.
 
-        Raises: StorageError, UnreadableBytes: the log is as it was, or in part cleaned.
+        Raises: StorageError, InvalidBatchError: the log is as it was, or in part cleaned.
         """
         topic_partition = self._log.topic_partition
         yield from self._learn()
-        if topic_partition not in self._data.cleaned:
+        if topic_partition not in self._data.cleaner_offsets:
             # before the first gap: a log that is not named there must have none
-            self._data.set_cleaned(topic_partition, self._task.first_dirty_offset)
+            self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
             self._log.has_gaps = True
         for group in groups(self._task.segments, self._log.config.segment_bytes):
             yield from self._clean(group)
-        self._data.set_cleaned(topic_partition, self._map_end)
+        self._data.set_cleaner_offset(topic_partition, self._map_end)
 
     @property
-    def overtaken(self) -> bool:
+    def is_obsolete(self) -> bool:
         """True when the log lost segments, or itself, while they were looked at."""
         segments = self._log.segments
-        return bool(self.partition.offline) or segments[0].base_offset > self._task.segments[0].base_offset
+        return bool(self.partition.offline_reason) or segments[0].base_offset > self._task.segments[0].base_offset
 
     def _learn(self) -> Generator[bool, None, None]:
         start = self._task.first_dirty_offset
-        transactions = CleanedTransactions([row for row in self._aborted if row.last_offset >= start])
+        transactions = CleanedTransactionMetadata([row for row in self._aborted if row.last_offset >= start])
         for segment in self._task.segments:
             if segment.next_offset <= start:
                 continue
@@ -179,12 +180,12 @@ class Pass:
                 header = stored.header
                 if header.last_offset < start:
                     continue
-                if self._latest.full:
+                if self._latest.is_full:
                     return
                 if not header.is_control and not transactions.is_aborted(header):
                     self._learn_batch(stored, start)
                 elif header.is_control:
-                    transactions.needs_marker(stored.buffer, header)
+                    transactions.should_retain_marker(stored.buffer, header)
                 self._map_end = header.next_offset
                 yield False
             self._map_end = segment.next_offset
@@ -198,7 +199,7 @@ class Pass:
             if record.key is not None and record.offset >= start:
                 self._latest.put(record.key, record.offset)
 
-    def _clean(self, group: Sequence[Segment]) -> Generator[bool, None, None]:
+    def _clean(self, group: Sequence[LogSegment]) -> Generator[bool, None, None]:
         interval = self._log.config.index_interval_bytes
         end = group[-1].next_offset
         base = group[0].base_offset
@@ -220,19 +221,19 @@ class Pass:
             cleaned.finish(rows)
             if not changed:
                 return
-            flushed = self._files.run_behind(cleaned.flush)
+            flushed = self._files.run_in_background(cleaned.flush)
             while not flushed.done():
                 yield True
             flushed.result()
             try:
                 self._log.replace(group, cleaned)
-                self.partition.aborted.replace(base, end, rows)
+                self.partition.transaction_index.replace(base, end, rows)
             except Exception as error:  # half done, whatever it was: only a start finds out how far
-                self.partition.take_offline(error)
+                self.partition.mark_offline(error)
                 raise
         finally:
             cleaned.close()
-            if not self.partition.offline:
+            if not self.partition.offline_reason:
                 cleaned.discard()  # after a swap there is nothing left of it
 
     def _retained(self, stored: StoredBatch) -> bytes | None:
@@ -275,7 +276,7 @@ class Pass:
         header = stored.header
         at_end = header.next_offset == self._task.end_offset
         try:
-            if self._transactions.needs_marker(stored.buffer, header):
+            if self._transactions.should_retain_marker(stored.buffer, header):
                 return None
             if not header.record_count:
                 return None if at_end else b""
@@ -298,73 +299,73 @@ class LogCleaner:
 
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: LogManager,
         data: DataDirectory,
         timers: Timers,
         clock: Clock,
         backoff_ms: int,
-        report: Report,
+        report: Reporter,
     ) -> None:
         self._partitions = partitions
         self._data = data
-        self._look_timer = timers.timer(self.look)
-        self._slice_timer = timers.timer(self.slice)
+        self._start_timer = timers.timer(self.start_next_pass)
+        self._resume_timer = timers.timer(self.resume_pass)
         self._clock = clock
         self.backoff_ms = backoff_ms
         self._report = report
-        self._pass: Pass | None = None
+        self._pass: Cleaner | None = None
         self._run: Generator[bool, None, None] | None = None
         self._not_before: dict[TopicPartition, int] = {}
-        self.passes = 0
+        self.completed_passes = 0
 
     def start(self) -> None:
         """Has logs looked for after the usual pause."""
-        self._look_timer.set(self._clock.now_ms() + self.backoff_ms)
+        self._start_timer.set(self._clock.now_ms() + self.backoff_ms)
 
     def stop(self) -> None:
         """Gives up the pass in progress; what it has swapped in stays."""
         self._drop()
-        self._look_timer.cancel()
-        self._slice_timer.cancel()
+        self._start_timer.cancel()
+        self._resume_timer.cancel()
 
-    def look(self) -> None:
+    def start_next_pass(self) -> None:
         """Begins to clean the log that needs it most, if one does."""
         now_ms, timestamp_ms = self._clock.now_ms(), self._clock.timestamp_ms()
-        found: list[tuple[float, Partition, Candidate]] = []
+        found: list[tuple[float, Partition, LogToClean]] = []
         for partition in self._partitions:
             topic_partition = partition.topic_partition
-            if partition.offline or self._not_before.get(topic_partition, 0) > now_ms:
+            if partition.offline_reason or self._not_before.get(topic_partition, 0) > now_ms:
                 continue
             try:
-                cleaned_offset = self._data.cleaned.get(topic_partition, 0)
-                task = candidate(partition.log, cleaned_offset, timestamp_ms, partition.last_stable_offset)
+                cleaned_offset = self._data.cleaner_offsets.get(topic_partition, 0)
+                task = log_to_clean(partition.log, cleaned_offset, timestamp_ms, partition.last_stable_offset)
             except StorageError as error:
                 self._failed(partition, error)
                 continue
-            if task and (task.overdue or task.dirty_ratio > partition.log.config.min_cleanable_dirty_ratio):
+            if task and (task.is_overdue or task.dirty_ratio > partition.log.config.min_cleanable_dirty_ratio):
                 found.append((task.dirty_ratio, partition, task))
         if not found:
             self.start()
             return
         _, partition, task = max(found, key=lambda each: each[0])
-        self._pass = Pass(partition, task, self._data, self._partitions.files, timestamp_ms)
+        self._pass = Cleaner(partition, task, self._data, self._partitions.files, timestamp_ms)
         self._run = self._pass.run()
-        self._slice_timer.set(now_ms)
+        self._resume_timer.set(now_ms)
 
-    def slice(self) -> None:
+    def resume_pass(self) -> None:
         """Goes on with the pass for a few milliseconds."""
         if self._pass is None or self._run is None:
             return
         until_ms = self._clock.now_ms() + _SLICE_MS
         try:
-            if not self._pass.overtaken:
+            if not self._pass.is_obsolete:
                 while not next(self._run) and self._clock.now_ms() < until_ms:
                     pass
-                self._slice_timer.set(self._clock.now_ms() + _PAUSE_MS)
+                self._resume_timer.set(self._clock.now_ms() + _PAUSE_MS)
                 return
         except StopIteration:
-            self.passes += 1
-        except UnreadableBytes as error:
+            self.completed_passes += 1
+        except InvalidBatchError as error:
             self._failed(self._pass.partition, StorageError(error.reason))
         except StorageError as error:
             self._failed(self._pass.partition, error)
@@ -374,7 +375,7 @@ class LogCleaner:
             self.start()
             raise
         self._drop()
-        self._look_timer.set(self._clock.now_ms())
+        self._start_timer.set(self._clock.now_ms())
 
     def _drop(self) -> None:
         run, self._run, self._pass = self._run, None, None

@@ -72,8 +72,8 @@ class DataDirectory:
         self._report = report
         self.cluster_id = ""
         self.topics: dict[str, TopicEntry] = {}
-        self.log_starts: dict[TopicPartition, int] = {}
-        self.cleaned: dict[TopicPartition, int] = {}
+        self.log_start_offsets: dict[TopicPartition, int] = {}
+        self.cleaner_offsets: dict[TopicPartition, int] = {}
         self.broker_settings: dict[str, dict[str, str]] = {}
         self._deleting: list[str] = []
         self._next_producer_id = 0
@@ -121,7 +121,7 @@ class DataDirectory:
         finally:
             self._release_lock()
 
-    def clean_end_offset(self, topic_partition: TopicPartition) -> int | None:
+    def recovery_point(self, topic_partition: TopicPartition) -> int | None:
         """Where the log ended at the last stop, None when that was not a clean one."""
         return None if self._clean_ends is None else self._clean_ends.get(topic_partition)
 
@@ -146,33 +146,33 @@ class DataDirectory:
         doomed = [str(partition) for partition in self.topics[name].partitions]
         self._write_topics(rest, [*self._deleting, *doomed])
         remove_files()
-        starts = {tp: offset for tp, offset in self.log_starts.items() if tp.topic != name}
-        if starts != self.log_starts:
+        starts = {tp: offset for tp, offset in self.log_start_offsets.items() if tp.topic != name}
+        if starts != self.log_start_offsets:
             self._write_checkpoint(_LOG_STARTS, starts)
-            self.log_starts = starts
-        cleaned = {tp: offset for tp, offset in self.cleaned.items() if tp.topic != name}
-        if cleaned != self.cleaned:
+            self.log_start_offsets = starts
+        cleaned = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp.topic != name}
+        if cleaned != self.cleaner_offsets:
             self._write_checkpoint(_CLEANED, cleaned)
-            self.cleaned = cleaned
+            self.cleaner_offsets = cleaned
         self._write_topics(rest, [])
 
-    def set_log_start(self, topic_partition: TopicPartition, offset: int) -> None:
+    def set_log_start_offset(self, topic_partition: TopicPartition, offset: int) -> None:
         """Keeps a log start over restarts.
 
         Raises: StorageError.
         """
-        starts = {**self.log_starts, topic_partition: offset}
+        starts = {**self.log_start_offsets, topic_partition: offset}
         self._write_checkpoint(_LOG_STARTS, starts)
-        self.log_starts = starts
+        self.log_start_offsets = starts
 
-    def set_cleaned(self, topic_partition: TopicPartition, offset: int) -> None:
+    def set_cleaner_offset(self, topic_partition: TopicPartition, offset: int) -> None:
         """Keeps over restarts that a log is compacted up to `offset`.
 
         Raises: StorageError.
         """
-        cleaned = {**self.cleaned, topic_partition: offset}
+        cleaned = {**self.cleaner_offsets, topic_partition: offset}
         self._write_checkpoint(_CLEANED, cleaned)
-        self.cleaned = cleaned
+        self.cleaner_offsets = cleaned
 
     def put_broker_settings(self, name: str, settings: Mapping[str, str]) -> None:
         """Replaces what one node, or under the empty name all nodes were given; durable when this returns.
@@ -268,8 +268,8 @@ class DataDirectory:
                 "set node.id to match or choose another directory"
             )
         self._read_topics()
-        self.log_starts = self._read_checkpoint(_LOG_STARTS)
-        self.cleaned = self._read_checkpoint(_CLEANED)
+        self.log_start_offsets = self._read_checkpoint(_LOG_STARTS)
+        self.cleaner_offsets = self._read_checkpoint(_CLEANED)
         self._read_broker_settings()
         self._read_clean_ends()
         for name in self._deleting:
@@ -291,8 +291,8 @@ class DataDirectory:
         self._next_producer_id = self._producer_ids_until = found.next_producer_id
         topics = [TopicEntry(each.name, each.topic_id, each.partition_count, each.settings) for each in found.topics]
         self._write_topics({entry.name: entry for entry in topics}, [])
-        self._write_checkpoint(_LOG_STARTS, found.log_starts)
-        self._write_checkpoint(_CLEANED, found.cleaned)
+        self._write_checkpoint(_LOG_STARTS, found.log_start_offsets)
+        self._write_checkpoint(_CLEANED, found.cleaner_offsets)
         save_leader_epoch(found.leader_epoch)
         former = meta.get("node.id", meta.get("broker.id", "unknown"))
         meta = {**meta, "node.id": str(node_id), _MARK: _FORMAT}

@@ -33,25 +33,25 @@ class FileCache:
             os.close(oldest)
         return descriptor
 
-    def forget(self, path: Path) -> None:
+    def close_file(self, path: Path) -> None:
         """Closes `path` if it is open; to be called before it is removed or renamed."""
         descriptor = self._open.pop(path, None)
         if descriptor is not None:
             os.close(descriptor)
 
-    def flush_behind(self, path: Path, failed: Callable[[OSError], None]) -> None:
+    def flush_in_background(self, path: Path, failed: Callable[[OSError], None]) -> None:
         """Writes `path` to the disk in a thread of its own: a large file would hold up everything else."""
         descriptor = os.dup(self.descriptor(path))
-        self.run_behind(lambda: _flush(descriptor, failed))
+        self.run_in_background(lambda: _flush(descriptor, failed))
 
-    def run_behind(self, work: Callable[[], None]) -> Future[None]:
+    def run_in_background(self, work: Callable[[], None]) -> Future[None]:
         """Does `work`, which waits for the disk, in a thread of its own, one after the other."""
         if self._flusher is None:
             self._flusher = ThreadPoolExecutor(1, thread_name_prefix="groupsource-flush")
         return self._flusher.submit(work)
 
     def close(self) -> None:
-        """Closes every file, after what `flush_behind` still has to do."""
+        """Closes every file, after what `flush_in_background` still has to do."""
         if self._flusher is not None:
             self._flusher.shutdown()
             self._flusher = None

@@ -24,20 +24,25 @@ from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
-from spark_groupsource.storage.segment import Segment, StoredBatch, UnreadableBytes
-from spark_groupsource.storage.swap import CleanedSegment, finish_swaps, segment_bases, swap_steps
+from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment_swap import (
+    CleanedSegment,
+    complete_swaps,
+    replacement_steps,
+    segment_base_offsets,
+)
 from spark_groupsource.storage.topic_config import TopicConfig
 
-Report = Callable[[str], None]
+Reporter = Callable[[str], None]
 """Takes one line for the operator."""
 
 
-class Damage(NamedTuple):
+class CorruptRange(NamedTuple):
     """Offsets from `offset` up to `next_offset` (excluded) cannot be read; `position` is in the file of `segment`."""
 
     offset: int
     next_offset: int
-    segment: Segment
+    segment: LogSegment
     position: int
 
 
@@ -57,7 +62,7 @@ class PartitionLog:
         topic_partition: TopicPartition,
         config: TopicConfig,
         files: FileCache,
-        report: Report,
+        report: Reporter,
         *,
         log_start_offset: int = 0,
         has_gaps: bool = False,
@@ -67,13 +72,13 @@ class PartitionLog:
         self.config = config
         self.log_start_offset = log_start_offset
         self.has_gaps = has_gaps  # it was compacted, whatever its policy is now
-        self.damages: list[Damage] = []
-        self.before_roll: Callable[[int], None] = lambda base_offset: None
+        self.corrupt_ranges: list[CorruptRange] = []
+        self.on_roll: Callable[[int], None] = lambda base_offset: None
         self._files = files
         self._report = report
         self.leader_epochs = LeaderEpochCache(directory)
         self._unflushed_batches = 0
-        self._segments: list[Segment] = []
+        self._segments: list[LogSegment] = []
         self._bases: list[int] = []
 
     # --- opening and closing ---
@@ -96,14 +101,14 @@ class PartitionLog:
         self._add_segment(segment)
         self._sync_directory()
 
-    def open(self, clean_end_offset: int | None = None) -> None:
-        """Opens the segments; `clean_end_offset` is the end noted at a clean stop, None when there was none.
+    def open(self, recovery_point: int | None = None) -> None:
+        """Opens the segments; `recovery_point` is the end noted at a clean stop, None when there was none.
 
         Raises: StorageError when the directory or a file is missing or cannot be read.
         """
         try:
-            finish_swaps(self.directory)
-            bases = segment_bases(self.directory)
+            complete_swaps(self.directory)
+            bases = segment_base_offsets(self.directory)
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be read: {error.strerror}") from error
         if not bases:
@@ -121,69 +126,69 @@ class PartitionLog:
             self.log_start_offset = bases[0]
         for segment, following in zip(self._segments, bases[1:]):
             segment.next_offset = following
-            if not segment.index.load(segment.size, segment.contiguous):
+            if not segment.index.load(segment.size, segment.is_contiguous):
                 self._rescan(segment, tail=False)
                 segment.next_offset = following
-        self._open_active(clean_end_offset)
+        self._open_active(recovery_point)
 
-    def _open_active(self, clean_end_offset: int | None) -> None:
+    def _open_active(self, recovery_point: int | None) -> None:
         active = self._active
-        if clean_end_offset is None or not active.index.load(active.size, active.contiguous):
-            self._rescan(active, tail=clean_end_offset is None)
+        if recovery_point is None or not active.index.load(active.size, active.is_contiguous):
+            self._rescan(active, tail=recovery_point is None)
         else:
             try:
-                for stored in active.scan(active.index.floor_position(active.size), active.size):
-                    active.note_scanned(stored, has_entry=True)
-            except UnreadableBytes:
+                for stored in active.scan(active.index.position_floor(active.size), active.size):
+                    active.add_scanned(stored, has_entry=True)
+            except InvalidBatchError:
                 self._rescan(active, tail=False)
-        if clean_end_offset is not None and active.next_offset < clean_end_offset:
-            end, active.next_offset, active.closed = active.next_offset, clean_end_offset, True
+        if recovery_point is not None and active.next_offset < recovery_point:
+            end, active.next_offset, active.is_closed = active.next_offset, recovery_point, True
             reason = "the file ends before what was stored when the broker stopped"
-            missing = UnreadableBytes(active.size, reason, False)
-            self._note_damage(active, missing, end, None)
+            missing = InvalidBatchError(active.size, reason, False)
+            self._add_corrupt_range(active, missing, end, None)
 
-    def _rescan(self, segment: Segment, tail: bool) -> None:
+    def _rescan(self, segment: LogSegment, tail: bool) -> None:
         """Walks a whole segment, makes its indexes anew, and finds out what is damaged and what is a torn tail."""
-        segment.forget_contents()
-        expected = segment.base_offset if segment.contiguous else None
+        segment.reset()
+        expected = segment.base_offset if segment.is_contiguous else None
         position = 0
         while position < segment.size:
             try:
                 for stored in segment.scan(position, segment.size, expected):
-                    segment.note_scanned(stored)
+                    segment.add_scanned(stored)
                 break
-            except UnreadableBytes as error:
-                behind = segment.next_good_batch(error.position, segment.next_offset)
-                if behind is None and tail and not error.complete:
+            except InvalidBatchError as error:
+                behind = segment.next_valid_batch(error.position, segment.next_offset)
+                if behind is None and tail and not error.is_complete:
                     self._cut_tail(segment, error)
                     break
-                damage = self._note_damage(segment, error, segment.next_offset, behind)
+                damage = self._add_corrupt_range(segment, error, segment.next_offset, behind)
                 if behind is None:
                     segment.next_offset = damage.next_offset
-                    segment.closed = True
+                    segment.is_closed = True
                     break
                 position = behind.position
-                expected = behind.header.base_offset if segment.contiguous else None
+                expected = behind.header.base_offset if segment.is_contiguous else None
         segment.index.write()
 
-    def _cut_tail(self, segment: Segment, error: UnreadableBytes) -> None:
+    def _cut_tail(self, segment: LogSegment, error: InvalidBatchError) -> None:
         self._report(
             f"{segment.path}: cut {segment.size - error.position} bytes off the end ({error.reason}); "
             f"a write was interrupted there and never acknowledged, {self.topic_partition} goes on at offset "
             f"{segment.next_offset}"
         )
-        segment.cut(error.position)
+        segment.truncate(error.position)
 
-    def _note_damage(
-        self, segment: Segment, error: UnreadableBytes, offset: int, behind: StoredBatch | None
-    ) -> Damage:
+    def _add_corrupt_range(
+        self, segment: LogSegment, error: InvalidBatchError, offset: int, behind: StoredBatch | None
+    ) -> CorruptRange:
         if behind is not None:
             next_offset = behind.header.base_offset
-            segment.index.add_landmark(next_offset, behind.position)
+            segment.index.add_search_entry(next_offset, behind.position)
         else:
             next_offset = max(segment.next_offset, segment.claimed_next_offset(error.position, offset))
-        damage = Damage(offset, next_offset, segment, error.position)
-        self.damages = sorted([*self.damages, damage], key=lambda each: each.offset)
+        damage = CorruptRange(offset, next_offset, segment, error.position)
+        self.corrupt_ranges = sorted([*self.corrupt_ranges, damage], key=lambda each: each.offset)
         self._report(
             f"{segment.path} is damaged at byte {error.position} ({error.reason}): {self.topic_partition} is served up "
             f"to offset {offset} and takes no records. Restore the file from a copy, or give the records up with "
@@ -199,7 +204,7 @@ class PartitionLog:
         for segment in self._segments:
             segment.index.write()
         if self._segments and self._active.size:
-            self._active.index.seal()
+            self._active.index.complete()
             self._active.flush()
 
     def delete(self) -> None:
@@ -224,16 +229,16 @@ class PartitionLog:
         return sum(segment.size for segment in self._segments)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[LogSegment, ...]:
         return tuple(self._segments)
 
     @property
-    def damage(self) -> Damage | None:
+    def corrupt_range(self) -> CorruptRange | None:
         """The first damage that is not below the log start."""
-        return next((damage for damage in self.damages if damage.next_offset > self.log_start_offset), None)
+        return next((damage for damage in self.corrupt_ranges if damage.next_offset > self.log_start_offset), None)
 
     @property
-    def _active(self) -> Segment:
+    def _active(self) -> LogSegment:
         return self._segments[-1]
 
     # --- append ---
@@ -246,7 +251,7 @@ class PartitionLog:
 
         Raises: StorageError when the log is damaged or cannot be written; nothing is then appended.
         """
-        damage = self.damage
+        damage = self.corrupt_range
         if damage is not None:
             raise StorageError(f"{self.topic_partition} is damaged at offset {damage.offset} and takes no records")
         base_offset = self.log_end_offset
@@ -279,9 +284,9 @@ class PartitionLog:
 
         Raises: StorageError.
         """
-        self._active.index.seal()
-        self._active.flush_behind(self._report)
-        self.before_roll(self.log_end_offset)
+        self._active.index.complete()
+        self._active.flush_in_background(self._report)
+        self.on_roll(self.log_end_offset)
         segment = self._new_segment(self.log_end_offset)
         segment.create()
         self._add_segment(segment)
@@ -293,11 +298,11 @@ class PartitionLog:
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}; mend the disk") from error
 
-    def _new_segment(self, base_offset: int) -> Segment:
+    def _new_segment(self, base_offset: int) -> LogSegment:
         contiguous = not (self.config.is_compacted or self.has_gaps)
-        return Segment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
+        return LogSegment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
 
-    def _add_segment(self, segment: Segment) -> None:
+    def _add_segment(self, segment: LogSegment) -> None:
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
 
@@ -313,7 +318,7 @@ class PartitionLog:
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {self.log_end_offset}")
-        damage = self.damage
+        damage = self.corrupt_range
         if damage is not None and offset >= damage.offset:
             raise self._corrupt(damage)
         if offset == self.log_end_offset or (before is not None and offset >= before):
@@ -330,11 +335,11 @@ class PartitionLog:
                 data = segment.read(max(offset, segment.base_offset), max_bytes, end, before)
                 if data:
                     return data
-            except UnreadableBytes as error:
-                raise self._corrupt(self._found_damage(segment, error)) from error
+            except InvalidBatchError as error:
+                raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
         return memoryview(b"")
 
-    def bytes_after(self, offset: int) -> int:
+    def bytes_from(self, offset: int) -> int:
         """About how many bytes a reader at `offset` has before it; 0 only when there is nothing."""
         if offset >= self.log_end_offset:
             return 0
@@ -351,14 +356,14 @@ class PartitionLog:
         for segment in self._segments:
             if segment.next_offset <= start_offset:
                 continue
-            damage = self.damage
+            damage = self.corrupt_range
             end = damage.position if damage is not None and damage.segment is segment else segment.size
             try:
                 for stored in segment.scan(segment.position_at_or_before(start_offset), end, check=check):
                     if stored.header.last_offset >= start_offset:
                         yield stored
-            except UnreadableBytes as error:
-                raise self._corrupt(self._found_damage(segment, error)) from error
+            except InvalidBatchError as error:
+                raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
             if damage is not None and damage.segment is segment:
                 raise self._corrupt(damage)
 
@@ -384,30 +389,30 @@ class PartitionLog:
         largest = max((segment.index.max_timestamp for segment in live), default=-1)
         return self.offset_for_timestamp(largest) if largest >= 0 else None
 
-    def _record_at(self, segment: Segment, timestamp_ms: int) -> TimestampAndOffset | None:
-        damage = self.damage
+    def _record_at(self, segment: LogSegment, timestamp_ms: int) -> TimestampAndOffset | None:
+        damage = self.corrupt_range
         end = damage.position if damage is not None and damage.segment is segment else segment.size
         try:
-            for stored in segment.from_timestamp(timestamp_ms, end):
+            for stored in segment.batches_from_timestamp(timestamp_ms, end):
                 if stored.header.max_timestamp < timestamp_ms:
                     continue
                 for record in decode_records(stored.buffer, stored.header):
                     if record.timestamp_ms >= timestamp_ms and record.offset >= self.log_start_offset:
                         return TimestampAndOffset(record.timestamp_ms, record.offset)
-        except UnreadableBytes as error:
-            raise self._corrupt(self._found_damage(segment, error)) from error
+        except InvalidBatchError as error:
+            raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
         return None
 
     # --- damage found while reading ---
 
-    def _found_damage(self, segment: Segment, shown: UnreadableBytes) -> Damage:
-        error, offset = segment.locate(shown)
-        known = next((d for d in self.damages if d.segment is segment and d.position == error.position), None)
+    def _corruption_found_by_read(self, segment: LogSegment, shown: InvalidBatchError) -> CorruptRange:
+        error, offset = segment.locate_corruption(shown)
+        known = next((d for d in self.corrupt_ranges if d.segment is segment and d.position == error.position), None)
         if known is not None:
             return known
-        return self._note_damage(segment, error, offset, segment.next_good_batch(error.position, offset))
+        return self._add_corrupt_range(segment, error, offset, segment.next_valid_batch(error.position, offset))
 
-    def _corrupt(self, damage: Damage) -> CorruptRecordError:
+    def _corrupt(self, damage: CorruptRange) -> CorruptRecordError:
         return CorruptRecordError(
             f"{damage.segment.path} is damaged at byte {damage.position}: {self.topic_partition} is readable up to "
             f"offset {damage.offset}, restore the file from a copy or delete records up to {damage.next_offset}"
@@ -415,16 +420,16 @@ class PartitionLog:
 
     # --- compaction ---
 
-    def replace(self, group: Sequence[Segment], cleaned: CleanedSegment) -> None:
+    def replace(self, group: Sequence[LogSegment], cleaned: CleanedSegment) -> None:
         """Puts a cleaned segment in the place of those it was made of.
 
         Raises: StorageError: it may be half done, and the log must not be used until it was opened again.
         """
-        for _ in swap_steps(self.directory, cleaned.base_offset, cleaned.end_offset, self._files.forget):
+        for _ in replacement_steps(self.directory, cleaned.base_offset, cleaned.end_offset, self._files.close_file):
             pass
         first = self._segments.index(group[0])
         segment = self._new_segment(cleaned.base_offset)
-        segment.contiguous = False
+        segment.is_contiguous = False
         segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
         if not segment.index.load(segment.size, False):
             self._rescan(segment, tail=False)
@@ -445,7 +450,7 @@ class PartitionLog:
             self._segments.pop(0).remove()
         return self.log_start_offset
 
-    def expired_before(self, timestamp_ms: int) -> int:
+    def retention_start_offset(self, timestamp_ms: int) -> int:
         """Up to which offset segments are too old or too many by the topic's retention.
 
         Compacted topics are never touched. The active segment may be among those that are, and must then be rolled.
@@ -457,7 +462,7 @@ class PartitionLog:
         limit = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
         for segment in self._segments:
-            old = 0 <= self.config.retention_ms < timestamp_ms - segment.newest_timestamp_ms()
+            old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp_ms()
             too_many = 0 <= self.config.retention_bytes and segment.size <= excess
             if not (old or too_many) or (segment is self._active and not segment.size):
                 break

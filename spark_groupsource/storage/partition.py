@@ -18,12 +18,18 @@ from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, cont
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
 from spark_groupsource.records.recompression import recompress
-from spark_groupsource.storage import aborted_index as aborted
-from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
+from spark_groupsource.storage import transaction_index as aborted
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.leader_epoch_cache import EpochEnd
-from spark_groupsource.storage.log import PartitionLog, Report
-from spark_groupsource.storage.producer_state import NO_PRODUCER_ID, ProducerEntry, ProducerStates, SequenceError
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.producer_state import (
+    NO_PRODUCER_ID,
+    ProducerBatchError,
+    ProducerStateEntry,
+    ProducerStateManager,
+)
+from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
@@ -51,7 +57,7 @@ class RejectedBatchError(ApiError):
         self.record_errors = dict(record_errors or {})
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """Where a produced batch stands.
 
     `log_append_time_ms` is -1 unless the broker stamps the records; of one that was stored before it is its timestamp.
@@ -62,34 +68,34 @@ class Appended(NamedTuple):
     size: int
 
 
-Verify = Callable[[BatchHeader], None]
+TransactionVerifier = Callable[[BatchHeader], None]
 """Is asked before the first batch of a transaction is stored; raises ApiError when it belongs to none."""
 
 
 class Partition:
     """One partition: its log, its producers, or why it is offline."""
 
-    def __init__(self, topic_id: uuid.UUID, log: PartitionLog, report: Report) -> None:
+    def __init__(self, topic_id: uuid.UUID, log: PartitionLog, report: Reporter) -> None:
         self.topic_id = topic_id
         self.topic_partition = log.topic_partition
         self.log = log
-        self.offline: str = ""
-        self.aborted = AbortedTransactions()
-        self._producers = ProducerStates()
+        self.offline_reason: str = ""
+        self.transaction_index = TransactionIndex()
+        self._producers = ProducerStateManager()
         self._report = report
-        log.before_roll = self._write_snapshot
+        log.on_roll = self._write_snapshot
 
-    def open(self, clean_end_offset: int | None) -> None:
+    def open(self, recovery_point: int | None) -> None:
         """Opens the log and rebuilds what is known of producers; trouble makes this partition offline, no other."""
         try:
-            self.log.open(clean_end_offset)
+            self.log.open(recovery_point)
             self._load_producers()
         except (StorageError, OSError) as error:
-            self.take_offline(error)
+            self.mark_offline(error)
 
-    def take_offline(self, error: Exception) -> None:
+    def mark_offline(self, error: Exception) -> None:
         """Refuses everything from now on: nobody knows what is on the disk until a start has looked."""
-        self.offline = str(error)
+        self.offline_reason = str(error)
         self._report(f"{self.topic_partition} is offline: {error}")
 
     def close(self) -> None:
@@ -97,21 +103,21 @@ class Partition:
 
         Raises: StorageError.
         """
-        if not self.offline:
+        if not self.offline_reason:
             self.log.close()
             if len(self._producers):
                 self._write_snapshot(self.log.log_end_offset)
 
     def check_online(self) -> None:
         """Raises: ApiError when the partition cannot be used."""
-        if self.offline:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+        if self.offline_reason:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline_reason)
 
     # --- leader epochs ---
 
     def assign_leader_epoch(self, epoch: int) -> None:
         """Starts a leader epoch at the log end, unless it has started; records appended from now on belong to it."""
-        if self.offline:
+        if self.offline_reason:
             return
         try:
             self.log.leader_epochs.assign(epoch, self.log.log_end_offset)
@@ -133,7 +139,7 @@ class Partition:
         first = self._producers.first_unstable_offset()
         return self.log.log_end_offset if first is None else max(first, self.log.log_start_offset)
 
-    def producers(self) -> Mapping[int, ProducerEntry]:
+    def producers(self) -> Mapping[int, ProducerStateEntry]:
         """Producer id -> what is remembered of it; not to be changed."""
         return self._producers.entries()
 
@@ -145,8 +151,8 @@ class Partition:
         timestamp_ms: int,
         *,
         zstd: bool = True,
-        verify: Verify | None = None,
-    ) -> Appended:
+        verify: TransactionVerifier | None = None,
+    ) -> AppendResult:
         """Checks what a producer sent and stores it; a batch that was stored before is answered as it was then.
 
         Raises: ApiError.
@@ -158,16 +164,16 @@ class Partition:
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 stored = self._producers.check(header)
-            except SequenceError as error:
+            except ProducerBatchError as error:
                 raise RejectedBatchError(error.code, str(error), self.log.log_start_offset) from error
             if stored is not None:
-                return Appended(stored.base_offset, stored.timestamp_ms, 0)
+                return AppendResult(stored.base_offset, stored.timestamp_ms, 0)
             known = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
             if header.is_transactional and not known and verify is not None:
                 verify(header)
         return self._store(*self._in_own_codec(records, header), timestamp_ms)
 
-    def append_own(self, batch: bytes, timestamp_ms: int) -> Appended:
+    def append_from_coordinator(self, batch: bytes, timestamp_ms: int) -> AppendResult:
         """Stores a batch that a coordinator of this broker made.
 
         Raises: ApiError.
@@ -176,9 +182,9 @@ class Partition:
         self._check_size(len(batch))
         return self._store(batch, next(iter_batches(batch)), timestamp_ms)
 
-    def append_marker(
+    def append_transaction_marker(
         self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int, timestamp_ms: int
-    ) -> Appended:
+    ) -> AppendResult:
         """Ends a producer's transaction in this partition, also where it has none, for nobody may know.
 
         Raises: ApiError.
@@ -186,7 +192,7 @@ class Partition:
         self.check_online()
         try:
             self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
-        except SequenceError as error:
+        except ProducerBatchError as error:
             raise ApiError(error.code, str(error)) from error
         key = control_key(CONTROL_COMMIT if committed else CONTROL_ABORT)
         batch = encode_batch(
@@ -198,7 +204,7 @@ class Partition:
         )
         return self._store(batch, next(iter_batches(batch)), timestamp_ms)
 
-    def _store(self, records: bytes | bytearray | memoryview, header: BatchHeader, timestamp_ms: int) -> Appended:
+    def _store(self, records: bytes | bytearray | memoryview, header: BatchHeader, timestamp_ms: int) -> AppendResult:
         stamped = self.log.config.message_timestamp_type == "LogAppendTime"
         try:
             base_offset = self.log.append(bytearray(records), header, timestamp_ms if stamped else None)
@@ -211,28 +217,29 @@ class Partition:
                 aborted.append(self.log.segments[-1].path, row)
             self.log.flush_if_due()
         except StorageError as error:
-            self.take_offline(error)
+            self.mark_offline(error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        return Appended(base_offset, timestamp_ms if stamped else -1, header.size)
+        return AppendResult(base_offset, timestamp_ms if stamped else -1, header.size)
 
     def _note(
         self, buffer: bytes | bytearray | memoryview, header: BatchHeader, base_offset: int
     ) -> AbortedTransaction | None:
         """Remembers a stored batch; returns the transaction it has aborted, if it did."""
         if not header.is_control:
-            self._producers.note(header, base_offset)
+            self._producers.update(header, base_offset)
             return None
         marker = next(decode_records(buffer, header), None)
         if marker is None or marker.value is None or len(marker.value) < _MARKER.size:
             return None  # compaction has removed the transaction and its marker
         _, coordinator_epoch = _MARKER.unpack_from(marker.value)
         producer_id = header.producer_id
-        first = self._producers.note_marker(producer_id, header.producer_epoch, coordinator_epoch, marker.timestamp_ms)
+        epoch, timestamp_ms = header.producer_epoch, marker.timestamp_ms
+        first = self._producers.complete_transaction(producer_id, epoch, coordinator_epoch, timestamp_ms)
         if first is None or control_type(buffer, header) != CONTROL_ABORT:
             return None
         unstable = self._producers.first_unstable_offset()
         row = AbortedTransaction(producer_id, first, base_offset, base_offset + 1 if unstable is None else unstable)
-        self.aborted.add(row)
+        self.transaction_index.add(row)
         return row
 
     def _check_batch(self, records: bytes | bytearray | memoryview, zstd: bool) -> BatchHeader:
@@ -317,13 +324,13 @@ class Partition:
             text = "One or more records have been rejected due to invalid timestamp"
             raise RejectedBatchError(ErrorCode.INVALID_TIMESTAMP, text, self.log.log_start_offset, errors)
 
-    def last_offsets(self) -> Mapping[int, int]:
+    def last_data_offsets(self) -> Mapping[int, int]:
         """Producer id -> last offset of its last batch, which compaction must leave."""
-        return self._producers.last_offsets()
+        return self._producers.last_data_offsets()
 
-    def expire_producers(self, until_ms: int) -> None:
+    def remove_expired_producers(self, until_ms: int) -> None:
         """Forgets producers that last wrote at `until_ms` (epoch ms) or before."""
-        self._producers.expire(until_ms)
+        self._producers.remove_expired(until_ms)
 
     def _load_producers(self) -> None:
         start = self.log.log_start_offset
@@ -333,12 +340,12 @@ class Partition:
         for path in sorted(snapshots, reverse=True) if rows is not None else ():
             if path.stem.isdigit() and start <= int(path.stem) <= self.log.log_end_offset:
                 try:
-                    self._producers = ProducerStates.decode(path.read_bytes())
+                    self._producers = ProducerStateManager.decode(path.read_bytes())
                     start = int(path.stem)
                     break
                 except CorruptRecordError as error:
                     self._report(f"{path}: {error}; the log is read instead")
-        self.aborted = AbortedTransactions([row for row in rows or () if row.last_offset < start])
+        self.transaction_index = TransactionIndex([row for row in rows or () if row.last_offset < start])
         try:
             for stored in self.log.batches(start, check=False):
                 self._note(stored.buffer, stored.header, stored.header.base_offset)
@@ -346,7 +353,7 @@ class Partition:
             pass  # the damage is reported by the log, which takes no more records until it is mended
         for segment in self.log.segments:
             if rows is None or segment.next_offset > start:
-                aborted.write(segment.path, self.aborted.between(segment.base_offset, segment.next_offset))
+                aborted.write(segment.path, self.transaction_index.between(segment.base_offset, segment.next_offset))
         for path in self.log.directory.glob("*.snapshot"):
             if path not in bases:
                 path.unlink()

@@ -29,7 +29,7 @@ _COUNT = struct.Struct(">i")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
-class StoredSequence(NamedTuple):
+class BatchMetadata(NamedTuple):
     """A stored batch as its producer numbered it; a coordinator's batches have no numbers, -1."""
 
     first_sequence: int
@@ -40,7 +40,7 @@ class StoredSequence(NamedTuple):
 
 
 @dataclass
-class ProducerEntry:
+class ProducerStateEntry:
     """One producer's epoch and its last batches, oldest first.
 
     `first_offset` is where its open transaction began, None without one; `coordinator_epoch` is the last marker's, -1
@@ -48,13 +48,13 @@ class ProducerEntry:
     """
 
     epoch: int
-    batches: deque[StoredSequence] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
+    batches: deque[BatchMetadata] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
     coordinator_epoch: int = -1
     first_offset: int | None = None
     timestamp_ms: int = -1
 
 
-class SequenceError(Exception):
+class ProducerBatchError(Exception):
     """A batch that must not be stored, by its producer's fault; `code` is the answer."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -62,21 +62,21 @@ class SequenceError(Exception):
         self.code = code
 
 
-class ProducerStates:
+class ProducerStateManager:
     """The producers of one partition."""
 
     def __init__(self) -> None:
-        self._producers: dict[int, ProducerEntry] = {}
+        self._producers: dict[int, ProducerStateEntry] = {}
         self._open: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def entries(self) -> Mapping[int, ProducerEntry]:
+    def entries(self) -> Mapping[int, ProducerStateEntry]:
         """Producer id -> what is remembered; not to be changed."""
         return self._producers
 
-    def last_offsets(self) -> dict[int, int]:
+    def last_data_offsets(self) -> dict[int, int]:
         """Producer id -> last offset of its last batch, by which the log tells of the producer."""
         return {number: entry.batches[-1].last_offset for number, entry in self._producers.items() if entry.batches}
 
@@ -87,10 +87,10 @@ class ProducerStates:
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         return producer_id in self._open and self._producers[producer_id].epoch == epoch
 
-    def check(self, header: BatchHeader) -> StoredSequence | None:
+    def check(self, header: BatchHeader) -> BatchMetadata | None:
         """None when the batch is to be stored; what was stored when it is a duplicate.
 
-        Raises: SequenceError.
+        Raises: ProducerBatchError.
         """
         entry = self._producers.get(header.producer_id)
         if entry is None:
@@ -110,25 +110,25 @@ class ProducerStates:
             raise self._out_of_order(header, due)
         if entry.first_offset is not None and not header.is_transactional:
             text = f"producer {header.producer_id} sends a plain batch while its transaction is open"
-            raise SequenceError(ErrorCode.INVALID_TXN_STATE, text)
+            raise ProducerBatchError(ErrorCode.INVALID_TXN_STATE, text)
         return None
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Raises: SequenceError for a marker of a producer or a coordinator that was replaced."""
+        """Raises: ProducerBatchError for a marker of a producer or a coordinator that was replaced."""
         entry = self._producers.get(producer_id)
         if entry is None:
             return
         self._check_epoch(entry, producer_id, epoch)
         if coordinator_epoch < entry.coordinator_epoch:
             text = f"a coordinator of epoch {coordinator_epoch} was replaced by one of epoch {entry.coordinator_epoch}"
-            raise SequenceError(ErrorCode.TRANSACTION_COORDINATOR_FENCED, text)
+            raise ProducerBatchError(ErrorCode.TRANSACTION_COORDINATOR_FENCED, text)
 
-    def _check_epoch(self, entry: ProducerEntry, producer_id: int, epoch: int) -> None:
+    def _check_epoch(self, entry: ProducerStateEntry, producer_id: int, epoch: int) -> None:
         if epoch < entry.epoch:
             text = f"producer {producer_id} sends epoch {epoch}, its newest is {entry.epoch}"
-            raise SequenceError(ErrorCode.INVALID_PRODUCER_EPOCH, text)
+            raise ProducerBatchError(ErrorCode.INVALID_PRODUCER_EPOCH, text)
 
-    def note(self, header: BatchHeader, base_offset: int) -> None:
+    def update(self, header: BatchHeader, base_offset: int) -> None:
         """Remembers a batch of records that is stored at `base_offset`."""
         if header.producer_id == NO_PRODUCER_ID:
             return
@@ -138,29 +138,31 @@ class ProducerStates:
             last = _add(first, header.last_offset_delta)
         entry.timestamp_ms = header.max_timestamp
         entry.batches.append(
-            StoredSequence(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp)
+            BatchMetadata(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp)
         )
         if header.is_transactional and entry.first_offset is None:
             entry.first_offset = self._open[header.producer_id] = base_offset
 
-    def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int) -> int | None:
+    def complete_transaction(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
+    ) -> int | None:
         """Ends a producer's transaction; returns where it began, None when nothing of it is in this partition."""
         entry = self._entry(producer_id, epoch)
         entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
         entry.first_offset = None
         return self._open.pop(producer_id, None)
 
-    def _entry(self, producer_id: int, epoch: int) -> ProducerEntry:
+    def _entry(self, producer_id: int, epoch: int) -> ProducerStateEntry:
         """The entry of a producer, with nothing of older epochs but their transaction."""
         entry = self._producers.get(producer_id)
         if entry is None:
-            entry = self._producers[producer_id] = ProducerEntry(epoch)
+            entry = self._producers[producer_id] = ProducerStateEntry(epoch)
         elif entry.epoch != epoch:
             entry.epoch = epoch
             entry.batches.clear()
         return entry
 
-    def expire(self, until_ms: int) -> None:
+    def remove_expired(self, until_ms: int) -> None:
         """Forgets producers that last wrote at `until_ms` (epoch ms) or before; never one whose transaction is open.
 
         The stamps of their records are what counts, as in Kafka.
@@ -169,8 +171,8 @@ class ProducerStates:
             if number not in self._open:
                 del self._producers[number]
 
-    def _out_of_order(self, header: BatchHeader, due: int) -> SequenceError:
-        return SequenceError(
+    def _out_of_order(self, header: BatchHeader, due: int) -> ProducerBatchError:
+        return ProducerBatchError(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {header.producer_id} sends sequence number {header.base_sequence} where {due} is due",
         )
@@ -184,7 +186,7 @@ class ProducerStates:
         count = 0
         for producer_id, entry in self._producers.items():
             first_offset = -1 if entry.first_offset is None else entry.first_offset
-            for last in entry.batches or (StoredSequence(-1, -1, -1, -1, entry.timestamp_ms),):
+            for last in entry.batches or (BatchMetadata(-1, -1, -1, -1, entry.timestamp_ms),):
                 delta = last.last_offset - last.base_offset
                 body += _SNAPSHOT_ENTRY.pack(
                     producer_id, entry.epoch, last.last_sequence, last.last_offset, delta, last.timestamp_ms,
@@ -195,7 +197,7 @@ class ProducerStates:
         return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, google_crc32c.value(bytes(body))) + bytes(body)
 
     @classmethod
-    def decode(cls, data: bytes) -> ProducerStates:
+    def decode(cls, data: bytes) -> ProducerStateManager:
         """Reads a snapshot.
 
         Raises: CorruptRecordError when the bytes are not one.
@@ -218,7 +220,7 @@ class ProducerStates:
                 entry.first_offset = states._open[producer_id] = first_offset
             if last_offset >= 0:
                 first = (last_sequence - delta) % _SEQUENCE_LIMIT if last_sequence >= 0 else -1
-                stored = StoredSequence(first, last_sequence, last_offset - delta, last_offset, timestamp)
+                stored = BatchMetadata(first, last_sequence, last_offset - delta, last_offset, timestamp)
                 entry.batches.append(stored)
         return states
 

@@ -36,32 +36,32 @@ class StoredBatch(NamedTuple):
     position: int
 
 
-class UnreadableBytes(Exception):
+class InvalidBatchError(Exception):
     """Bytes that are no good batch, at `position` of the file; `complete` when a whole batch stands there."""
 
     def __init__(self, position: int, reason: str, complete: bool) -> None:
         super().__init__(reason)
         self.position = position
         self.reason = reason
-        self.complete = complete
+        self.is_complete = complete
 
 
-class Segment:
+class LogSegment:
     """Batches from `base_offset` on; `size` counts the bytes that are part of the log."""
 
     def __init__(
         self, directory: Path, base_offset: int, files: FileCache, index_interval_bytes: int, contiguous: bool
     ) -> None:
         self.base_offset = base_offset
-        self.contiguous = contiguous  # no offset is missing: nothing was compacted away
+        self.is_contiguous = contiguous  # no offset is missing: nothing was compacted away
         self.path = directory / f"{base_offset:020d}.log"
         self.index = SegmentIndex(self.path, base_offset, index_interval_bytes)
-        self.closed = False  # nothing more may be appended
+        self.is_closed = False  # nothing more may be appended
         self.size = 0
         self.next_offset = base_offset
         self._first_timestamp: int | None = None
         self._files = files
-        self._verified = _Ranges()
+        self._verified = _ByteRanges()
 
     @property
     def _descriptor(self) -> int:
@@ -85,7 +85,7 @@ class Segment:
 
     def fits(self, batch_bytes: int, last_offset: int, segment_bytes: int) -> bool:
         """False when the log must roll before a batch is appended."""
-        if self.closed or last_offset - self.base_offset > _LARGEST_RELATIVE_OFFSET:
+        if self.is_closed or last_offset - self.base_offset > _LARGEST_RELATIVE_OFFSET:
             return False
         return self.size == 0 or self.size + batch_bytes <= segment_bytes
 
@@ -99,7 +99,7 @@ class Segment:
             (self._first_timestamp,) = struct.unpack(">q", self._bytes(_MAX_TIMESTAMP_AT, 8))
         return self._first_timestamp
 
-    def newest_timestamp_ms(self) -> int:
+    def max_timestamp_ms(self) -> int:
         """The largest stamp of a record; without one, when the file was last written.
 
         Raises: StorageError.
@@ -119,21 +119,21 @@ class Segment:
         try:
             write_exactly(self._descriptor, batch, self.size)
         except OSError as error:
-            self.cut(self.size)
+            self.truncate(self.size)
             text = f"{self.path} cannot be written: {error.strerror}; free space or mend the disk"
             raise StorageError(text) from error
         position = self.size
         self.size += len(batch)
         self.next_offset = last_offset + 1
         self._verified.add(position, self.size)
-        self.index.note(position, len(batch), last_offset, max_timestamp)
-        if self.index.has_much_unwritten:
+        self.index.add_batch(position, len(batch), last_offset, max_timestamp)
+        if self.index.should_write:
             try:
                 self.index.write()
             except StorageError:
                 pass  # the batch is stored all the same; the entries are kept, and a roll or close says what is wrong
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Drops what stands in the file from `size` on.
 
         Raises: StorageError.
@@ -154,13 +154,15 @@ class Segment:
         except OSError as error:
             raise StorageError(f"{self.path} cannot be flushed: {error.strerror}; mend the disk") from error
 
-    def flush_behind(self, report: Callable[[str], None]) -> None:
+    def flush_in_background(self, report: Callable[[str], None]) -> None:
         """Has a segment that is done written to the disk, while others are appended to."""
-        self._files.flush_behind(self.path, lambda error: report(f"{self.path} cannot be flushed: {error.strerror}"))
+        self._files.flush_in_background(
+            self.path, lambda error: report(f"{self.path} cannot be flushed: {error.strerror}")
+        )
 
     def remove(self) -> None:
         """Deletes the files."""
-        self._files.forget(self.path)
+        self._files.close_file(self.path)
         beside = (self.path.with_suffix(suffix) for suffix in (".snapshot", ".txnindex"))
         for path in (self.path, *self.index.paths, *beside):
             path.unlink(missing_ok=True)
@@ -174,7 +176,7 @@ class Segment:
         at which a batch begins. `end` is a position in the file not to be passed. Every byte returned was verified, now
         or before.
 
-        Raises: UnreadableBytes at damage in the first batch; StorageError.
+        Raises: InvalidBatchError at damage in the first batch; StorageError.
         """
         end = self.size if end is None else end
         start = self._position_of(offset, end)
@@ -188,25 +190,25 @@ class Segment:
         (length,) = struct.unpack_from(">i", self._bytes(start + 8, 4))
         stop = self._last_boundary(start, max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES))
         if stop > end:
-            raise UnreadableBytes(start, "a batch reaches past the end of the log", False)
+            raise InvalidBatchError(start, "a batch reaches past the end of the log", False)
         data = self._bytes(start, stop - start)
         if not self._verified.covers(start, stop):
             stop = self._verify(data, start)
         return memoryview(data)[: stop - start]
 
-    def from_timestamp(self, timestamp_ms: int, end: int) -> Iterator[StoredBatch]:
+    def batches_from_timestamp(self, timestamp_ms: int, end: int) -> Iterator[StoredBatch]:
         """The batches among which the first record stamped `timestamp_ms` or later is, and those behind it.
 
-        Raises: UnreadableBytes, StorageError.
+        Raises: InvalidBatchError, StorageError.
         """
-        return self.scan(self.position_at_or_before(self.index.offset_before_time(timestamp_ms)), end)
+        return self.scan(self.position_at_or_before(self.index.offset_before_timestamp(timestamp_ms)), end)
 
     def position_at_or_before(self, offset: int) -> int:
         """Where the index says to begin a search for `offset`."""
-        entry = self.index.floor(offset)
+        entry = self.index.lookup(offset)
         return entry.position if entry else 0
 
-    def locate(self, error: UnreadableBytes) -> tuple[UnreadableBytes, int]:
+    def locate_corruption(self, error: InvalidBatchError) -> tuple[InvalidBatchError, int]:
         """Where the damage that showed as `error` really begins, and the offset due there.
 
         A wrong length or offset shows at the batch behind the damaged one, so everything from the index entry before
@@ -214,21 +216,21 @@ class Segment:
 
         Raises: StorageError.
         """
-        start = self.index.floor_position(error.position - 1)
+        start = self.index.position_floor(error.position - 1)
         while True:
             offset = self.base_offset
-            expected = self.base_offset if self.contiguous and start == 0 else None
+            expected = self.base_offset if self.is_contiguous and start == 0 else None
             try:
                 for stored in self.scan(start, self.size, expected):
-                    if stored.position > start and self.contiguous and stored.header.base_offset != offset:
-                        raise UnreadableBytes(stored.position, f"offset {offset} is due here", True)
+                    if stored.position > start and self.is_contiguous and stored.header.base_offset != offset:
+                        raise InvalidBatchError(stored.position, f"offset {offset} is due here", True)
                     if stored.position >= error.position:
                         return error, offset
                     offset = stored.header.next_offset
-            except UnreadableBytes as found:
+            except InvalidBatchError as found:
                 if found.position > start or start == 0:
                     return found, offset
-                start = self.index.floor_position(start - 1)
+                start = self.index.position_floor(start - 1)
             else:
                 return error, offset
 
@@ -239,7 +241,7 @@ class Segment:
 
         `expected_offset` demands that the batches follow one another without a gap from that offset on.
 
-        Raises: UnreadableBytes, StorageError.
+        Raises: InvalidBatchError, StorageError.
         """
         lowest = self.base_offset
         while start < end:
@@ -254,7 +256,7 @@ class Segment:
                     wanted = lowest if expected_offset is None else expected_offset
                     if header.base_offset < wanted or (expected_offset is not None and header.base_offset != wanted):
                         reason = f"a batch of offset {header.base_offset} stands where {wanted} is due"
-                        raise UnreadableBytes(position, reason, True)
+                        raise InvalidBatchError(position, reason, True)
                     if check:
                         self._check(chunk, header, position)
                     yield StoredBatch(header, chunk, position)
@@ -262,12 +264,12 @@ class Segment:
                     lowest = header.next_offset
                     expected_offset = None if expected_offset is None else header.next_offset
             except CorruptRecordError as error:
-                raise UnreadableBytes(position, str(error), False) from error
+                raise InvalidBatchError(position, str(error), False) from error
             if position == start:
-                raise UnreadableBytes(position, f"the last {end - position} bytes are no whole batch", False)
+                raise InvalidBatchError(position, f"the last {end - position} bytes are no whole batch", False)
             start = position
 
-    def next_good_batch(self, position: int, lowest_offset: int) -> StoredBatch | None:
+    def next_valid_batch(self, position: int, lowest_offset: int) -> StoredBatch | None:
         """The first sound batch after the damage at `position`, found by trying every byte; None when there is none.
 
         Raises: StorageError.
@@ -300,36 +302,36 @@ class Segment:
     def _position_of(self, offset: int, end: int) -> int | None:
         # an entry names an offset of the batch at its position, the last one as a rule; base offsets have no checksum,
         # so they are held against the index and against one another
-        entry = self.index.floor(offset)
+        entry = self.index.lookup(offset)
         position, held = (entry.position, entry.offset) if entry else (0, None)
-        base_due = self.base_offset if self.contiguous else None
+        base_due = self.base_offset if self.is_contiguous else None
         while position < end:
             head = self._bytes(position, min(_HEADS_BYTES + _HEAD.size, end - position))
             at = 0
             while at + _HEAD.size <= len(head):
                 base_offset, length, _, magic, _, _, delta = _HEAD.unpack_from(head, at)
                 if magic != 2 or delta < 0 or length + _BATCH_PREFIX_BYTES < _SMALLEST_BATCH_BYTES:
-                    raise UnreadableBytes(position + at, "the head of a batch is senseless", False)
+                    raise InvalidBatchError(position + at, "the head of a batch is senseless", False)
                 last_offset = base_offset + delta
                 sound = base_due in (None, base_offset) if held is None else base_offset <= held <= last_offset
                 if not sound:
-                    raise UnreadableBytes(position + at, f"offset {base_offset} stands in a wrong place", True)
+                    raise InvalidBatchError(position + at, f"offset {base_offset} stands in a wrong place", True)
                 if last_offset >= offset:
                     return position + at
-                held, base_due = None, last_offset + 1 if self.contiguous else None
+                held, base_due = None, last_offset + 1 if self.is_contiguous else None
                 at += length + _BATCH_PREFIX_BYTES
             if at == 0:
                 break
             position += at
-        if position == self.size and not self.contiguous:
+        if position == self.size and not self.is_contiguous:
             return None
-        raise UnreadableBytes(position, f"offset {offset} is not where the log should hold it", False)
+        raise InvalidBatchError(position, f"offset {offset} is not where the log should hold it", False)
 
     def _last_boundary(self, start: int, limit: int) -> int:
         """The last end of a batch that is not past `limit`; `start` is the beginning of one."""
         if limit >= self.size:
             return self.size
-        position = max(self.index.floor_position(limit), start)
+        position = max(self.index.position_floor(limit), start)
         while position < limit:
             head = self._bytes(position, min(_HEADS_BYTES + _BATCH_PREFIX_BYTES, self.size - position))
             at = 0
@@ -350,19 +352,19 @@ class Segment:
         try:
             for header in iter_batches(data):
                 gap = header.base_offset - base_due
-                if base_due >= 0 and (gap < 0 or (gap > 0 and self.contiguous)):
+                if base_due >= 0 and (gap < 0 or (gap > 0 and self.is_contiguous)):
                     break  # the next read begins here, and says what is wrong
                 self._check(data, header, position)
                 position += header.size
                 base_due = header.next_offset
         except CorruptRecordError as error:
             if position == start:
-                raise UnreadableBytes(position, str(error), False) from error
-        except UnreadableBytes:
+                raise InvalidBatchError(position, str(error), False) from error
+        except InvalidBatchError:
             if position == start:
                 raise
         if position == start:
-            raise UnreadableBytes(position, "no whole batch stands here", False)
+            raise InvalidBatchError(position, "no whole batch stands here", False)
         self._verified.add(start, position)
         return position
 
@@ -370,14 +372,14 @@ class Segment:
         try:
             check_crc(buffer, header)
         except CorruptRecordError as error:
-            raise UnreadableBytes(position, str(error), True) from error
+            raise InvalidBatchError(position, str(error), True) from error
 
     def _bytes(self, position: int, size: int) -> bytes:
         return read_exactly(self._descriptor, size, position, self.path)
 
     # --- what a scan finds ---
 
-    def forget_contents(self) -> None:
+    def reset(self) -> None:
         """Begins a scan of the whole segment, which makes its indexes anew.
 
         Raises: StorageError.
@@ -385,7 +387,7 @@ class Segment:
         self.index.reset()
         self.next_offset = self.base_offset
 
-    def note_scanned(self, stored: StoredBatch, has_entry: bool = False) -> None:
+    def add_scanned(self, stored: StoredBatch, has_entry: bool = False) -> None:
         """Takes a batch met by a scan in; `has_entry` where the indexes were loaded and reach up to it."""
         header = stored.header
         # a batch that compaction emptied has a time stamp and no record that bears it
@@ -393,12 +395,12 @@ class Segment:
         self._verified.add(stored.position, stored.position + header.size)
         self.next_offset = header.next_offset
         if has_entry:
-            self.index.note_tail(header.size, header.last_offset, max_timestamp)
+            self.index.add_unindexed_batch(header.size, header.last_offset, max_timestamp)
         else:
-            self.index.note(stored.position, header.size, header.last_offset, max_timestamp)
+            self.index.add_batch(stored.position, header.size, header.last_offset, max_timestamp)
 
 
-class _Ranges:
+class _ByteRanges:
     """A set of byte ranges, merged where they meet."""
 
     def __init__(self) -> None:

@@ -53,26 +53,26 @@ class SegmentIndex:
 
     # --- look-up ---
 
-    def floor(self, offset: int) -> IndexEntry | None:
+    def lookup(self, offset: int) -> IndexEntry | None:
         """The last entry at or below `offset`."""
         found = bisect_right(self._offsets, offset) - 1
         return IndexEntry(self._offsets[found], self._positions[found]) if found >= 0 else None
 
-    def floor_position(self, limit: int) -> int:
+    def position_floor(self, limit: int) -> int:
         """The last indexed position at or below `limit`, else 0."""
         found = bisect_right(self._positions, limit) - 1
         return self._positions[found] if found >= 0 else 0
 
-    def offset_before_time(self, timestamp_ms: int) -> int:
+    def offset_before_timestamp(self, timestamp_ms: int) -> int:
         """An offset up to which every record is older than `timestamp_ms`."""
         found = bisect_left(self._timestamps, timestamp_ms) - 1
         return self._timestamp_offsets[found] if found >= 0 else self.base_offset
 
     # --- entries ---
 
-    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
+    def add_batch(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Takes the batch at `position` in; it gets an entry when enough bytes lie behind the last one."""
-        self.note_time(last_offset, max_timestamp)
+        self.add_timestamp(last_offset, max_timestamp)
         if self._bytes_since_entry > self._interval_bytes:
             self._offsets.append(last_offset)
             self._positions.append(position)
@@ -81,17 +81,17 @@ class SegmentIndex:
             self._bytes_since_entry = 0
         self._bytes_since_entry += size
 
-    def note_time(self, last_offset: int, max_timestamp: int) -> None:
+    def add_timestamp(self, last_offset: int, max_timestamp: int) -> None:
         """Takes the largest stamp of a batch in."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = max_timestamp, last_offset
 
-    def note_tail(self, size: int, last_offset: int, max_timestamp: int) -> None:
+    def add_unindexed_batch(self, size: int, last_offset: int, max_timestamp: int) -> None:
         """Takes in a batch behind the last entry of indexes that were loaded; it gets none of its own."""
-        self.note_time(last_offset, max_timestamp)
+        self.add_timestamp(last_offset, max_timestamp)
         self._bytes_since_entry += size
 
-    def add_landmark(self, offset: int, position: int) -> None:
+    def add_search_entry(self, offset: int, position: int) -> None:
         """Lets a search for `offset` and what follows begin at `position`; in memory only."""
         at = bisect_left(self._offsets, offset)
         self._offsets.insert(at, offset)
@@ -107,11 +107,11 @@ class SegmentIndex:
     # --- files ---
 
     @property
-    def has_much_unwritten(self) -> bool:
+    def should_write(self) -> bool:
         """True when it is time to `write`."""
         return len(self._unwritten) >= _WRITE_BYTES
 
-    def seal(self) -> None:
+    def complete(self) -> None:
         """Completes the time index, as Kafka does when it rolls or closes a segment, and writes both.
 
         Raises: StorageError.
@@ -162,7 +162,7 @@ class SegmentIndex:
             self._timestamps.append(timestamp)
             self._timestamp_offsets.append(self.base_offset + relative)
         if self._timestamps:
-            self.note_time(self._timestamp_offsets[-1], self._timestamps[-1])
+            self.add_timestamp(self._timestamp_offsets[-1], self._timestamps[-1])
         return True
 
     def reset(self) -> None:

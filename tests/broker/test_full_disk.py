@@ -16,7 +16,7 @@ from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import files as files_module
 from spark_groupsource.storage import segment as segment_module
-from spark_groupsource.storage import swap as swap_module
+from spark_groupsource.storage import segment_swap as swap_module
 
 
 def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):

@@ -25,7 +25,7 @@ def test_the_broker_forgets_by_its_clock(tmp_path):
     def known_after(waited_ms: int) -> list[int]:
         clock.advance_ms(waited_ms)
         broker.run_timers()
-        return list(partition.last_offsets())
+        return list(partition.last_data_offsets())
 
     assert known_after(4_999) == [7]
     assert known_after(1) == []

@@ -458,7 +458,7 @@ def test_an_election_of_everything_tells_only_of_what_cannot_be_led(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "dark", 2)
         assert told(0) == told(1) == {}
-        broker.call(lambda b: b.partitions._partitions[("dark", 1)].take_offline(OSError("unplugged")))
+        broker.call(lambda b: b.partitions._partitions[("dark", 1)].mark_offline(OSError("unplugged")))
         assert (told(0), told(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})
 
 

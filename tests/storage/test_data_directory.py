@@ -21,23 +21,23 @@ def test_topics_ids_and_log_starts_are_kept(tmp_path):
     data = opened(tmp_path)
     entry = TopicEntry("t", uuid.uuid4(), 3, {"retention.ms": "5"})
     data.put_topic(entry)
-    data.set_log_start(TopicPartition("t", 1), 42)
+    data.set_log_start_offset(TopicPartition("t", 1), 42)
     cluster_id = data.cluster_id
     data.close({TopicPartition("t", 0): 7})
     data = opened(tmp_path)
     assert (data.topics, data.cluster_id) == ({"t": entry}, cluster_id)
-    assert data.log_starts == {TopicPartition("t", 1): 42}
-    assert data.clean_end_offset(TopicPartition("t", 0)) == 7
+    assert data.log_start_offsets == {TopicPartition("t", 1): 42}
+    assert data.recovery_point(TopicPartition("t", 0)) == 7
     data.close(None)
     data = opened(tmp_path)
-    assert data.clean_end_offset(TopicPartition("t", 0)) is None  # there was no clean stop in between
+    assert data.recovery_point(TopicPartition("t", 0)) is None  # there was no clean stop in between
     data.close(None)
 
 
 def test_the_log_starts_are_kept_in_kafkas_format(tmp_path):
     data = opened(tmp_path)
-    data.set_log_start(TopicPartition("t", 1), 42)
-    data.set_log_start(TopicPartition("a", 0), 1)
+    data.set_log_start_offset(TopicPartition("t", 1), 42)
+    data.set_log_start_offset(TopicPartition("a", 0), 1)
     data.close(None)
     assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n2\na 0 1\nt 1 42\n"
 
@@ -85,5 +85,5 @@ def test_a_damaged_note_of_a_clean_stop_counts_as_a_crash(tmp_path):
     opened(tmp_path).close({TopicPartition("t", 0): 7})
     (tmp_path / "clean-shutdown.json").write_bytes(b"\0")
     data = opened(tmp_path)
-    assert data.clean_end_offset(TopicPartition("t", 0)) is None
+    assert data.recovery_point(TopicPartition("t", 0)) is None
     data.close(None)

@@ -156,8 +156,8 @@ def test_begin_gaps_epochs_and_producers_come_from_the_logs(
     directory.partition("u", 0, batch(0, 0, producer_id=1234, producer_epoch=0, base_sequence=0, leader_epoch=3))
     data = directory.open()
     place = TopicPartition("t", 0)
-    assert data.log_starts == {place: 5}
-    assert data.cleaned == ({place: 5} if gaps else {})
+    assert data.log_start_offsets == {place: 5}
+    assert data.cleaner_offsets == ({place: 5} if gaps else {})
     assert data.next_producer_id() == 2000
     leaders = Leaders([1], directory.reports.append)
     leaders.open(directory.path)
@@ -171,7 +171,7 @@ def test_what_compaction_had_noted_is_kept(directory: KafkaDirectory) -> None:
     (directory.path / "log-start-offset-checkpoint").write_text("0\n1\nt 0 2\n")
     data = directory.open()
     place = TopicPartition("t", 0)
-    assert (data.cleaned, data.log_starts) == ({place: 4}, {place: 2})
+    assert (data.cleaner_offsets, data.log_start_offsets) == ({place: 4}, {place: 2})
 
 
 Harm = Callable[[KafkaDirectory], object]

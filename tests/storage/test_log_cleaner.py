@@ -16,12 +16,12 @@ from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage import log as log_module
-from spark_groupsource.storage.cleaner import LatestOffsets, Pass, candidate
+from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, log_to_clean
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.swap import CleanedSegment, swap_steps
+from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
 COMPACT = TopicConfig(
@@ -57,11 +57,11 @@ class Store:
         return self.partition.append(batch, timestamp_ms).base_offset
 
     def clean(self, timestamp_ms: int = 2_000, **options) -> bool:
-        cleaned = self.data.cleaned.get(self.log.topic_partition, 0)
-        task = candidate(self.log, cleaned, timestamp_ms, self.partition.last_stable_offset)
+        cleaned = self.data.cleaner_offsets.get(self.log.topic_partition, 0)
+        task = log_to_clean(self.log, cleaned, timestamp_ms, self.partition.last_stable_offset)
         if task is None:
             return False
-        for _ in Pass(self.partition, task, self.data, FileCache(), timestamp_ms, **options).run():
+        for _ in Cleaner(self.partition, task, self.data, FileCache(), timestamp_ms, **options).run():
             pass
         return True
 
@@ -148,10 +148,10 @@ def test_what_is_young_is_left_alone(tmp_path):
     for stamp in (1_000, 2_000, 3_000):
         store.append((b"k", b"%d" % stamp), timestamp_ms=stamp)
         store.log.roll()
-    assert candidate(store.log, 0, 1_999) is None
+    assert log_to_clean(store.log, 0, 1_999) is None
     assert store.clean(3_500)
     assert [value for _, _, value in store.contents()] == [b"2000", b"3000"]
-    assert store.data.cleaned[store.log.topic_partition] == 2
+    assert store.data.cleaner_offsets[store.log.topic_partition] == 2
 
 
 def test_how_much_is_new_and_what_is_overdue(tmp_path):
@@ -159,11 +159,11 @@ def test_how_much_is_new_and_what_is_overdue(tmp_path):
     for _ in range(4):
         store.append((b"k", b"x" * 1000))
         store.log.roll()
-    task = candidate(store.log, 0, 5_000)
-    assert (task.dirty_ratio, task.overdue, len(task.segments)) == (1.0, False, 4)
-    task = candidate(store.log, 3, 6_001)
-    assert (task.dirty_ratio, task.overdue) == (0.25, True)
-    assert candidate(store.log, 4, 6_001) is None
+    task = log_to_clean(store.log, 0, 5_000)
+    assert (task.dirty_ratio, task.is_overdue, len(task.segments)) == (1.0, False, 4)
+    task = log_to_clean(store.log, 3, 6_001)
+    assert (task.dirty_ratio, task.is_overdue) == (0.25, True)
+    assert log_to_clean(store.log, 4, 6_001) is None
 
 
 def test_a_pass_that_knows_few_keys_goes_on_in_the_next(tmp_path):
@@ -236,12 +236,12 @@ def test_a_log_that_was_compacted_keeps_its_gaps_when_its_policy_changes(tmp_pat
         store.data.close(None)
         store.data = DataDirectory(tmp_path)
         store.data.open(1)
-        assert store.log.topic_partition in store.data.cleaned
+        assert store.log.topic_partition in store.data.cleaner_offsets
         files = FileCache()
         log = PartitionLog(tmp_path / "t-0", store.log.topic_partition, store.config, files, store.reports.append,
                            has_gaps=True)  # fmt: skip
         log.open(store.log.log_end_offset if clean else None)
-        assert keyed(log, 0) == expected and log.damage is None
+        assert keyed(log, 0) == expected and log.corrupt_range is None
 
 
 def test_bytes_that_are_no_records_stay(tmp_path):
@@ -276,7 +276,7 @@ class Transactions:
         )
 
     def end(self, producer_id: int, committed: bool) -> int:
-        return self.store.partition.append_marker(producer_id, 0, committed, 0, 1_000).base_offset
+        return self.store.partition.append_transaction_marker(producer_id, 0, committed, 0, 1_000).base_offset
 
 
 def shape(store: Store) -> list[tuple[int, str]]:
@@ -292,7 +292,7 @@ def shape(store: Store) -> list[tuple[int, str]]:
 def visible(store: Store) -> dict[bytes, bytes | None]:
     """Key -> value as a reader of committed records is left with, told by the list of aborted transactions."""
     end = store.log.log_end_offset
-    aborted = sorted(store.partition.aborted.overlapping(0, end), key=lambda row: row.first_offset)
+    aborted = sorted(store.partition.transaction_index.overlapping(0, end), key=lambda row: row.first_offset)
     running: set[int] = set()
     found: dict[bytes, bytes | None] = {}
     for stored in store.log.batches(0):
@@ -328,7 +328,7 @@ def test_committed_records_supersede_and_aborted_ones_go(tmp_path):
         (0, "data"), (2, "data"), (4, "marker"), (5, "marker"), (6, "data"), (7, "marker"), (8, "data")
     ]  # fmt: skip
     assert [value for _, key, value in store.contents() if key in (b"a", b"b")] == [b"stays", b"new"]
-    assert visible(store) == before and len(store.partition.aborted) == 1
+    assert visible(store) == before and len(store.partition.transaction_index) == 1
     for clean in (True, False):
         store.restart(clean)
         assert visible(store) == before and store.partition.last_stable_offset == store.log.log_end_offset
@@ -394,11 +394,11 @@ def test_the_list_of_aborted_transactions_follows_its_segment(tmp_path):
     assert store.partition.last_stable_offset == store.log.log_end_offset
     assert store.clean()
     assert visible(store) == before == {b"c": b"1"}
-    assert [row.producer_id for row in store.partition.aborted.overlapping(0, 100)] == [2, 1]
+    assert [row.producer_id for row in store.partition.transaction_index.overlapping(0, 100)] == [2, 1]
     for clean in (True, False):
-        known = store.partition.aborted.overlapping(0, 100)
+        known = store.partition.transaction_index.overlapping(0, 100)
         store.restart(clean)
-        assert store.partition.aborted.overlapping(0, 100) == known and visible(store) == before
+        assert store.partition.transaction_index.overlapping(0, 100) == known and visible(store) == before
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -444,18 +444,18 @@ def test_a_crash_in_any_step_leaves_the_log_before_or_after(tmp_path):
         stages.append(tmp_path / f"stage {len(stages)}")
         shutil.copytree(tmp_path / "d" / "t-0", stages[-1])
 
-    task = candidate(store.log, 0, 2_000)
+    task = log_to_clean(store.log, 0, 2_000)
 
     def steps(*arguments):
         keep()
-        for step in swap_steps(*arguments):
+        for step in replacement_steps(*arguments):
             keep()
             yield step
 
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(log_module, "swap_steps", steps)
+    monkey.setattr(log_module, "replacement_steps", steps)
     try:
-        for _ in Pass(store.partition, task, store.data, FileCache(), 2_000).run():
+        for _ in Cleaner(store.partition, task, store.data, FileCache(), 2_000).run():
             keep()
     finally:
         monkey.undo()
@@ -488,7 +488,7 @@ def test_a_swap_is_finished_when_it_was_interrupted_twice(tmp_path):
             cleaned.append(stored.buffer[stored.header.position :][: stored.header.size], stored.header)
     cleaned.finish()
     for count in (1, 2, 3, 1):
-        for _ in zip(range(count), swap_steps(tmp_path / "t-0", 0, end)):
+        for _ in zip(range(count), replacement_steps(tmp_path / "t-0", 0, end)):
             pass
     store.restart(clean=False)
     assert len(store.log.segments) == 2 and store.contents() == expected
@@ -510,7 +510,7 @@ def test_a_disk_that_fails_while_cleaning_leaves_the_log_as_it_was(tmp_path, mon
 
 
 def test_long_keys_are_told_apart():
-    latest = LatestOffsets()
+    latest = OffsetMap()
     keys = [b"x" * 31, b"x" * 32, b"x" * 33, b"x" * 34, b"#" * 32, b""]
     for number, key in enumerate(keys):
         latest.put(key, number)

@@ -112,19 +112,19 @@ def test_deleted_records_are_gone_and_their_segments_too(directory):
 def test_old_segments_and_those_that_are_too_many_expire(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, retention_ms=100))
     fill(log)
-    assert log.expired_before(1_050) == 0
-    limit = log.expired_before(1_300)
+    assert log.retention_start_offset(1_050) == 0
+    limit = log.retention_start_offset(1_300)
     assert 0 < limit < 90
-    assert log.expired_before(10_000) == 90  # the active segment too, which is rolled for it
+    assert log.retention_start_offset(10_000) == 90  # the active segment too, which is rolled for it
     log.config = TopicConfig(segment_bytes=1024, retention_bytes=2_000, retention_ms=-1)
-    limit = log.expired_before(10**15)
+    limit = log.retention_start_offset(10**15)
     assert sum(s.size for s in log.segments if s.base_offset >= limit) >= 2_000
 
 
 def test_a_compacted_topic_does_not_expire(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy=("compact",)))
     fill(log)
-    assert log.expired_before(10**15) == 0
+    assert log.retention_start_offset(10**15) == 0
 
 
 # --- recovery ---

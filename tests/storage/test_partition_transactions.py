@@ -11,12 +11,12 @@ from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage import aborted_index as aborted
-from spark_groupsource.storage.aborted_index import AbortedTransaction, AbortedTransactions
+from spark_groupsource.storage import transaction_index as aborted
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.topic_config import TopicConfig
+from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 NOW = 5_000
 
@@ -37,7 +37,7 @@ class Logged:
     def reopen(self, clean_end: int | None = None) -> None:
         self.partition = self._new()
         self.partition.open(clean_end)
-        assert not self.partition.offline
+        assert not self.partition.offline_reason
 
     def send(self, producer_id: int, sequence: int, *values: bytes, epoch: int = 0, transactional: bool = True) -> int:
         data = batch(
@@ -46,7 +46,8 @@ class Logged:
         return self.partition.append(data, NOW).base_offset
 
     def end(self, producer_id: int, committed: bool, *, epoch: int = 0, coordinator_epoch: int = 0) -> int:
-        return self.partition.append_marker(producer_id, epoch, committed, coordinator_epoch, NOW).base_offset
+        marker = self.partition.append_transaction_marker(producer_id, epoch, committed, coordinator_epoch, NOW)
+        return marker.base_offset
 
     @property
     def state(self):
@@ -56,7 +57,7 @@ class Logged:
             for number, entry in self.partition.producers().items()
         }
         end = self.partition.log.log_end_offset
-        return self.partition.last_stable_offset, self.partition.aborted.overlapping(0, end), producers
+        return self.partition.last_stable_offset, self.partition.transaction_index.overlapping(0, end), producers
 
     def refused(self, action, *arguments, **options) -> ErrorCode:
         with pytest.raises(ApiError) as caught:
@@ -93,9 +94,9 @@ def test_what_was_aborted_is_listed_with_the_stable_offset_behind_it(logged):
     logged.end(1, True)
     logged.end(9, False)  # nothing of it is here
     assert logged.state[1] == [AbortedTransaction(2, 1, 2, 0), AbortedTransaction(1, 0, 3, 4)]
-    assert logged.partition.aborted.overlapping(3, 9) == [AbortedTransaction(1, 0, 3, 4)]
-    assert logged.partition.aborted.overlapping(0, 1) == [AbortedTransaction(1, 0, 3, 4)]
-    assert logged.partition.aborted.overlapping(4, 9) == []
+    assert logged.partition.transaction_index.overlapping(3, 9) == [AbortedTransaction(1, 0, 3, 4)]
+    assert logged.partition.transaction_index.overlapping(0, 1) == [AbortedTransaction(1, 0, 3, 4)]
+    assert logged.partition.transaction_index.overlapping(4, 9) == []
 
 
 def test_markers_are_control_batches_of_their_producer(logged):
@@ -224,6 +225,6 @@ def test_index_rows_are_kafkas():
     assert aborted.decode(data) == [row]
     with pytest.raises(CorruptRecordError, match="senseless"):
         aborted.decode(data + data)  # markers rise
-    replaced = AbortedTransactions([row])
+    replaced = TransactionIndex([row])
     replaced.replace(0, 10, [])
     assert replaced.overlapping(0, 100) == []

@@ -7,7 +7,7 @@ from support.partition_logs import batch
 
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.producer_state import ProducerStates, SequenceError
+from spark_groupsource.storage.producer_state import ProducerBatchError, ProducerStateManager
 
 
 def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int = 7):
@@ -16,17 +16,17 @@ def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int 
     return next(iter_batches(data))
 
 
-def stored(*headers) -> ProducerStates:
-    states, offset = ProducerStates(), 0
+def stored(*headers) -> ProducerStateManager:
+    states, offset = ProducerStateManager(), 0
     for header in headers:
         assert states.check(header) is None
-        states.note(header, offset)
+        states.update(header, offset)
         offset += header.record_count
     return states
 
 
 def refused(states, header) -> ErrorCode:
-    with pytest.raises(SequenceError) as caught:
+    with pytest.raises(ProducerBatchError) as caught:
         states.check(header)
     return caught.value.code
 
@@ -46,7 +46,7 @@ def test_the_last_five_are_known_as_duplicates_and_older_ones_are_out_of_order()
 
 
 def test_an_unknown_producer_may_begin_anywhere():
-    assert ProducerStates().check(numbered(500)) is None
+    assert ProducerStateManager().check(numbered(500)) is None
 
 
 def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
@@ -55,12 +55,12 @@ def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
     new = next(iter_batches(batch(b"x", producer_id=2, timestamp_ms=1_001, **values)))
     begun = next(iter_batches(batch(b"x", producer_id=3, timestamp_ms=1_000, transactional=True, **values)))
     states = stored(old, new, begun)
-    states.expire(999)
+    states.remove_expired(999)
     assert set(states.entries()) == {1, 2, 3}
-    states.expire(1_000)
+    states.remove_expired(1_000)
     assert set(states.entries()) == {2, 3} and states.first_unstable_offset() == 2
-    states.note_marker(3, 0, 0, 1_500)
-    states.expire(1_500)
+    states.complete_transaction(3, 0, 0, 1_500)
+    states.remove_expired(1_500)
     assert len(states) == 0
     assert states.check(old) is None  # known no more, so it is taken again
 
@@ -69,7 +69,7 @@ def test_a_new_epoch_begins_at_0_and_ends_the_old_one():
     states = stored(numbered(0), numbered(2))
     assert refused(states, numbered(4, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert states.check(numbered(0, epoch=1)) is None
-    states.note(numbered(0, epoch=1), 4)
+    states.update(numbered(0, epoch=1), 4)
     assert refused(states, numbered(4)) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert states.check(numbered(2, epoch=1)) is None
 
@@ -81,18 +81,18 @@ def test_sequence_numbers_begin_again_after_the_largest():
     states = stored(numbered(last, count=3))
     assert states.check(numbered(2)) is None
     assert states.check(numbered(last, count=3)).base_offset == 0
-    assert states.encode() == ProducerStates.decode(states.encode()).encode()
+    assert states.encode() == ProducerStateManager.decode(states.encode()).encode()
 
 
 def test_batches_without_a_producer_leave_no_trace():
-    states = ProducerStates()
-    states.note(next(iter_batches(batch(b"x"))), 0)
+    states = ProducerStateManager()
+    states.update(next(iter_batches(batch(b"x"))), 0)
     assert len(states) == 0
 
 
 def test_a_snapshot_keeps_the_last_batch_of_each_producer():
     states = stored(numbered(0), numbered(2), numbered(0, producer_id=8, epoch=3))
-    again = ProducerStates.decode(states.encode())
+    again = ProducerStateManager.decode(states.encode())
     assert again.check(numbered(2)).base_offset == 2
     assert again.check(numbered(4)) is None
     assert again.check(numbered(0, producer_id=8, epoch=3)).base_offset == 4
@@ -105,6 +105,6 @@ def test_a_damaged_snapshot_is_refused_whatever_byte_it_is():
         changed = bytearray(data)
         changed[position] ^= 4
         with pytest.raises(CorruptRecordError):
-            ProducerStates.decode(bytes(changed))
+            ProducerStateManager.decode(bytes(changed))
         with pytest.raises(CorruptRecordError):
-            ProducerStates.decode(data[:position])
+            ProducerStateManager.decode(data[:position])

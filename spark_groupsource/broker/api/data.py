@@ -15,7 +15,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
-from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, Verify
+from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, TransactionVerifier
 from spark_groupsource.transactions import ProducerIdAndEpoch
 from spark_groupsource.wire.messages import (
     DeleteRecordsResponse,
@@ -136,7 +136,7 @@ def _topic_name(broker: Broker, context: ApiRequestContext, topic: Message) -> s
 
 def _verification(
     broker: Broker, context: ApiRequestContext, transactional_id: str | None, topic_partition: TopicPartition
-) -> Verify:
+) -> TransactionVerifier:
     """Asks the transaction's coordinator, once for each transaction in a partition, if it will end it (KIP-890)."""
 
     def verify(header: BatchHeader) -> None:

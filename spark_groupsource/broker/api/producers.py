@@ -8,7 +8,7 @@ from __future__ import annotations
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.storage.producer_state import ProducerEntry
+from spark_groupsource.storage.producer_state import ProducerStateEntry
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.messages import (
     DescribeProducersResponse,
@@ -43,7 +43,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Mess
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
 
-def _producer(producer_id: int, entry: ProducerEntry) -> Message:
+def _producer(producer_id: int, entry: ProducerStateEntry) -> Message:
     return _Partition.ProducerState(
         producer_id=producer_id,
         producer_epoch=entry.epoch,

@@ -237,7 +237,7 @@ class GroupRuntime:
             transactional=producer is not None,
         )
         target = self.shards.log_partition(partition)
-        appended = target.append_own(batch, timestamp_ms)
+        appended = target.append_from_coordinator(batch, timestamp_ms)
         self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: Message) -> None:

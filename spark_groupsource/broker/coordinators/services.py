@@ -9,8 +9,8 @@ from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log import Report
-from spark_groupsource.storage.partitions import Partitions
+from spark_groupsource.storage.log_manager import LogManager
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
 
 
@@ -22,11 +22,11 @@ class CoordinatorServices:
     ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches.
     """
 
-    partitions: Partitions
+    partitions: LogManager
     leaders: Leaders
     nodes: RunningNodes
     timers: Timers
     clock: Clock
     create_topic: Callable[[str, int, Mapping[str, "str | None"]], object]
     on_append: Callable[[TopicPartition, int], None]
-    report: Report
+    report: Reporter

@@ -213,7 +213,7 @@ class TransactionRuntime:
         key, data = encode_key(transactional_id), None if value is None else encode_value(value)
         target = self.shards.log_partition(shard.partition)
         timestamp_ms = self._clock.timestamp_ms()
-        appended = target.append_own(encode_batch([Record(key, data, timestamp_ms)]), timestamp_ms)
+        appended = target.append_from_coordinator(encode_batch([Record(key, data, timestamp_ms)]), timestamp_ms)
         shard.state_machine.replay(key, data)
         self._services.on_append(target.topic_partition, appended.size)
 
@@ -250,7 +250,7 @@ class TransactionRuntime:
         for topic_partition in sorted(value.partitions):
             try:
                 partition = self._services.partitions.partition(*topic_partition)
-                marker = partition.append_marker(
+                marker = partition.append_transaction_marker(
                     value.producer_id, value.producer_epoch, committed, shard.epoch, self._clock.timestamp_ms()
                 )
             except ApiError as error:

@@ -25,8 +25,8 @@ from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import last_batch
+from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.partitions import Partitions
 from spark_groupsource.timers import Timers
 from spark_groupsource.wire.messages import FetchResponse, Message
 
@@ -59,7 +59,7 @@ class FetchManager:
 
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: LogManager,
         leaders: Leaders,
         nodes: RunningNodes,
         timers: Timers,
@@ -278,7 +278,7 @@ def _is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
         requested.fetch_offset == log.log_end_offset
         and requested.last_fetched_epoch < 0
         and not requested.has_changes(log.high_watermark, log.log_start_offset)
-        and not log.damages
+        and not log.corrupt_ranges
     )
 
 
@@ -288,11 +288,11 @@ def _reads_committed(request: Message) -> bool:
 
 def _aborted(partition: Partition, start: int, records: memoryview) -> list[Message]:
     """The aborted transactions in `records`, which begin at offset `start`."""
-    if not len(partition.aborted) or not records:
+    if not len(partition.transaction_index) or not records:
         return []
     last = last_batch(records)
     assert last is not None  # a read returns whole batches
-    found = partition.aborted.overlapping(start, last.next_offset)
+    found = partition.transaction_index.overlapping(start, last.next_offset)
     return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 

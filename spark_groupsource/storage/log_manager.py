@@ -13,17 +13,18 @@ from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, St
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
 from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog, Report
+from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class Partitions:
+class LogManager:
     """Every partition of this broker. The one caller is the broker's loop."""
 
-    def __init__(self, data: DataDirectory, topic_defaults: TopicConfig, report: Report) -> None:
+    def __init__(self, data: DataDirectory, topic_defaults: TopicConfig, report: Reporter) -> None:
         self._data = data
         self._topic_defaults = topic_defaults
         self._report = report
@@ -37,7 +38,7 @@ class Partitions:
             self._names[entry.topic_id] = entry.name
             for topic_partition in entry.partitions:
                 partition = self._new_partition(entry, topic_partition)
-                partition.open(self._data.clean_end_offset(topic_partition))
+                partition.open(self._data.recovery_point(topic_partition))
 
     def close_all(self) -> Mapping[TopicPartition, int]:
         """Closes every log; returns the log ends of those that closed well."""
@@ -45,7 +46,7 @@ class Partitions:
         for topic_partition, partition in self._partitions.items():
             try:
                 partition.close()
-                if not partition.offline:
+                if not partition.offline_reason:
                     ends[topic_partition] = partition.log.log_end_offset
             except StorageError as error:
                 self._report(f"{topic_partition} was not closed cleanly: {error}")
@@ -82,7 +83,7 @@ class Partitions:
 
     def offline_reason(self, topic_partition: TopicPartition) -> str:
         """Why a partition cannot be used, empty when it can."""
-        return self._partitions[topic_partition].offline
+        return self._partitions[topic_partition].offline_reason
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(tuple(self._partitions.values()))
@@ -161,7 +162,7 @@ class Partitions:
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
-    def reconfigure(self, topic_defaults: TopicConfig) -> None:
+    def set_topic_defaults(self, topic_defaults: TopicConfig) -> None:
         """Replaces the defaults of all topics."""
         self._topic_defaults = topic_defaults
         for entry in self._data.topics.values():
@@ -180,7 +181,7 @@ class Partitions:
 
         def remove_files() -> None:
             for partition in doomed:
-                partition.offline = f"topic {name} was deleted"
+                partition.offline_reason = f"topic {name} was deleted"
                 partition.log.delete()
 
         try:
@@ -202,7 +203,7 @@ class Partitions:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if offset > log.log_start_offset:
             try:
-                self._data.set_log_start(topic_partition, offset)
+                self._data.set_log_start_offset(topic_partition, offset)
                 log.delete_records(offset)
             except (StorageError, OSError) as error:
                 raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
@@ -231,8 +232,8 @@ class Partitions:
             self.config_of(entry),
             self.files,
             self._report,
-            log_start_offset=self._data.log_starts.get(topic_partition, 0),
-            has_gaps=topic_partition in self._data.cleaned,
+            log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
+            has_gaps=topic_partition in self._data.cleaner_offsets,
         )
         partition = self._partitions[topic_partition] = Partition(entry.topic_id, log, self._report)
         return partition

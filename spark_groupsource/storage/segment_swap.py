@@ -15,10 +15,10 @@ from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage import aborted_index as aborted
-from spark_groupsource.storage.aborted_index import AbortedTransaction
+from spark_groupsource.storage import transaction_index as aborted
 from spark_groupsource.storage.files import sync_directory
 from spark_groupsource.storage.segment_index import SegmentIndex
+from spark_groupsource.storage.transaction_index import AbortedTransaction
 
 _CLEANED = ".cleaned"
 _SWAP = ".swap"
@@ -54,7 +54,8 @@ class CleanedSegment:
         except OSError as error:
             raise self._error(error) from error
         # an empty batch has a time stamp and no record that bears it
-        self._index.note(self.size, len(batch), header.last_offset, header.max_timestamp if header.record_count else -1)
+        max_timestamp = header.max_timestamp if header.record_count else -1
+        self._index.add_batch(self.size, len(batch), header.last_offset, max_timestamp)
         self.size += len(batch)
 
     def finish(self, aborted_rows: Sequence[AbortedTransaction] = ()) -> None:
@@ -70,7 +71,7 @@ class CleanedSegment:
                 path.write_bytes(aborted.encode(aborted_rows))
         except OSError as error:
             raise self._error(error) from error
-        self._index.seal()
+        self._index.complete()
 
     def flush(self) -> None:
         """Waits until all files are on the disk; may run in another thread.
@@ -102,12 +103,12 @@ class CleanedSegment:
         return StorageError(f"{self._paths[0]} cannot be written: {error.strerror}; free space or mend the disk")
 
 
-def swap_steps(
+def replacement_steps(
     directory: Path, base: int, end: int, forget: Callable[[Path], None] = lambda path: None
 ) -> Iterator[str]:
     """Puts the cleaned segment of `base` in the place of the segments from `base` to `end`, a step at a time.
 
-    After the first step there is no way back: `finish_swaps` does the rest when this does not. `forget` closes a file
+    After the first step there is no way back: `complete_swaps` does the rest when this does not. `forget` closes a file
     that is about to go.
 
     Raises: StorageError.
@@ -119,7 +120,7 @@ def swap_steps(
             os.rename(log.with_name(log.name + _CLEANED), decided)
             sync_directory(directory)
             yield "decided"
-        for number in sorted(number for number in segment_bases(directory) if base <= number < end):
+        for number in sorted(number for number in segment_base_offsets(directory) if base <= number < end):
             _remove_segment(directory / f"{number:020d}.log", forget, keep_snapshot=number == base)
             yield f"removed {number}"
         for suffix in _SUFFIXES[1:]:
@@ -137,20 +138,20 @@ def swap_steps(
         ) from error
 
 
-def finish_swaps(directory: Path) -> None:
+def complete_swaps(directory: Path) -> None:
     """Does what a crash left undone: swaps that were decided are finished, cleaned segments that were not are removed.
 
     Raises: StorageError.
     """
     for decided in sorted(directory.glob(f"*{_SWAP}")):
         base, _, end = decided.name.split(".")[:3]
-        for _ in swap_steps(directory, int(base), int(end)):
+        for _ in replacement_steps(directory, int(base), int(end)):
             pass
     for path in directory.glob(f"*{_CLEANED}"):
         path.unlink()
 
 
-def segment_bases(directory: Path) -> list[int]:
+def segment_base_offsets(directory: Path) -> list[int]:
     """The base offsets of the segments in a partition's directory, in order."""
     return sorted(int(path.stem) for path in directory.glob("*.log") if path.stem.isdigit())
 

@@ -12,10 +12,10 @@ from typing import Sequence
 
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage.aborted_index import AbortedTransaction
+from spark_groupsource.storage.transaction_index import AbortedTransaction
 
 
-class CleanedTransactions:
+class CleanedTransactionMetadata:
     """Tells aborted batches and needed markers apart.
 
     `kept` are the aborted transactions of which something was met, in the order of their markers.
@@ -36,7 +36,7 @@ class CleanedTransactions:
         self._met.add(header.producer_id)
         return header.producer_id in self._aborting
 
-    def needs_marker(self, buffer: bytes, header: BatchHeader) -> bool:
+    def should_retain_marker(self, buffer: bytes, header: BatchHeader) -> bool:
         """Whether a control batch has still something to end.
 
         Raises: CorruptRecordError.

@@ -57,7 +57,7 @@ def decode(data: bytes) -> list[AbortedTransaction]:
     return rows
 
 
-class AbortedTransactions:
+class TransactionIndex:
     """Those of one partition, in the order of their markers."""
 
     def __init__(self, rows: Sequence[AbortedTransaction] = ()) -> None:
