@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -35,6 +36,29 @@ def test_every_link_in_a_page_has_a_target(page: str) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http:", "https:", "#"))]
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()]
     assert missing == []
+
+
+def test_package_diagram_equals_the_imports() -> None:
+    diagram = (ROOT / "docs" / "design.md").read_text().partition("flowchart TD")[2].partition("```")[0]
+    drawn = {
+        (package, imported)
+        for package, targets in re.findall(r"^ *(\w+) -[-.].*?> ([\w &]+)$", diagram, re.MULTILINE)
+        for imported in targets.split(" & ")
+    }
+    assert drawn == package_imports()
+
+
+def package_imports() -> set[tuple[str, str]]:
+    """Which package of the project imports which, type-checking imports and imports in functions included."""
+    package = ROOT / "spark_groupsource"
+    names = {path.parent.name for path in package.glob("*/__init__.py")}
+    found = set()
+    for path in package.glob("*/**/*.py"):
+        owner = path.relative_to(package).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("spark_groupsource."):
+                found.add((owner, node.module.split(".")[1]))
+    return {(owner, imported) for owner, imported in found if owner != imported and imported in names}
 
 
 def exists(name: str) -> bool:
