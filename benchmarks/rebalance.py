@@ -64,13 +64,14 @@ class Application:
     """One query in a thread, driven as Spark drives it; `ended` holds when batches with records ended, in seconds."""
 
     def __init__(self, name: str, options: dict[str, str], slow_s: float = 0) -> None:
+        from spark_groupsource.source.options import parse_options
         from spark_groupsource.source.schema import SelectedColumns
         from spark_groupsource.source.stream_reader import GroupStreamReader
 
         self.ended: list[float] = []
         self._slow_s = slow_s
-        options = {**options, "kafka.client.id": name}
-        self._reader = GroupStreamReader(options, SelectedColumns(("value",)), driver=os.getpid())
+        parsed = parse_options({**options, "kafka.client.id": name}, "stream")
+        self._reader = GroupStreamReader(parsed, SelectedColumns(("value",)), driver=os.getpid())
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -162,10 +163,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from spark_groupsource.broker.server import EmbeddedBroker
-    from spark_groupsource.source import stream_reader
+    from spark_groupsource.source import reader_process
 
     # readers of this process are not ended by signals
-    stream_reader._Live._handle_signals = lambda self: None  # type: ignore[method-assign]
+    reader_process.install_signal_handlers = lambda terminate: None
     logging.getLogger("spark_groupsource").addHandler(logging.NullHandler())
     broker = RealKafka(QUICK) if arguments.kafka else EmbeddedBroker(config=QUICK)
     table = Table("assignor", "steady, s", "while c joins, s", "ratio", "until c reads, s")

@@ -115,13 +115,12 @@ def group() -> str:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets readers run in the process of the tests: without their signal handlers, connections closed afterwards."""
-    from spark_groupsource.source import stream_reader, task_reader
+    """Lets readers run in the process of the tests: without signal handlers, connections closed afterwards."""
+    from spark_groupsource.source import reader_process, task_reader
 
-    monkeypatch.setattr(stream_reader._Live, "_handle_signals", lambda self: None)
+    monkeypatch.setattr(reader_process, "install_signal_handlers", lambda terminate: None)
     yield
-    for cluster in list(task_reader._clusters.values()):
-        task_reader._discard(cluster)
+    task_reader.close_connections()
 
 
 @pytest.fixture(scope="session")

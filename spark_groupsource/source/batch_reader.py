@@ -1,4 +1,7 @@
-"""Batch reads: every wanted range resolved on the driver, split into tasks, read without a group's membership."""
+"""Batch queries: resolves offset ranges and splits them into read tasks.
+
+A batch query does not join a group.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets, check_listed
-from spark_groupsource.source.options import EARLIEST, SourceOptions, parse_options
+from spark_groupsource.source.options import EARLIEST, SourceOptions
 from spark_groupsource.source.planning import pack_tasks, split_tasks
 from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.schema import SelectedColumns
@@ -23,17 +26,17 @@ from spark_groupsource.source.tracebacks import without_traceback
 
 _log = logging.getLogger(__name__)
 
-# tasks of one read per processor: more than that only costs task starts, about 30 ms each
+# starting a task costs about 30 ms, so more tasks per processor do not pay
 _TASKS_PER_PROCESSOR = 4
 
 
 class GroupBatchReader(DataSourceReader):
-    """Plans and reads one batch query; pickled to the executors, so it holds plain values only."""
+    """Reader of one batch query; Spark pickles it to the executors."""
 
     def __init__(
-        self, options: Mapping[str, str], columns: SelectedColumns, driver: int, parallelism: int | None = None
+        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
     ) -> None:
-        self._options = dict(options)
+        self._options = options
         self._columns = columns
         self._driver = driver
         self._parallelism = parallelism
@@ -42,36 +45,37 @@ class GroupBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from spark_groupsource.source.embedded import resolve_bootstrap
 
-        options = parse_options(self._options, "batch")
+        options = self._options
         for name in options.ignored:
-            _log.warning("option %s has no effect in a batch query", name)
+            _log.warning("Option %s has no effect in a batch query.", name)
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         with Cluster(settings.bootstrap, settings) as cluster:
             ranges = plan_ranges(cluster, options)
         tasks = pack_tasks(ranges, _TASKS_PER_PROCESSOR * (self._parallelism or os.cpu_count() or 1))
         tasks = split_tasks(
-            tasks, min_partitions=options["minPartitions"], max_records=options["maxRecordsPerPartition"]
+            tasks, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
         )
         return [
             GroupInputPartition(
                 ranges=task.ranges,
                 settings=options.task_settings(settings),
-                fail_on_data_loss=options["failOnDataLoss"],
+                fail_on_data_loss=options.fail_on_data_loss,
             )
             for task in tasks
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, GroupInputPartition):
-            # Spark makes one partition of its own where the plan has none
+            # Spark adds a partition of its own type to an empty plan
             return iter(())
         return read_task(partition, self._columns)
 
 
 def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
-    """The ranges a batch query reads.
+    """Returns the ranges that a batch query reads.
 
-    Raises: ConfigurationError for positions that make no sense; DataLossError for a listed end that is not there.
+    Raises: ConfigurationError for start and end positions that contradict each other or the topics; DataLossError for a
+    listed end offset beyond the log end offset.
     """
     lookup = OffsetLookup(cluster, options)
     partitions = lookup.partitions()
@@ -87,19 +91,20 @@ def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
     if backward:
         first = backward[0]
         raise ConfigurationError(
-            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {bounded_names(backward)}: the read would start after "
-            f"its end (start {begins[first]}, end {ends[first]} of {first}); correct startingOffsets or endingOffsets"
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] The read of {bounded_names(backward)} would start after "
+            f"its end: {first} starts at {begins[first]} and ends at {ends[first]}. Correct startingOffsets or "
+            "endingOffsets."
         )
     return [OffsetRange(p, begins[p], ends[p]) for p in partitions]
 
 
 def _check_ends(lookup: OffsetLookup, options: SourceOptions, ends: Offsets) -> Offsets:
-    """Ends that lie beyond their logs fail or are cut, as failOnDataLoss says."""
+    """Replaces listed end offsets beyond the log end offset by it, or fails, according to failOnDataLoss."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
-    losses = DataLossPolicy(fail=options["failOnDataLoss"])
+    losses = DataLossPolicy(fail=options.fail_on_data_loss)
     for p in listed:
         if ends[p] > latest[p]:
-            losses.beyond_the_log(options.ending.option, p, ends[p], latest[p])
+            losses.beyond_log_end(options.ending.option, p, ends[p], latest[p])
             ends[p] = latest[p]
     return ends

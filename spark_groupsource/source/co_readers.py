@@ -1,15 +1,16 @@
-"""Several sources of one query in one group: how they do not wait for each other for ever.
+"""Coordinates the readers of one application that are members of the same group.
 
-Spark asks the sources of a query one after another on one thread. So while one of them waits in `latestOffset` for the
-group to settle, the others are not asked and cannot rejoin: the group waits for them, and they for Spark. The reader
-that waits therefore asks the other readers of its application, over their control sockets, how they stand:
+Spark calls the sources of a query one after another on one thread. While one of them waits in `latestOffset` for a
+rebalance, Spark does not call the others, so their members cannot rejoin: the group waits for them, and they wait for
+Spark. The waiting reader therefore asks its co-readers over their control sockets:
 
-* one that has nothing in flight rejoins there and then, and the group settles;
-* one whose planned batch Spark has not taken up is held up by whoever asks: that one gives way, its turn comes with the
-  next trigger. A source of another query looks like that only for the moment in which Spark writes its offset log.
+* a co-reader without a batch in flight rejoins at once, and the rebalance completes;
+* if a co-reader has a planned batch that Spark has not started, Spark waits for the asking reader: it yields (returns
+  without a batch) and continues with the next trigger. A source of another query has such a batch only while Spark
+  writes its offset log.
 
-With ``once`` there is no next trigger. So the one that Spark asks first has the others join before it plans anything:
-until Spark asks them too, they listen as newborn.
+With ``once`` there is no next trigger. So the first reader that Spark calls has the others join before it plans; until
+Spark calls a reader, its control socket is named `NOT_STARTED`.
 """
 
 from __future__ import annotations
@@ -28,128 +29,159 @@ from spark_groupsource.net import dial_local
 
 _log = logging.getLogger(__name__)
 
-NOT_STARTED = "newborn"
-"""Stands for a reader's name until Spark has asked it for the first time."""
+NOT_STARTED = "not_started"
+"""Name of a control socket until Spark has called the reader for the first time."""
 
-# a group of other applications alone settles without our asking around
+# a rebalance among other applications completes without the co-readers
 _PATIENCE_MS = 1_000
-# but not one with newborn readers of ours
+# a rebalance with co-readers that Spark has not called yet does not
 _FIRST_PATIENCE_MS = 100
-# what a batch may wait between its planning and its tasks without anybody being in the way
-_WRITING_MS = 500
-# the same where giving way in vain would end the query: availableNow ends with the first trigger that brings nothing
-_LONG_WRITING_MS = 5_000
-_ANSWER_MS = 3_000
-# how long one that is asked to rejoin stays with it
-_REJOIN_SLICE_MS = 1_000
+# time between the planning of a batch and the start of its tasks while Spark is not blocked
+_LOG_WRITE_MS = 500
+# the same with availableNow: its query ends with the first trigger without a batch, so a needless yield would end it
+_AVAILABLE_NOW_LOG_WRITE_MS = 5_000
+_CONNECT_MS = 1_000
+_REPLY_MS = 3_000
+# time limit of a rejoin on behalf of a co-reader
+_REJOIN_MS = 1_000
 
 
 class PeerReply(Enum):
-    """How a reader stands when another asks; the value travels."""
+    """Reply of a reader to a co-reader; the values are sent over the control socket."""
 
-    ELSEWHERE = "elsewhere"
+    OTHER_GROUP = "other_group"
     BUSY = "busy"
     REJOINED = "rejoined"
-    PLANNED = "planned"
+    BATCH_PLANNED = "batch_planned"
 
 
 class ReaderState:
-    """What a reader is doing between two calls of Spark; whoever uses it holds the reader's lock."""
+    """What a reader does between two calls of Spark; protected by the session's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._planned_ms: int | None = None
-        # also before Spark has asked: nothing is in flight
+        # before Spark's first call nothing is in flight
         self._is_idle = True
         self._failure: GroupSourceError | None = None
 
-    def called(self) -> None:
-        """Spark asks for the next end. Raises: what a rejoining in between has met."""
+    def call_started(self) -> None:
+        """Spark requests the next end offset.
+
+        Raises: the error of a rejoin since the last call.
+        """
         self._planned_ms, self._is_idle = None, False
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def answered(self, has_planned: bool, is_committed: bool) -> None:
-        """Spark has its end; `is_committed` tells that nobody would repeat anything of what went before."""
+    def call_ended(self, *, has_planned: bool, is_committed: bool) -> None:
+        """Spark gets its end offset; `is_committed` is True if all checkpointed positions are committed."""
         self._planned_ms = self._clock.now_ms() if has_planned else None
         self._is_idle = not has_planned and is_committed
 
-    def taken_up(self) -> None:
-        """Spark runs what was planned."""
+    def batch_started(self) -> None:
+        """Spark starts the planned batch."""
         self._planned_ms = None
 
-    def tell(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
-        """How it stands; with nothing in flight it calls `rejoin` with the time that may take."""
+    def reply(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
+        """Returns the reply to a co-reader; with no batch in flight calls `rejoin` with a timeout.
+
+        Args:
+            least_ms: minimum age of a planned batch to reply BATCH_PLANNED.
+        """
         if self._planned_ms is not None:
-            has_waited = self._clock.now_ms() - self._planned_ms >= least_ms
-            return PeerReply.PLANNED if has_waited else PeerReply.BUSY
+            age_ms = self._clock.now_ms() - self._planned_ms
+            return PeerReply.BATCH_PLANNED if age_ms >= least_ms else PeerReply.BUSY
         if not self._is_idle:
             return PeerReply.BUSY
         try:
-            rejoin(_REJOIN_SLICE_MS)
+            rejoin(_REJOIN_MS)
         except GroupSourceError as error:
-            # it is this reader's query that has failed, not the one that asks
+            # fails the query of this reader at its next call, not the query of the co-reader
             self._failure = error
         return PeerReply.REJOINED
 
 
 class CoReaders:
-    """The other readers of this application, seen from one that waits for the group.
+    """Coordination of one reader with its co-readers; the session calls it under its lock.
+
+    Contract:
+        * `call_started`, `call_ended` and `batch_started` report the calls of Spark;
+        * `join_not_started` before the first poll of the group, then `should_yield` after each poll: when it is True,
+          return to Spark without a batch;
+        * `reply` answers a co-reader.
 
     Args:
-        paths: where they listen now, the asking one's own socket among them.
+        sockets: returns the control sockets of the application's readers, that of this process among them.
     """
 
-    def __init__(self, group_id: str, paths: Callable[[], Iterable[Path]], clock: Clock) -> None:
+    def __init__(self, group_id: str, sockets: Callable[[], Iterable[Path]], clock: Clock) -> None:
         self._group_id = group_id
-        self._paths = paths
+        self._sockets = sockets
         self._clock = clock
-        self._since_ms: int | None = None
+        self._state = ReaderState(clock)
+        self._waiting_since_ms: int | None = None
         self._patience_ms = _PATIENCE_MS
 
-    def gather(self) -> None:
-        """Has the newborn ones join the group; told before the caller joins."""
-        newborn = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
-        if PeerReply.REJOINED in self._ask_all(newborn, 0):
+    def call_started(self) -> None:
+        """See `ReaderState.call_started`."""
+        self._state.call_started()
+
+    def call_ended(self, *, has_planned: bool, is_committed: bool) -> None:
+        """See `ReaderState.call_ended`."""
+        self._state.call_ended(has_planned=has_planned, is_committed=is_committed)
+
+    def batch_started(self) -> None:
+        """See `ReaderState.batch_started`."""
+        self._state.batch_started()
+
+    def reply(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
+        """See `ReaderState.reply`."""
+        return self._state.reply(least_ms, rejoin)
+
+    def join_not_started(self) -> None:
+        """Has the readers that Spark has not called yet join the group."""
+        not_started = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
+        if PeerReply.REJOINED in self._ask_all(not_started, 0):
             self._patience_ms = _FIRST_PATIENCE_MS
 
-    def are_waiting(self, settled: bool, is_available_now: bool) -> bool:
-        """Told after each look at the group; True when one of them cannot go on before the caller returns to Spark."""
-        if settled:
-            self._since_ms, self._patience_ms = None, _PATIENCE_MS
+    def should_yield(self, is_settled: bool, is_available_now: bool) -> bool:
+        """True if a co-reader cannot continue before the caller returns to Spark; to be called after each poll."""
+        if is_settled:
+            self._waiting_since_ms, self._patience_ms = None, _PATIENCE_MS
             return False
         now_ms = self._clock.now_ms()
-        if self._since_ms is None:
-            self._since_ms = now_ms
-        if now_ms - self._since_ms < self._patience_ms:
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = now_ms
+        if now_ms - self._waiting_since_ms < self._patience_ms:
             return False
-        least_ms = _LONG_WRITING_MS if is_available_now else _WRITING_MS
-        waiting = self._ask_all(self._others(), least_ms)
-        self._since_ms = now_ms
-        return PeerReply.PLANNED in waiting
+        least_ms = _AVAILABLE_NOW_LOG_WRITE_MS if is_available_now else _LOG_WRITE_MS
+        replies = self._ask_all(self._others(), least_ms)
+        self._waiting_since_ms = now_ms
+        return PeerReply.BATCH_PLANNED in replies
 
     def _others(self) -> list[Path]:
-        return [path for path in self._paths() if path.name.rpartition("-")[2] != str(os.getpid())]
+        return [path for path in self._sockets() if path.name.rpartition("-")[2] != str(os.getpid())]
 
     def _ask_all(self, paths: list[Path], least_ms: int) -> list[PeerReply]:
-        # the group may wait for more than one of them, and then each waits for the others
+        # in parallel: the rebalance may wait for several co-readers, and each of them waits for the others
         if not paths:
             return []
-        with ThreadPoolExecutor(len(paths), "groupsource siblings") as pool:
+        with ThreadPoolExecutor(len(paths), "groupsource co-readers") as pool:
             return list(pool.map(lambda path: self._ask(path, least_ms), paths))
 
     def _ask(self, path: Path, least_ms: int) -> PeerReply:
         try:
-            channel = dial_local(str(path), 1000)
+            channel = dial_local(str(path), _CONNECT_MS)
         except NetworkError:
-            # left behind by a reader that was killed
-            return PeerReply.ELSEWHERE
+            # the socket of a killed reader
+            return PeerReply.OTHER_GROUP
         try:
             channel.send(json.dumps({"group": self._group_id, "least_ms": least_ms}))
-            return PeerReply(json.loads(channel.receive(_ANSWER_MS) or "{}").get("standing"))
+            return PeerReply(json.loads(channel.receive(_REPLY_MS) or "{}").get("reply"))
         except (NetworkError, ValueError) as error:
-            _log.debug("%s does not tell how it stands: %s", path, error)
+            _log.debug("[group=%s socket=%s] No reply from co-reader: %s", self._group_id, path, error)
             return PeerReply.BUSY
         finally:
             channel.close()

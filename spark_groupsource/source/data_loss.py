@@ -1,4 +1,4 @@
-"""What is told when promised records are gone: an error under the name Spark's own Kafka source gives it, or a warning.
+"""Data loss policy: fails or logs a warning when records no longer exist, per failOnDataLoss.
 
 Source: the sub-classes of KAFKA_DATA_LOSS in ``kafka-error-conditions.json`` of Spark's connector.
 """
@@ -17,85 +17,90 @@ Offsets = Mapping[TopicPartition, int]
 
 
 class DataLossPolicy:
-    """Tells losses of one reader or task.
+    """Reports data loss of one reader or read task; each method raises DataLossError or logs a warning.
 
     Args:
         fail: the option failOnDataLoss.
-        group_id: named in messages, as is `member_id`; Spark's source too has another name for deleted partitions where
-            a group is named.
+        group_id, member_id: added to messages. Like Spark's source, deleted partitions have another error class where
+            the query has a group.
     """
 
     def __init__(self, *, fail: bool, group_id: str | None = None, member_id: str | None = None) -> None:
         self._fail = fail
         self._group_id = group_id
         reader = f"member {member_id} of group {group_id}" if member_id else f"group {group_id}" if group_id else ""
-        self._by = f" Read by {reader}." if reader else ""
+        self._reader = f" Read by {reader}." if reader else ""
+        names = {"group": group_id, "member": member_id}
+        self._entity = " ".join(f"{kind}={name}" for kind, name in names.items() if name) or "batch"
 
     def deleted(self, positions: Offsets) -> None:
-        """Partitions that are gone; `positions` is how far each was read."""
+        """Reports partitions that no longer exist; `positions` are the next offsets to read."""
         if positions:
-            self._tell(self._deleted, f"{bounded_names(positions)} was deleted; {_reached(positions)}.")
+            self._report(self._deleted_class, f"{bounded_names(positions)} was deleted; {_first_position(positions)}.")
 
-    def made_anew(self, positions: Offsets) -> None:
-        """The same where a topic of that name is there again."""
+    def recreated(self, positions: Offsets) -> None:
+        """Reports partitions of a topic that was deleted and created again."""
         if positions:
-            self._tell(self._deleted, f"{bounded_names(positions)} was deleted and made anew; {_reached(positions)}.")
+            message = f"{bounded_names(positions)} was deleted and recreated; {_first_position(positions)}."
+            self._report(self._deleted_class, message)
 
-    def deleted_unread(self, wanted: OffsetRange) -> None:
-        """A task found its partition gone."""
-        tp, start, end = wanted
-        self._tell(self._deleted, f"{tp} was deleted before offsets [{start}, {end}) were read.")
+    def deleted_before_read(self, expected: OffsetRange) -> None:
+        """Reports a partition that no longer exists, found by its read task."""
+        p, start, end = expected
+        self._report(self._deleted_class, f"{p} was deleted before offsets [{start}, {end}) were read.")
 
-    def cut(self, begins: Offsets, ends: Offsets) -> None:
-        """Logs that end before what was read of them."""
+    def truncated(self, begins: Offsets, ends: Offsets) -> None:
+        """Reports logs that end before the offset the query has read to."""
         if begins:
             first = next(iter(begins))
-            told = f"{bounded_names(begins)} was cut or made anew: {first} ends at {ends[first]}, not {begins[first]}."
-            self._tell("PARTITION_OFFSET_CHANGED", told)
+            names = bounded_names(begins)
+            message = f"{names} was truncated or recreated: {first} ends at {ends[first]}, not {begins[first]}."
+            self._report("PARTITION_OFFSET_CHANGED", message)
 
-    def aged_out(self, wanted: OffsetRange, log_start: int) -> None:
-        """A range whose first records are gone."""
-        tp, start, end = wanted
-        told = f"{tp} begins at offset {log_start} now; [{start}, {end}) was planned and is partly aged out."
-        self._tell("START_OFFSET_RESET", told)
+    def start_deleted(self, expected: OffsetRange, log_start: int) -> None:
+        """Reports a range whose first records were deleted."""
+        p, start, end = expected
+        message = f"{p} begins at offset {log_start} now; [{start}, {end}) was planned and is partly deleted."
+        self._report("START_OFFSET_RESET", message)
 
-    def ends_early(self, wanted: OffsetRange, log_end: int) -> None:
-        """A range whose last records are gone."""
-        tp, start, end = wanted
-        told = f"{tp} ends at offset {log_end}; [{start}, {end}) was planned: the log was cut or made anew."
-        self._tell("COULD_NOT_READ_OFFSET_RANGE", told)
+    def ends_early(self, expected: OffsetRange, log_end: int) -> None:
+        """Reports a range whose last records do not exist."""
+        p, start, end = expected
+        message = f"{p} ends at offset {log_end}; [{start}, {end}) was planned: the log was truncated or recreated."
+        self._report("COULD_NOT_READ_OFFSET_RANGE", message)
 
-    def beyond_the_log(self, option: str, tp: TopicPartition, wished: int, log_end: int) -> None:
-        """A wished end that is not there."""
-        self._tell("COULD_NOT_READ_OFFSET_RANGE", f"{option} of {tp} is {wished}, but the log ends at {log_end}.")
+    def beyond_log_end(self, option: str, p: TopicPartition, requested: int, log_end: int) -> None:
+        """Reports a requested end offset that does not exist."""
+        self._report("COULD_NOT_READ_OFFSET_RANGE", f"{option} of {p} is {requested}, but the log ends at {log_end}.")
 
-    def added_late(self, begins: Offsets) -> None:
-        """Partitions found later that have lost records before they were read at all."""
+    def added_partition_truncated(self, begins: Offsets) -> None:
+        """Reports partitions added to a topic whose first records were deleted before the query found them."""
         if begins:
-            listed = ", ".join(f"{p} begins at offset {begin}" for p, begin in sorted(begins.items())[:10])
-            told = f"{listed} and not at 0: what the added partition held before that is gone."
-            self._tell("ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO", told)
+            listed = bounded_names(f"{p} begins at offset {begin}" for p, begin in sorted(begins.items()))
+            message = f"{listed} and not at 0: earlier records of the added partition were deleted."
+            self._report("ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO", message)
 
-    def gone_before_found(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions deleted between their assignment and the look-up of where they begin."""
-        told = f"where {bounded_names(partitions)} begins cannot be found out: it was deleted meanwhile."
-        self._tell("INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", told)
+    def deleted_before_lookup(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reports partitions deleted between their assignment and the lookup of their start offsets."""
+        message = f"The start offset of {bounded_names(partitions)} was not found: the partition was deleted."
+        self._report("INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", message)
 
     @property
-    def _deleted(self) -> str:
+    def _deleted_class(self) -> str:
         return "PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT" if self._group_id else "PARTITIONS_DELETED"
 
-    def _tell(self, error_class: str, message: str) -> None:
+    def _report(self, error_class: str, message: str) -> None:
         if self._fail:
-            raise DataLossError(error_class, message + self._by)
+            raise DataLossError(error_class, message + self._reader)
         _log.warning(
-            "[KAFKA_DATA_LOSS.%s] %s%s Going on with what is there (failOnDataLoss=false).",
+            "[%s] [KAFKA_DATA_LOSS.%s] %s%s Continuing with the existing records (failOnDataLoss=false).",
+            self._entity,
             error_class,
             message,
-            self._by,
+            self._reader,
         )
 
 
-def _reached(positions: Offsets) -> str:
+def _first_position(positions: Offsets) -> str:
     first = next(iter(positions))
     return f"{first} was read to offset {positions[first]}"

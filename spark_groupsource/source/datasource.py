@@ -1,6 +1,6 @@
-"""`GroupDataSource`: what Spark finds under ``format("groupsource")``.
+"""Spark data source registered under ``format("groupsource")``.
 
-Importing this module must stay cheap: Spark imports it at every look-up of a data source. The rest loads when used.
+Spark imports this module whenever any data source is looked up, so everything heavy is imported inside the methods.
 """
 
 from __future__ import annotations
@@ -15,20 +15,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-_SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-)
-_HEADERS = "headers array<struct<key:string,value:binary>>"
-
 
 class GroupDataSource(DataSource):
-    """Reads Kafka topics as a member of a Kafka consumer group.
+    """Reads Kafka topics as a Kafka consumer group.
 
-    Name: ``groupsource``. Options: those of Spark's own Kafka source, the Kafka client's under ``kafka.``, and
-    ``members``, ``onGroupReset``, ``rebalanceLog``; the table is `spark_groupsource.source.options.OPTIONS`.
+    Name: ``groupsource``. Options: those of Spark's Kafka source, Kafka client settings with the prefix ``kafka.``, and
+    the options of consumer groups; the table is `spark_groupsource.source.options.OPTIONS`.
 
-    Schema: that of Spark's Kafka source. A schema given by the user chooses among its columns, and only those are
-    decoded: ``.schema("value binary")``.
+    Schema: that of Spark's Kafka source. A schema given by the user selects columns, and only these are decoded:
+    ``.schema("value binary")``.
 
     Examples:
         >>> stream = (
@@ -41,7 +36,7 @@ class GroupDataSource(DataSource):
     """
 
     parallelism: ClassVar[int | None] = None
-    """Tasks Spark runs at a time, known where `register` was called."""
+    """Number of tasks Spark runs at a time; None unless the source was registered with `register`."""
 
     @without_traceback
     def __init__(self, options: dict[str, str]) -> None:
@@ -50,16 +45,18 @@ class GroupDataSource(DataSource):
 
         super().__init__(options)
         self._options = dict(options)
-        # refuses what is wrong in any kind of query while load() can still say so plainly
-        self._include_headers = bool(parse_options(self._options)["includeHeaders"])
+        # checks what does not depend on the kind of query, so that load() fails and not the start of the query
+        self._include_headers = parse_options(self._options).include_headers
         self._driver = driver_pid()
 
     @classmethod
     def name(cls) -> str:
         return "groupsource"
 
-    def schema(self) -> str:
-        return f"{_SCHEMA}, {_HEADERS}" if self._include_headers else _SCHEMA
+    def schema(self) -> StructType:
+        from spark_groupsource.source.schema import spark_schema
+
+        return spark_schema(self._include_headers)
 
     @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -67,9 +64,9 @@ class GroupDataSource(DataSource):
         from spark_groupsource.source.options import parse_options
         from spark_groupsource.source.schema import select_columns
 
-        parse_options(self._options, "batch")
+        options = parse_options(self._options, "batch")
         columns = select_columns(schema, self._include_headers)
-        return GroupBatchReader(self._options, columns, self._driver, self.parallelism)
+        return GroupBatchReader(options, columns, self._driver, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_groupsource.errors import ConfigurationError
@@ -78,19 +75,23 @@ class GroupDataSource(DataSource):
         from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
 
         try:
-            parse_options(self._options, "stream")
+            options = parse_options(self._options, "stream")
             columns = select_columns(schema, self._include_headers)
         except ConfigurationError as error:
-            # Spark hides an error of this method behind one of its own; an error of the first callback it shows
+            # Spark replaces the message of an error raised here, but not that of an error in the first callback
             return InvalidStreamReader(error)
-        return GroupStreamReader(self._options, columns, self._driver, self.parallelism)
+        return GroupStreamReader(options, columns, self._driver, self.parallelism)
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the source with one session, telling it how many tasks run at a time.
+    """Registers the source with a Spark session, with the session's default parallelism for ``members=auto``.
 
-    ``format("groupsource")`` is found without this; then ``members=auto`` goes by the driver's processors.
+    ``format("groupsource")`` works without registration; then ``members=auto`` is the driver's number of processors.
     """
-    known: dict[str, Any] = {"parallelism": spark.sparkContext.defaultParallelism, "__doc__": GroupDataSource.__doc__}
-    # a class made at run time is pickled with its attributes, an importable one by its name alone
-    spark.dataSource.register(type("GroupDataSource", (GroupDataSource,), {**known, "__module__": "__main__"}))
+    attributes: dict[str, Any] = {
+        "parallelism": spark.sparkContext.defaultParallelism,
+        "__doc__": GroupDataSource.__doc__,
+        # a class in __main__ is pickled with its attributes, an importable class by its name alone
+        "__module__": "__main__",
+    }
+    spark.dataSource.register(type("GroupDataSource", (GroupDataSource,), attributes))

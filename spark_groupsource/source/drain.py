@@ -1,8 +1,9 @@
-"""`stop_gracefully`: ends a query so that whoever takes its partitions over repeats nothing.
+"""Graceful stop of a query: `stop_gracefully`.
 
-Spark's ``query.stop()`` interrupts between the checkpoint of a batch and the callback that commits it. Here the reader
-of each source is asked first to plan nothing more; the batch in flight ends, its offsets are committed, the members
-leave the group, and then the query is stopped.
+Spark's ``query.stop()`` interrupts between the checkpoint of a batch and the callback that commits it, so the next
+owner of the partitions would repeat the batch. `stop_gracefully` requests a drain from the reader of each source: it
+plans no more batches, the batch in flight ends, its offsets are committed, and the members leave the group. Then the
+query is stopped.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _POLL_MS = 50
 def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
     """Drains the ``groupsource`` sources of a running query and stops it.
 
-    A batch in flight is finished and committed first, so nothing is read twice, here or by another member. A query
-    that has ended already is left alone.
+    The batch in flight is finished and committed first, so nothing is read twice, here or by another member. A query
+    that has ended is not changed.
 
     Args:
-        timeout_s: bound of the wait for the batch in flight, in seconds; then the query is stopped all the same.
+        timeout_s: maximum wait for the batch in flight, in seconds; then the query is stopped without a drain.
 
-    Raises: TimeoutError when it had to be stopped undrained: another member may then repeat its last batch.
-        ConfigurationError under Spark Connect, where the driver is out of reach.
+    Raises: TimeoutError when the query was stopped without a drain, so another member may repeat its last batch.
+        ConfigurationError under Spark Connect, where the driver is in another process.
     """
     clock = SystemClock()
     deadline_ms = clock.now_ms() + int(timeout_s * 1000)
@@ -45,8 +46,8 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
             if clock.now_ms() > deadline_ms:
                 query.stop()
                 raise TimeoutError(
-                    f"query {query.name or query.id} did not drain within {timeout_s:g} s and was stopped; another "
-                    "member may repeat its last batch. Give stop_gracefully more time than a batch takes"
+                    f"Query {query.name or query.id} did not drain within {timeout_s:g} s and was stopped: another "
+                    "member may repeat its last batch. Set timeout_s of stop_gracefully to more than a batch takes."
                 )
             clock.sleep_ms(_POLL_MS)
     finally:
@@ -55,26 +56,26 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
 
 
 class _Drain:
-    """How far the sources of one query are drained."""
+    """Drain of the sources of one query."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
-        self._driver = _driver_jvm_pid()
+        self._driver = driver_jvm_pid()
         self._channels: dict[str, LocalChannel] = {}
         self._proofs: dict[str, Any] = {}
         self._pending: set[str] = set()
         self._known: set[str] = set()
 
     def advance(self) -> bool:
-        """Asks and listens once; True when every source has drained, or none is ours."""
+        """Sends and receives once; True when every ``groupsource`` source has drained."""
         ends = self._ends()
         if ends is None:
-            # the first batch, which tells the sources' names, has not ended
+            # the readers' names are known only after the first batch
             return False
         for reader in set(ends) - self._known:
             self._known.add(reader)
-            self._ask(reader)
-        # no batch is running: what has ended is checkpointed, and a long trigger interval need not be waited for
+            self._connect(reader)
+        # while no batch runs, the last end offset is checkpointed, so the reader need not wait for the next trigger
         is_idle = not self._query.status["isTriggerActive"]
         for reader in sorted(self._pending):
             if is_idle and self._proofs.get(reader) != ends[reader]:
@@ -89,31 +90,31 @@ class _Drain:
             channel.close()
 
     def _ends(self) -> dict[str, Any] | None:
-        """Reader -> end offset of the last batch, of our sources alone; None before there was one."""
+        """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None before the first batch."""
         for progress in reversed(self._query.recentProgress):
             ends = [_parse(source["endOffset"]) for source in _sources(progress)]
             if ends and all(end is not None for end in ends):
-                ours = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
-                return {end[GROUP_KEY]["reader"]: end for end in ours}
+                own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
+                return {end[GROUP_KEY]["reader"]: end for end in own}
         return None
 
-    def _ask(self, reader: str) -> None:
+    def _connect(self, reader: str) -> None:
         for path in control_sockets(self._driver, reader):
             try:
                 self._channels[reader] = dial_local(str(path), 1000)
             except NetworkError:
-                # left behind by a reader that was killed
+                # the socket of a killed reader
                 continue
             self._pending.add(reader)
             self._send(reader, None)
         if reader not in self._channels:
-            _log.warning("reader %s does not listen; another member may repeat its last batch", reader)
+            _log.warning("[query=%s] Reader has no control socket; another member may repeat its batch.", reader[:8])
 
     def _send(self, reader: str, proof: Any) -> None:
         try:
             self._channels[reader].send(json.dumps({"drain": True, "proof": proof}))
         except NetworkError:
-            # its process has ended, and with it the query; the caller's loop sees that
+            # the reader process has ended, and so does the query
             self._pending.discard(reader)
 
     def _has_drained(self, reader: str) -> bool:
@@ -124,7 +125,7 @@ class _Drain:
         except NetworkError:
             line = None
         if line is None:
-            _log.info("reader %s ended before it had drained", reader)
+            _log.info("[query=%s] Reader process ended during the drain.", reader[:8])
         return True
 
 
@@ -134,16 +135,17 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
 
 
 def _parse(offset: Any) -> Any:
-    """An offset in a progress report is JSON text or already parsed; ``null`` before the first batch."""
+    """Parses an offset of a progress report: JSON text or an object, ``null`` before the first batch."""
     return json.loads(offset) if isinstance(offset, str) else offset
 
 
-def _driver_jvm_pid() -> int:
+def driver_jvm_pid() -> int:
+    """Returns the process id of the driver JVM; tests without a JVM replace this function."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
     if context is None or context._jvm is None:
         raise ConfigurationError(
-            "stop_gracefully needs the Spark driver in this application; under Spark Connect call it on the server"
+            "stop_gracefully failed: this process has no Spark driver. Under Spark Connect call it on the server."
         )
     return int(context._jvm.java.lang.ProcessHandle.current().pid())

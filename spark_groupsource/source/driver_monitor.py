@@ -1,8 +1,8 @@
-"""Whether the Spark application a reader serves goes on: its driver's process, and the SparkContext in it.
+"""Detects the end of the driver process and of its SparkContext.
 
-Spark tells a reader of neither end. ``SparkContext.stop`` means to end readers and does not (`PythonWorkerFactory`
-maps over the processes lazily), and a query that has nothing to read never notices. What a stopped context does do,
-wherever it ran, is to delete its directories: that of its files, and those of its blocks.
+Spark notifies a reader process of neither. ``SparkContext.stop`` intends to end readers but does not
+(`PythonWorkerFactory` maps over the processes lazily), and a query without new data never notices. A stopping context
+does delete its directories: those of its files and those of its blocks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Iterable
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.source.driver_process import is_process_alive
 
-# cleaners of /tmp take what nobody has touched for some days
+# cleaners of /tmp remove what has not been accessed for some days
 _TOUCH_MS = 3_600_000
 
 
 class DriverMonitor:
-    """The application as one of its readers sees it.
+    """State of the Spark application that a reader process belongs to.
 
     Args:
         driver: process id of the driver.
-        directories: what the SparkContext deletes when it stops; it has stopped once all that were there are gone.
+        directories: directories that the SparkContext deletes when it stops. The context has stopped once all of those
+            that existed at the construction are gone.
     """
 
     def __init__(self, driver: int, directories: Iterable[Path] = (), clock: Clock | None = None) -> None:
@@ -34,12 +35,12 @@ class DriverMonitor:
 
     @property
     def is_driver_alive(self) -> bool:
-        """False once the driver's process is gone."""
+        """False once the driver process has ended."""
         return is_process_alive(self._driver)
 
     @property
     def is_context_stopped(self) -> bool:
-        """True once the SparkContext has stopped, though the driver's process may live on."""
+        """True once the SparkContext has stopped, even if the driver process continues."""
         left = [directory for directory in self._directories if directory.is_dir()]
         if left:
             self._touch(left)
@@ -54,21 +55,21 @@ class DriverMonitor:
             try:
                 os.utime(directory)
             except OSError:
-                # stopped at this moment, or another user's: then a cleaner has to take all of them to mislead us
+                # deleted meanwhile, or another user's; a cleaner would have to remove all directories to mislead us
                 continue
 
 
 def context_directories() -> list[Path]:
-    """The directories of the SparkContext that has started this Python worker; some may not exist.
+    """Returns the directories of the SparkContext that started this Python worker; some may not exist.
 
-    Spark tells them to each worker: that of files when it starts, those of blocks in SPARK_LOCAL_DIRS.
+    Spark passes the directory of files when a worker starts, and those of blocks in SPARK_LOCAL_DIRS.
     """
     from pyspark import SparkFiles
 
     found = [Path(path) for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path]
     if SparkFiles._is_running_on_worker:
-        # the reader of a stream is told a directory in it, which Spark does not make
+        # for the reader of a stream Spark passes a subdirectory that it does not create
         files = Path(SparkFiles.getRootDirectory())
         found.append(files if files.is_dir() else files.parent)
-    # anything else is not the context's to delete
+    # the context deletes only directories with these names
     return [path for path in found if path.name.startswith(("userFiles-", "blockmgr-"))]

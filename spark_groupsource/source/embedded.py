@@ -1,8 +1,9 @@
-"""The addresses ``embedded`` and ``embedded:DIR``: one embedded broker per driver application, found through a file.
+"""Starts the embedded broker of addresses ``embedded`` and ``embedded:DIR``.
 
-The broker is a process of its own, because every process of the application must reach it and none of them lives as
-long as the application does: whoever needs it first starts it, and it ends when no application that uses it is left.
-Without DIR its data lie in a temporary directory and go with it. This module alone of the source knows the broker.
+The broker is a separate process, because every process of the application needs it and none of them runs as long as the
+application. The first process that needs it starts it; its address is in a file. It exits when no application that uses
+it is left. Without DIR its data is in a temporary directory that is deleted with it. No other module of the source
+imports the broker.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _START_TIMEOUT_MS = 30_000
 _START_POLL_MS = 20
 _WATCH_S = 1.0
 
-# brokers this process has started: they outlive it, and Python would warn of each that it forgets
+# brokers that this process has started: they outlive it, and Python would warn about unreferenced ones
 _started: list[subprocess.Popen[bytes]] = []
 
 
 def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
-    """``host:port`` for an address as the user gave it; starts the embedded broker where it names one.
+    """Returns ``host:port`` for an address as the user gave it; starts the embedded broker if it names one.
 
     Args:
-        driver: process id of the driver JVM; the broker lives at least as long.
+        driver: process id of the driver JVM; the broker runs at least as long.
 
-    Raises: ConfigurationError when the broker cannot be started, with the end of what it said.
+    Raises: ConfigurationError with the last line of the broker's output when it does not start.
     """
     if not is_embedded(bootstrap_servers):
         return bootstrap_servers
@@ -52,8 +53,8 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
 
 def _run_dir(data_dir: str, driver: int) -> Path:
     if data_dir:
-        place = os.path.realpath(os.path.expanduser(data_dir))
-        run_dir = private_directory("broker-" + hashlib.sha256(place.encode()).hexdigest()[:16])
+        path = os.path.realpath(os.path.expanduser(data_dir))
+        run_dir = private_directory("broker-" + hashlib.sha256(path.encode()).hexdigest()[:16])
     else:
         run_dir = private_directory(f"broker-{driver}")
     (run_dir / "users").mkdir(exist_ok=True)
@@ -79,7 +80,7 @@ def _start(run_dir: Path, data_dir: str) -> str:
     (run_dir / "address").unlink(missing_ok=True)
     command = [sys.executable, "-m", "spark_groupsource.source.embedded", str(run_dir), data_dir]
     with open(run_dir / "log", "wb") as log:
-        # a session of its own: Ctrl-C ends the application, and the broker with its last user
+        # in a new session, so that Ctrl-C does not reach it: it exits after its last application
         broker = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_environment()
         )
@@ -95,20 +96,20 @@ def _start(run_dir: Path, data_dir: str) -> str:
         clock.sleep_ms(_START_POLL_MS)
     else:
         broker.kill()
-    said = (run_dir / "log").read_text(errors="replace").strip().splitlines()
+    output = (run_dir / "log").read_text(errors="replace").strip().splitlines()
     raise ConfigurationError(
-        f"kafka.bootstrap.servers: the embedded broker did not start: {said[-1] if said else 'no message'} "
-        f"(all it said: {run_dir / 'log'})"
+        f"Option kafka.bootstrap.servers: the embedded broker did not start: {output[-1] if output else 'no message'}. "
+        f"See {run_dir / 'log'}."
     )
 
 
 def _environment() -> dict[str, str]:
-    # workers of Spark find packages by a path that a plain Python does not have
+    # Spark workers have import paths that a new Python process does not have
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def main(run_dir: Path, data_dir: str | None) -> None:
-    """Runs the broker until SIGTERM, or until no process in ``users`` is alive."""
+    """Runs the broker until SIGTERM, or until no process listed in ``users`` is alive."""
     from spark_groupsource.broker.server import EmbeddedBroker
 
     ended = threading.Event()
@@ -127,7 +128,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
                     (run_dir / "address").unlink()
                     break
     if not data_dir:
-        # named by an application that is gone, so nobody comes back to it
+        # the directory is named after an application that has ended
         shutil.rmtree(run_dir)
         return
     with _locked(run_dir):

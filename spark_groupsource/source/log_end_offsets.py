@@ -1,4 +1,4 @@
-"""How far the partitions of a query may be read: their log ends as last heard, and what is lost on the way there."""
+"""End offsets of the owned partitions, cached; detects truncated logs and deleted partitions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from spark_groupsource.source.planning import Backlog
 
 
 class Readable(NamedTuple):
-    """Where each partition may be read to; `cut` holds those that were read beyond their log's end, which is there."""
+    """`ends`: the offset each partition may be read to. `truncated`: new positions where a log ends before them."""
 
     ends: Offsets
-    cut: Offsets
+    truncated: Offsets
 
 
-class LogEnds:
-    """Log ends of one query. The brokers are asked at most once in `refresh_ms`, unless there is nothing to read."""
+class LogEndOffsets:
+    """End offsets of one query's partitions.
+
+    The brokers are queried at most once per `refresh_ms`; while cached offsets leave nothing to read, the call waits.
+    """
 
     def __init__(
         self, lookup: OffsetLookup, losses: DataLossPolicy, clock: Clock, *, read_committed: bool, refresh_ms: int
@@ -30,75 +33,75 @@ class LogEnds:
         self._clock = clock
         self._read_committed = read_committed
         self._refresh_ms = refresh_ms
-        self._heard: Offsets = {}
-        self._heard_ms: int | None = None
-        self._gone: set[TopicPartition] = set()
-        self._target: Offsets | None = None
+        self._cached: Offsets = {}
+        self._fetched_ms: int | None = None
+        self._deleted: set[TopicPartition] = set()
+        self._available_now_ends: Offsets | None = None
 
     @property
-    def heard(self) -> Mapping[TopicPartition, int]:
-        """The log ends as last heard; empty before the first."""
-        return self._heard
+    def cached(self) -> Mapping[TopicPartition, int]:
+        """End offsets of the last query; empty before the first."""
+        return self._cached
 
-    def forget(self) -> None:
-        """The next look asks the brokers, however soon it comes."""
-        self._heard_ms = None
+    def expire(self) -> None:
+        """The next call queries the brokers."""
+        self._fetched_ms = None
 
-    def restart(self) -> None:
-        """Forgets which partitions are gone too: what is owned has changed."""
-        self.forget()
-        self._gone = set()
+    def reset(self) -> None:
+        """Expires the cache and forgets the deleted partitions, because the assignment has changed."""
+        self.expire()
+        self._deleted = set()
 
-    def leave_out(self, gone: Iterable[TopicPartition]) -> None:
-        """Asks no more about partitions that do not exist: they end where they were read to."""
-        self._gone.update(gone)
+    def add_deleted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stops querying partitions that do not exist; their end is the offset they were read to."""
+        self._deleted.update(partitions)
 
     def readable(self, begins: Offsets, *, is_available_now: bool) -> Readable:
-        """How far each partition may be read: its log end, or the end that availableNow has found at its start.
+        """Returns the offset each partition may be read to; with availableNow at most the end at the query's start.
 
-        Raises: DataLossError, where failOnDataLoss does not let it go on: a log ends before its begin, a partition is
-            gone. BrokerError, NetworkError.
+        Raises: DataLossError (failOnDataLoss) when a log ends before its begin or a partition was deleted. BrokerError,
+            NetworkError.
         """
-        ends = self._log_ends(begins)
-        cut = self._cut(begins, ends)
+        ends = self._fetch(begins)
+        truncated = self._truncated(begins, ends)
         if not is_available_now:
-            return Readable(ends, cut)
-        if self._target is None:
-            self._target = {**self._lookup.latest(self._lookup.partitions()), **ends}
-        # a partition that came later has no end here: it is left to the next run
-        target = self._target
-        return Readable({p: min(end, target.get(p, cut.get(p, begins[p]))) for p, end in ends.items()}, cut)
+            return Readable(ends, truncated)
+        if self._available_now_ends is None:
+            self._available_now_ends = {**self._lookup.latest(self._lookup.partitions()), **ends}
+        # a partition added later is left to the next run
+        bounds = self._available_now_ends
+        return Readable({p: min(end, bounds.get(p, truncated.get(p, begins[p]))) for p, end in ends.items()}, truncated)
 
-    def _cut(self, begins: Offsets, ends: Offsets) -> Offsets:
-        shrunk = [p for p in begins if ends[p] < begins[p]]
-        if shrunk and self._read_committed:
-            # an open transaction may hold the stable end before a position another reader has reached
-            tops = self._lookup.tops(shrunk)
-            shrunk = [p for p in shrunk if tops[p] < begins[p]]
-        if shrunk:
-            self._losses.cut({p: begins[p] for p in shrunk}, ends)
-        # as Spark's own source: what comes after the end that is there now is new
-        return {p: ends[p] for p in shrunk}
+    def _truncated(self, begins: Offsets, ends: Offsets) -> Offsets:
+        shorter = [p for p in begins if ends[p] < begins[p]]
+        if shorter and self._read_committed:
+            # an open transaction may keep the last stable offset below a position that another reader has reached
+            log_ends = self._lookup.log_end_offsets(shorter)
+            shorter = [p for p in shorter if log_ends[p] < begins[p]]
+        if shorter:
+            self._losses.truncated({p: begins[p] for p in shorter}, ends)
+        # as in Spark's Kafka source, what follows the present end is new
+        return {p: ends[p] for p in shorter}
 
-    def _log_ends(self, begins: Offsets) -> Offsets:
-        if self._heard_ms is not None:
-            left_ms = self._heard_ms + self._refresh_ms - self._clock.now_ms()
-            if left_ms > 0 and Backlog(begins, self._heard).total:
-                return self._heard
+    def _fetch(self, begins: Offsets) -> Offsets:
+        if self._fetched_ms is not None:
+            left_ms = self._fetched_ms + self._refresh_ms - self._clock.now_ms()
+            if left_ms > 0 and Backlog(begins, self._cached).total:
+                return self._cached
             self._clock.sleep_ms(left_ms)
-        self._heard = self._existing_ends(begins)
-        self._heard_ms = self._clock.now_ms()
-        return self._heard
+        self._cached = self._fetch_existing(begins)
+        self._fetched_ms = self._clock.now_ms()
+        return self._cached
 
-    def _existing_ends(self, begins: Offsets) -> Offsets:
-        """Log ends; a partition that was deleted ends where it was read to, if failOnDataLoss lets it."""
-        asked = [p for p in begins if p not in self._gone]
+    def _fetch_existing(self, begins: Offsets) -> Offsets:
+        """Queries end offsets; a deleted partition ends at its begin if failOnDataLoss is false."""
+        existing = [p for p in begins if p not in self._deleted]
         try:
-            return {**begins, **self._lookup.latest(asked)}
+            return {**begins, **self._lookup.latest(existing)}
         except BrokerError as error:
-            gone = self._lookup.missing(asked) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
-            if not gone:
+            deleted = self._lookup.missing(existing) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
+            if not deleted:
                 raise
-        self._losses.deleted({p: begins[p] for p in gone})
-        self.leave_out(gone)
-        return self._existing_ends(begins)
+        self._losses.deleted({p: begins[p] for p in deleted})
+        self.add_deleted(deleted)
+        return self._fetch_existing(begins)

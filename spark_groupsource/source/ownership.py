@@ -1,7 +1,4 @@
-"""Which partitions a stream reads: what its members of the group own, or what ``assign`` lists.
-
-Both offer the same to the session, which need not know whether there is a group.
-"""
+"""Partitions a stream owns: as members of a group, or listed by option assign."""
 
 from __future__ import annotations
 
@@ -9,19 +6,17 @@ import json
 import logging
 import os
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
+from typing import Any, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.group_client import GroupClient, MemberView, RebalanceEvent
 from spark_groupsource.clock import Clock, format_timestamp_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.offset_lookup import OffsetLookup
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.rebalance_listener import load_rebalance_listener
 from spark_groupsource.source.task_reader import TaskMembership
-
-if TYPE_CHECKING:
-    from spark_groupsource.client.membership.group_client import MemberView, RebalanceEvent
 
 _log = logging.getLogger(__name__)
 
@@ -29,55 +24,55 @@ Commits = dict[TopicPartition, OffsetAndMetadata | None]
 
 
 class Ownership(Protocol):
-    """What the session asks; one thread at a time."""
+    """Interface of both kinds; used by one thread at a time."""
 
     @property
     def generation_id(self) -> int:
-        """The group's generation as of the last `refresh`, -1 without a group."""
+        """Generation of the group at the last `poll`, -1 without a group."""
 
     @property
-    def is_moving(self) -> bool:
-        """True when `refresh` would hand partitions over: everything read must have been committed before."""
+    def rejoin_needed(self) -> bool:
+        """True if the next `poll` may revoke partitions; all positions must be committed before."""
 
     @property
-    def keeps(self) -> bool:
-        """True when what is owned stays owned until the next `refresh`, settled or not: it may be read meanwhile."""
+    def retains_partitions(self) -> bool:
+        """True if no owned partition is revoked before the next `poll`, so it may be read during a rebalance."""
 
-    def refresh(self, timeout_ms: int) -> bool:
-        """Joins or rejoins where needed; True once what is owned is settled."""
+    def poll(self, timeout_ms: int) -> bool:
+        """Joins or rejoins the group if needed; returns True once the assignment is stable."""
 
     def owners(self) -> dict[TopicPartition, int]:
-        """Partition owned -> index of the member that owns it, -1 without a group."""
+        """Owned partition -> index of the member that owns it, -1 without a group."""
 
     def members(self) -> dict[int, TaskMembership]:
-        """Index -> member as tasks need to know it."""
+        """Index -> membership for read tasks."""
 
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
-        """The group's commits; None where there is none."""
+        """Fetches the group's committed offsets; None where there is none."""
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
-        """Commits for the owners, waiting at most `patience_ms` for a group that is between two assignments.
+        """Commits for the owning members; waits at most `patience_ms` for a rebalance to end.
 
         Raises: GenerationMismatchError, BrokerError, NetworkError.
         """
 
     def leave(self, reason: str) -> None:
-        """Leaves the group; nothing is owned afterwards."""
+        """Leaves the group; no partition is owned afterwards."""
 
 
 class AssignedPartitions:
-    """The partitions ``assign`` lists: no membership, commits as a simple consumer where a group is named."""
+    """The partitions of option assign; offsets are committed without membership if the query has a group."""
 
     generation_id = -1
-    is_moving = False
-    keeps = True
+    rejoin_needed = False
+    retains_partitions = True
 
     def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
         self._cluster = cluster
         self._group_id = options.group_id
         self._partitions = OffsetLookup(cluster, options).partitions()
 
-    def refresh(self, timeout_ms: int) -> bool:
+    def poll(self, timeout_ms: int) -> bool:
         return True
 
     def owners(self) -> dict[TopicPartition, int]:
@@ -99,38 +94,43 @@ class AssignedPartitions:
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 raise
-            _log.warning("%s; offsets of assign are not committed while it has", error)
+            # the group has members
+            _log.warning(
+                "[group=%s] Offsets of option assign are not committed while the group has members: %s",
+                self._group_id,
+                error,
+            )
 
     def leave(self, reason: str) -> None:
         self._partitions = []
 
 
 class GroupPartitions:
-    """What the query's members own."""
+    """The partitions that the query's members own."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock, members: int) -> None:
-        from spark_groupsource.client.membership.group_client import GroupClient
-
         self._settings = options.group_settings(members)
-        named = options["rebalanceListener"]
-        self._group = GroupClient(cluster, self._settings, clock, load_rebalance_listener(named) if named else None)
+        class_path = options.rebalance_listener
+        self._group = GroupClient(
+            cluster, self._settings, clock, load_rebalance_listener(class_path) if class_path else None
+        )
         self._last_event: RebalanceEvent | None = None
-        self._rebalance_log: str | None = options["rebalanceLog"]
-        self._left = False
+        self._rebalance_log = options.rebalance_log
+        self._has_left = False
 
     @property
     def generation_id(self) -> int:
         return max((member.generation_id for member in self._views()), default=-1)
 
     @property
-    def is_moving(self) -> bool:
+    def rejoin_needed(self) -> bool:
         return self._group.rejoin_needed
 
     @property
-    def keeps(self) -> bool:
-        return not self._left and self._group.view.retains_partitions
+    def retains_partitions(self) -> bool:
+        return not self._has_left and self._group.view.retains_partitions
 
-    def refresh(self, timeout_ms: int) -> bool:
+    def poll(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)
         self._report_events()
         return view.is_stable
@@ -146,7 +146,7 @@ class GroupPartitions:
                 generation_id=member.generation_id,
                 group_instance_id=member.group_instance_id,
                 heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-                claiming=member.retains_partitions,
+                retains_partitions=member.retains_partitions,
             )
             for member in self._views()
         }
@@ -158,30 +158,43 @@ class GroupPartitions:
         self._group.commit(offsets, patience_ms)
 
     def leave(self, reason: str) -> None:
-        if not self._left:
-            self._left = True
+        if not self._has_left:
+            self._has_left = True
             try:
                 self._group.leave(reason)
             except ConfigurationError as error:
-                # the members have left all the same, and there is no query any more that could fail
-                _log.error("%s", error)
+                # raised by the user's rebalance listener after the members have left; the query has ended
+                _log.error("[group=%s] %s", self._settings.group_id, error)
             self._report_events()
 
     def _views(self) -> Sequence[MemberView]:
-        return () if self._left else self._group.view.members
+        return () if self._has_left else self._group.view.members
 
     def _report_events(self) -> None:
         events = self._group.events
-        news = list(takewhile(lambda event: event is not self._last_event, reversed(events)))
-        for event in reversed(news):
+        new = list(takewhile(lambda event: event is not self._last_event, reversed(events)))
+        for event in reversed(new):
             _log.info("%s", describe_event(self._settings.group_id, event))
             if self._rebalance_log:
                 append_event(self._rebalance_log, self._settings.group_id, event)
         self._last_event = events[-1] if events else None
 
 
-def _event_fields(event: RebalanceEvent) -> dict[str, Any]:
-    return {
+def describe_event(group_id: str, event: RebalanceEvent) -> str:
+    """Returns a log line about one rebalance."""
+    changes = (("gained", event.gained), ("lost", event.lost))
+    moved = "".join(f"{word} {bounded_names(partitions)}; " for word, partitions in changes if partitions)
+    return (
+        f"[group={group_id} generation={event.generation_id}] Rebalance completed in "
+        f"{event.ended_ms - event.started_ms} ms (join {event.join_ms} ms, sync {event.sync_ms} ms): {event.cause}; "
+        f"{moved}+{len(event.gained)} -{len(event.lost)} partitions, {event.members} members."
+    )
+
+
+def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
+    """Appends one line of JSON to a file by a single write, so lines of several queries do not mix."""
+    fields: dict[str, Any] = {
+        "group": group_id,
         "timestamp": format_timestamp_ms(event.started_ms),
         "cause": event.cause,
         "duration_ms": event.ended_ms - event.started_ms,
@@ -191,24 +204,10 @@ def _event_fields(event: RebalanceEvent) -> dict[str, Any]:
         "gained": [str(p) for p in event.gained],
         "lost": [str(p) for p in event.lost],
         "members": event.members,
+        "text": describe_event(group_id, event),
     }
-
-
-def describe_event(group_id: str, event: RebalanceEvent) -> str:
-    """One line about one rebalance."""
-    told = _event_fields(event)
-    moved = ", ".join(f"{word} {' '.join(told[word])}" for word in ("gained", "lost") if told[word]) or "nothing moved"
-    return (
-        f"group {group_id} rebalanced to generation {event.generation_id} in {told['duration_ms']} ms "
-        f"(join {event.join_ms} ms, sync {event.sync_ms} ms), {event.members} members: {event.cause}; {moved}"
-    )
-
-
-def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
-    """Adds one JSON line to a file; one write, so that the lines of several queries do not mix."""
-    line = json.dumps({"group": group_id, **_event_fields(event), "text": describe_event(group_id, event)}) + "\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, line.encode())
+        os.write(handle, (json.dumps(fields) + "\n").encode())
     finally:
         os.close(handle)

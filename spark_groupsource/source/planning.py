@@ -1,7 +1,4 @@
-"""What a micro-batch reads: pure functions from positions, commits and limits to ranges and tasks.
-
-Knows offsets only. Whoever calls has asked the group what it owns and the brokers how far the logs reach.
-"""
+"""Micro-batch planning: pure functions from positions and limits to ranges and tasks."""
 
 from __future__ import annotations
 
@@ -12,25 +9,25 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 
-# of an offset, where nothing could be measured
+# assumed size of a record in a partition without samples
 _UNMEASURED_BYTES = 1024.0
 
 
 class PositionSource(Enum):
-    """Where a partition's position came from, in the words of messages."""
+    """Origin of a partition's position."""
 
-    OWN = "own position"
+    RUNNING = "position of the running query"
     CHECKPOINT = "checkpoint"
-    GROUP = "group"
-    GROUP_AHEAD = "group, ahead of the checkpoint"
-    GROUP_RESET = "group, moved back by an operator"
+    COMMIT = "committed offset"
+    COMMIT_AHEAD = "committed offset ahead of the checkpoint"
+    COMMIT_RESET = "committed offset reset by an operator"
     STARTING = "startingOffsets"
 
 
-class Acquisition(NamedTuple):
-    """The position of one newly owned partition, or None where only `startingOffsets` can tell it."""
+class StartPosition(NamedTuple):
+    """Start offset of an owned partition; None where `startingOffsets` decides."""
 
-    winner: PositionSource
+    source: PositionSource
     offset: int | None
 
 
@@ -38,36 +35,36 @@ def decide_position(
     *,
     checkpoint: int | None,
     committed: OffsetAndMetadata | None,
-    is_kept: bool,
-    written_by_us: bool,
-) -> Acquisition:
-    """Decides which offset wins for one owned partition after the group has changed.
+    is_retained: bool,
+    is_own_commit: bool,
+) -> StartPosition:
+    """Decides the position of one owned partition after the assignment has changed.
 
     Args:
-        checkpoint: next offset of the last checkpointed batch, None when that batch did not hold the partition.
-        committed: the group's commit.
-        is_kept: this run of the query owned the partition already, and the checkpoint's offset is its own position.
-        written_by_us: the commit's metadata is that of a query of this source.
+        checkpoint: next offset of the last checkpointed batch; None if the batch did not contain the partition.
+        committed: the group's committed offset.
+        is_retained: this run of the query owned the partition before, so `checkpoint` is its own position.
+        is_own_commit: the commit's metadata was written by a query of this source.
 
-    A committed offset ahead of ours was processed by another member and is followed. One behind ours is an operator's
-    reset if nobody of this source wrote it; a run in progress never goes back.
+    A committed offset ahead of the checkpoint was processed by another member and is followed. One behind it that no
+    query of this source wrote is an operator's reset; a running query does not follow it.
     """
     if checkpoint is None:
         if committed is None:
-            return Acquisition(PositionSource.STARTING, None)
-        return Acquisition(PositionSource.GROUP, committed.offset)
+            return StartPosition(PositionSource.STARTING, None)
+        return StartPosition(PositionSource.COMMIT, committed.offset)
     if committed is not None and committed.offset > checkpoint:
-        return Acquisition(PositionSource.GROUP_AHEAD, committed.offset)
-    if is_kept:
-        return Acquisition(PositionSource.OWN, checkpoint)
-    if committed is not None and committed.offset < checkpoint and not written_by_us:
-        return Acquisition(PositionSource.GROUP_RESET, committed.offset)
-    return Acquisition(PositionSource.CHECKPOINT, checkpoint)
+        return StartPosition(PositionSource.COMMIT_AHEAD, committed.offset)
+    if is_retained:
+        return StartPosition(PositionSource.RUNNING, checkpoint)
+    if committed is not None and committed.offset < checkpoint and not is_own_commit:
+        return StartPosition(PositionSource.COMMIT_RESET, committed.offset)
+    return StartPosition(PositionSource.CHECKPOINT, checkpoint)
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What could be read: `begins` and `ends` of the same partitions, ends never before begins."""
+    """Offsets that can be read: `begins` and `ends` of the same partitions; `total` is their number."""
 
     begins: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
@@ -83,10 +80,10 @@ class Backlog:
 
 
 def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition, int]:
-    """Where each partition's range ends when at most `max_offsets` are read over all.
+    """Returns the end of each partition's range when at most `max_offsets` are read in all.
 
-    The limit is shared in proportion to the backlog. Every partition with a backlog gets at least one offset, so that
-    none starves; with fewer offsets than such partitions the limit is exceeded by that much, as in Spark's own source.
+    The limit is shared in proportion to the backlog. Every partition with a backlog gets at least one offset, so none
+    starves; a limit below the number of such partitions is exceeded, as in Spark's Kafka source.
     """
     if max_offsets is None or backlog.total <= max_offsets:
         return dict(backlog.ends)
@@ -105,17 +102,17 @@ def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition
 
 
 class SizeSample(NamedTuple):
-    """Mean bytes of the offsets at `offset`."""
+    """Mean bytes per offset near `offset`."""
 
     offset: int
     density: float
 
 
 class SizeEstimate(NamedTuple):
-    """How many bytes the first records of a partition's backlog take in the log: `offsets` and `bytes` rise together.
+    """Cumulative stored bytes of a partition's backlog: `bytes[i]` lie between `offsets[0]` and `offsets[i]`.
 
-    The first pair is the begin and 0, each further one the end of a stored batch, or of a stretch that was looked at in
-    places. Within a batch records are taken to be of one size, and beyond the last pair of the mean size before.
+    The first pair is the begin and 0; each other pair is the end of a stored batch or of a sampled range. Records of
+    one batch are assumed to have equal sizes, and records beyond the last pair the mean size of those before.
     """
 
     offsets: tuple[int, ...]
@@ -123,25 +120,24 @@ class SizeEstimate(NamedTuple):
 
     @property
     def density(self) -> float:
-        """Mean bytes of an offset, never 0."""
+        """Mean bytes per offset, greater than 0."""
         return max(self.bytes[-1] / max(self.offsets[-1] - self.offsets[0], 1), 1e-3)
 
     def size(self, end: int) -> float:
-        """Bytes from the begin up to `end`."""
+        """Returns the bytes from the begin to `end`."""
         if end >= self.offsets[-1]:
             return self.bytes[-1] + (end - self.offsets[-1]) * self.density
         at = bisect_right(self.offsets, end) - 1
         step = (self.bytes[at + 1] - self.bytes[at]) / (self.offsets[at + 1] - self.offsets[at])
         return self.bytes[at] + (end - self.offsets[at]) * step
 
-    def beyond(self, seen: Sequence[SizeSample]) -> SizeEstimate:
-        """These, and what lies further on by some looks at it, in order of offsets.
+    def extended(self, samples: Sequence[SizeSample]) -> SizeEstimate:
+        """Returns this estimate extended by samples in the order of offsets.
 
-        Between two looks records are taken to be as large as the larger ones of both, so what changes once is seen;
-        larger records that lie between two looks, and reach neither, are not.
+        Between two samples the larger density of both is assumed, so a single change of the record size is covered.
         """
         offsets, sizes, last = list(self.offsets), list(self.bytes), self.density
-        for offset, density in seen:
+        for offset, density in samples:
             if offset > offsets[-1]:
                 sizes.append(sizes[-1] + max(int((offset - offsets[-1]) * max(density, last)), 1))
                 offsets.append(offset)
@@ -149,7 +145,7 @@ class SizeEstimate(NamedTuple):
         return SizeEstimate(tuple(offsets), tuple(sizes))
 
     def end(self, size: float) -> int:
-        """The last offset up to which no more than `size` bytes lie."""
+        """Returns the largest offset such that at most `size` bytes lie before it."""
         if size >= self.bytes[-1]:
             return self.offsets[-1] + int((size - self.bytes[-1]) / self.density)
         at = bisect_right(self.bytes, size) - 1
@@ -160,13 +156,13 @@ class SizeEstimate(NamedTuple):
 def limit_bytes(
     backlog: Backlog, sizes: Mapping[TopicPartition, SizeEstimate], max_bytes: int
 ) -> dict[TopicPartition, int]:
-    """Where each partition's range ends when about `max_bytes` are read over all, in proportion to what waits.
+    """Returns the end of each partition's range when about `max_bytes` are read in all, in proportion to the backlog.
 
-    Every partition with a backlog gets at least one offset, so that none starves and a record larger than the limit
-    does not stop the query.
+    Every partition with a backlog gets at least one offset, so none starves and a record larger than the limit does not
+    stop the query.
 
     Args:
-        sizes: what was measured; a partition that is missing is taken to be like the others.
+        sizes: estimates; a partition without one is assumed to have the mean record size of the others.
     """
     waiting = [p for p in sorted(backlog.begins) if backlog.size(p)]
     typical = sum(s.density for s in sizes.values()) / len(sizes) if sizes else _UNMEASURED_BYTES
@@ -178,27 +174,27 @@ def limit_bytes(
         return dict(backlog.ends)
     ends = dict(backlog.begins)
     for p in waiting:
-        wished = known[p].end(max_bytes * weights[p] / total)
-        ends[p] = min(max(wished, backlog.begins[p] + 1), backlog.ends[p])
+        end = known[p].end(max_bytes * weights[p] / total)
+        ends[p] = min(max(end, backlog.begins[p] + 1), backlog.ends[p])
     return ends
 
 
 def sample_offsets(sizes: SizeEstimate, end: int, count: int) -> list[int]:
-    """Where to look at records before they are read up to `end`: nowhere if all of them have been measured."""
+    """Returns the offsets to sample before records are read up to `end`; none if the estimate covers them."""
     measured = sizes.offsets[-1]
     if end <= measured:
         return []
     return [measured + (end - measured) * n // count for n in range(1, count)] + [end - 1]
 
 
-def is_worth_a_batch(
+def should_plan_batch(
     backlog: Backlog, *, min_offsets: int | None, waited_ms: int | None, max_trigger_delay_ms: int
 ) -> bool:
-    """Decides whether enough has gathered to plan a batch.
+    """True if the backlog is large enough or old enough for a batch.
 
     Args:
-        min_offsets: ``minOffsetsPerTrigger``, None for no such wish.
-        waited_ms: since the last batch was planned; None before the first, which never waits.
+        min_offsets: ``minOffsetsPerTrigger`` or None.
+        waited_ms: time since the last batch was planned; None before the first batch, which does not wait.
     """
     if not backlog.total:
         return False
@@ -208,7 +204,7 @@ def is_worth_a_batch(
 
 
 class TaskPlan(NamedTuple):
-    """What one task reads. `member` is the index of the member it acts for, -1 without membership."""
+    """Ranges of one read task; `member` is the index of its group member, -1 without membership."""
 
     member: int
     ranges: tuple[OffsetRange, ...]
@@ -225,13 +221,12 @@ def plan_tasks(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[TaskPlan]:
-    """Splits ranges into tasks: one per member with something to read, cut further where asked.
+    """Assigns ranges to read tasks: one per member with a non-empty range, split further by the limits.
 
     Args:
-        ranges: of all partitions of the batch; empty ones make no task.
-        owners: partition -> index of the member that owns it; others are read for member -1.
-        min_partitions: wished number of tasks; larger tasks are split in proportion to their size.
-        max_records: most offsets of one task.
+        owners: partition -> index of the member that owns it; other partitions are read without membership.
+        min_partitions: desired number of tasks; tasks are split in proportion to their size.
+        max_records: maximum number of offsets per task.
     """
     by_member: dict[int, list[OffsetRange]] = {}
     for offset_range in sorted(ranges):
@@ -244,20 +239,20 @@ def plan_tasks(
 def split_tasks(
     tasks: Sequence[TaskPlan], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[TaskPlan]:
-    """Cuts tasks so that none exceeds `max_records` and, if it can be had, there are `min_partitions` of them."""
+    """Splits tasks so that none exceeds `max_records` and, if possible, there are at least `min_partitions` tasks."""
     total = sum(task.offsets for task in tasks)
-    wished = min_partitions if min_partitions and min_partitions > len(tasks) else 0
+    desired = min_partitions if min_partitions and min_partitions > len(tasks) else 0
     pieces = []
     for task in tasks:
-        parts = max(1, (task.offsets * wished + total // 2) // total) if wished else 1
+        parts = max(1, (task.offsets * desired + total // 2) // total) if desired else 1
         if max_records:
             parts = max(parts, -(-task.offsets // max_records))
-        pieces.extend(_cut(task, min(parts, task.offsets)))
+        pieces.extend(_split(task, min(parts, task.offsets)))
     return pieces
 
 
-def _cut(task: TaskPlan, parts: int) -> list[TaskPlan]:
-    """`parts` tasks of sizes that differ by one at most."""
+def _split(task: TaskPlan, parts: int) -> list[TaskPlan]:
+    """Splits one task into `parts` tasks whose sizes differ by at most one offset."""
     if parts <= 1:
         return [task]
     smaller, larger = divmod(task.offsets, parts)
@@ -277,10 +272,10 @@ def _cut(task: TaskPlan, parts: int) -> list[TaskPlan]:
     return pieces
 
 
-def pack_tasks(ranges: Iterable[OffsetRange], most: int) -> list[TaskPlan]:
-    """Tasks of a read without members: one per partition, or `most` of about equal size where partitions are more."""
+def pack_tasks(ranges: Iterable[OffsetRange], max_tasks: int) -> list[TaskPlan]:
+    """Returns tasks of a batch read: one per partition, or `max_tasks` of similar size if there are more partitions."""
     chosen = sorted((r for r in ranges if r.end > r.start), key=lambda r: (r.start - r.end, r.topic_partition))
-    bins: list[list[OffsetRange]] = [[] for _ in range(min(most, len(chosen)))]
+    bins: list[list[OffsetRange]] = [[] for _ in range(min(max_tasks, len(chosen)))]
     loads = [0] * len(bins)
     for offset_range in chosen:
         lightest = loads.index(min(loads))

@@ -1,6 +1,6 @@
-"""Where reading starts and ends: the forms a user may write, and what each of them needs to be resolved.
+"""Start and end positions as users write them: parsing and meaning.
 
-Knows texts and numbers; the answers of a cluster are put in by `resolve` of the module `lookup`.
+`OffsetLookup.resolve` turns a `PositionSpec` into offsets.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
+from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 
-# the numbers Kafka's protocol and Spark's JSON use for the two ends of a log
+# the numbers that Kafka's ListOffsets and Spark's JSON use
 LATEST = -1
 EARLIEST = -2
-LONGEST = 2**63 - 1
-"""The largest number the protocol has room for."""
 
 _EXAMPLE = '{"topic":{"0":23,"1":50}}'
 _WORDS = {"latest": LATEST, "earliest": EARLIEST}
@@ -28,11 +27,18 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 @dataclass(frozen=True)
 class PositionSpec:
-    """A wish where to start or end, per partition, per topic or for all.
+    """The requested start or end position of each partition.
 
-    Offsets may be `EARLIEST` or `LATEST`. `by_time` tells that `partitions` holds epoch ms in place of offsets.
-    `uses_group` asks for the group's committed offset first; `default` is what then remains, `None` an error.
-    `back_count` and `back_ms` count back from the end of the log and from now.
+    Attributes:
+        option: the option that was given, for messages.
+        default: `EARLIEST` or `LATEST` for every partition; with `uses_group`, for partitions without a commit. None
+            where the other attributes decide, and with `uses_group` where a missing commit is an error.
+        topics, partitions: offsets by topic and by partition, possibly `EARLIEST` or `LATEST`.
+        by_time: `partitions` holds epoch ms instead of offsets.
+        timestamp_ms: one epoch ms for every partition.
+        uses_group: the group's committed offset has precedence.
+        back_count: number of offsets before the log end offset.
+        back_ms: number of ms before now.
     """
 
     option: str
@@ -45,25 +51,16 @@ class PositionSpec:
     back_count: int | None = None
     back_ms: int | None = None
 
-    @property
-    def needs_group(self) -> bool:
-        return self.uses_group
-
-    @property
-    def is_listed(self) -> bool:
-        """True where the user listed partitions or topics, so that each one read must be among them."""
-        return bool(self.topics or self.partitions)
-
     def listed(self, topic_partition: TopicPartition) -> int | None:
-        """What was listed for this partition, or for its topic, or None."""
+        """Returns the value listed for this partition, else for its topic, else None."""
         value = self.partitions.get(topic_partition)
         return self.topics.get(topic_partition.topic) if value is None else value
 
 
 def parse_starting_offsets(option: str, text: str) -> PositionSpec:
-    """Reads ``startingOffsets``: a word, ``-100`` (records), ``-10m`` (time) or JSON.
+    """Parses ``startingOffsets``: a word, ``-100`` (offsets back), ``-10m`` (time back) or JSON.
 
-    Raises: ConfigurationError listing the forms.
+    Raises: ConfigurationError that lists the allowed forms.
     """
     word = text.strip().lower()
     if word in _WORDS:
@@ -76,54 +73,56 @@ def parse_starting_offsets(option: str, text: str) -> PositionSpec:
     if relative:
         return PositionSpec(option, back_ms=int(relative[1]) * _UNITS_MS[relative[2]])
     if word.startswith("{"):
-        topics, partitions = _parse_json(option, text, words=True)
+        topics, partitions = _parse_json(option, text, has_words=True)
         return PositionSpec(option, topics=topics, partitions=partitions)
     raise ConfigurationError(
-        f"option {option} is {text!r}; it must be earliest, latest, group, group-or-earliest, group-or-latest, "
-        f"-<n> (records back), -<n>m (time back: ms, s, m, h, d) or JSON such as {_EXAMPLE}"
+        f"Option {option} must be earliest, latest, group, group-or-earliest, group-or-latest, -<n> (offsets back), "
+        f"-<n>m (time back in ms, s, m, h or d) or JSON such as {_EXAMPLE}, got {text!r}."
     )
 
 
 def parse_ending_offsets(option: str, text: str) -> PositionSpec:
-    """Reads ``endingOffsets``: ``latest`` or JSON in which -1 is latest and -2 is refused.
+    """Parses ``endingOffsets``: ``latest``, or JSON in which -1 is latest and -2 is rejected.
 
     Raises: ConfigurationError.
     """
     if text.strip().lower() == "latest":
         return PositionSpec(option, default=LATEST)
     if not text.strip().startswith("{"):
-        raise ConfigurationError(f"option {option} is {text!r}; it must be latest or JSON such as {_EXAMPLE}")
-    topics, partitions = _parse_json(option, text, words=True)
+        raise ConfigurationError(f"Option {option} must be latest or JSON such as {_EXAMPLE}, got {text!r}.")
+    topics, partitions = _parse_json(option, text, has_words=True)
     if EARLIEST in partitions.values() or EARLIEST in topics.values():
-        raise ConfigurationError(f"option {option} ends at earliest (-2), which reads nothing; use an offset or -1")
+        raise ConfigurationError(
+            f"Option {option} must not be earliest (-2): the read would be empty. Give an offset or -1 (latest)."
+        )
     return PositionSpec(option, topics=topics, partitions=partitions)
 
 
 def parse_timestamps(option: str, text: str) -> PositionSpec:
-    """Reads ``{"topic":{"0":<epoch ms>}}``.
+    """Parses ``{"topic":{"0":<epoch ms>}}``.
 
     Raises: ConfigurationError.
     """
-    topics, partitions = _parse_json(option, text, words=False)
+    topics, partitions = _parse_json(option, text, has_words=False)
     if topics or any(value < 0 for value in partitions.values()):
-        raise ConfigurationError(f"option {option} is {text!r}; it must be JSON of epoch ms such as {_EXAMPLE}")
+        raise ConfigurationError(f"Option {option} must be JSON of epoch ms such as {_EXAMPLE}, got {text!r}.")
     return PositionSpec(option, partitions=partitions, by_time=True)
 
 
-def _parse_json(option: str, text: str, words: bool) -> tuple[dict[str, int], dict[TopicPartition, int]]:
+def _parse_json(option: str, text: str, has_words: bool) -> tuple[dict[str, int], dict[TopicPartition, int]]:
     topics: dict[str, int] = {}
     partitions: dict[TopicPartition, int] = {}
     try:
         for topic, value in json.loads(text).items():
-            if isinstance(value, str) and words:
+            if isinstance(value, str) and has_words:
                 topics[topic] = _WORDS[value.lower()]
                 continue
             for partition, offset in value.items():
                 partitions[TopicPartition(topic, _partition(partition))] = _offset(offset)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"option {option} is {text!r}; it must be JSON such as {_EXAMPLE}") from error
+        raise ConfigurationError(f"Option {option} must be JSON such as {_EXAMPLE}, got {text!r}.") from error
     if not topics and not partitions:
-        raise ConfigurationError(f"option {option} lists no partition")
+        raise ConfigurationError(f"Option {option} must list at least one partition, got {text!r}.")
     return topics, partitions
 
 
@@ -135,6 +134,6 @@ def _partition(text: Any) -> int:
 
 
 def _offset(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= LONGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= INT64_MAX:
         raise ValueError(f"offset {value!r}")
     return value

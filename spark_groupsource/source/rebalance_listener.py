@@ -1,4 +1,4 @@
-"""The user's rebalance listener: found by ``module:Class``, called in the reader process, its failures told plainly."""
+"""User's rebalance listener: loading and calling the class of option rebalanceListener."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _METHODS = ("revoked", "assigned", "lost")
 
 
 def load_rebalance_listener(name: str) -> UserRebalanceListener:
-    """A new listener of the class named as ``module:Class``, made without arguments.
+    """Creates an instance of the class named as ``module:Class``, without arguments.
 
-    Raises: ConfigurationError when it cannot be made or lacks a method.
+    Raises: ConfigurationError when it cannot be created or lacks a method.
     """
     module_name, _, class_name = name.partition(":")
     try:
         listener = getattr(import_module(module_name), class_name)()
     except Exception as error:
-        # whatever a user's module or constructor raises, the option that named it is the place to mend it
+        # a user's module or constructor may raise anything
         raise ConfigurationError(
-            f"option {_OPTION}: {name!r} cannot be made: {type(error).__name__}: {error}; the module must be on the "
-            "Python path of the driver"
+            f"Option {_OPTION}: {name!r} cannot be created: {type(error).__name__}: {error}. The module must be on the "
+            "Python path of the driver."
         ) from error
     missing = ", ".join(method for method in _METHODS if not callable(getattr(listener, method, None)))
     if missing:
         raise ConfigurationError(
-            f"option {_OPTION}: {name!r} lacks {missing}; it needs revoked, assigned and lost, each taking the "
-            "partitions"
+            f"Option {_OPTION}: {name!r} has no method {missing}. It needs revoked, assigned and lost, each with the "
+            "partitions as its argument."
         )
     return UserRebalanceListener(name, listener)
 
 
 class UserRebalanceListener:
-    """Calls the user's object; partitions are pairs of topic and partition, sorted.
+    """Calls the user's object with sorted lists of (topic, partition).
 
-    Raises: ConfigurationError for whatever the user's code raises: it fails the query, and no partition moves unheard.
+    Raises: ConfigurationError for any exception of the user's code, so the query fails and no change goes unnoticed.
     """
 
     def __init__(self, name: str, listener: Any) -> None:
@@ -59,6 +59,6 @@ class UserRebalanceListener:
             getattr(self._listener, method)(list(partitions))
         except Exception as error:
             raise ConfigurationError(
-                f"option {_OPTION}: {self._name}.{method}({bounded_names(partitions)}) raised "
-                f"{type(error).__name__}: {error}"
+                f"Option {_OPTION}: {self._name}.{method}({bounded_names(partitions)}) raised "
+                f"{type(error).__name__}: {error}. Fix the listener and restart the query."
             ) from error

@@ -1,64 +1,53 @@
-"""The columns a query wants: the source's schema in Spark's types, and the check of a schema the user gave."""
+"""Schema of the source in Spark's types, and the columns a query selects."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.records.arrow import kafka_schema
 
-TYPES: dict[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-}
-"""Column -> type, in the order of Spark's own Kafka source."""
-
-_NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
+# a record may lack these; every other column has a value in every row
+_NULLABLE = frozenset({"key", "value", "headers"})
 
 
 class SelectedColumns(NamedTuple):
-    """Names of the wanted columns in the wanted order, and those the user declared NOT NULL."""
+    """Names of the selected columns in the selected order; `not_null` are those that the user declared NOT NULL."""
 
     names: tuple[str, ...]
     not_null: frozenset[str] = frozenset()
 
 
-def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns:
-    """The columns a schema chooses.
+def spark_schema(include_headers: bool) -> StructType:
+    """Returns the schema of Spark's Kafka source, derived from the Arrow schema of `records`."""
+    return from_arrow_schema(kafka_schema(include_headers))
 
-    Raises: ConfigurationError naming a column that is not the source's, has another type, or may be null.
+
+def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns:
+    """Returns the columns that a user's schema selects.
+
+    Raises: ConfigurationError for a column that the source does not have, has with another type, or may be null.
     """
-    allowed = {name: type_ for name, type_ in TYPES.items() if include_headers or name != "headers"}
+    allowed = {field.name: field.dataType.simpleString() for field in spark_schema(include_headers)}
     for field in schema.fields:
         if field.name not in allowed:
-            hint = " (set includeHeaders to true)" if field.name == "headers" else ""
+            hint = "Set includeHeaders to true." if field.name == "headers" else "Decode key and value after load()."
             raise ConfigurationError(
-                f"schema: column {field.name!r} is not one of the source's: {', '.join(allowed)}{hint}; "
-                "decode key and value with DataFrame functions"
+                f"Column {field.name!r} of the schema does not exist: the columns are {', '.join(allowed)}. {hint}"
             )
-        wanted, has = field.dataType.simpleString(), allowed[field.name].simpleString()
-        if wanted != has:
-            raise ConfigurationError(f"schema: column {field.name} is {has}, not {wanted}; cast it after load()")
-        if not field.nullable and field.name not in _NEVER_NULL:
-            raise ConfigurationError(f"schema: column {field.name} may be null; leave NOT NULL out")
+        actual, declared = allowed[field.name], field.dataType.simpleString()
+        if declared != actual:
+            raise ConfigurationError(
+                f"Column {field.name} of the schema must be {actual}, got {declared}. Cast it after load()."
+            )
+        if not field.nullable and field.name in _NULLABLE:
+            raise ConfigurationError(f"Column {field.name} of the schema may be null. Leave NOT NULL out.")
     names = tuple(field.name for field in schema.fields)
     if len(set(names)) != len(names) or not names:
-        raise ConfigurationError("schema: each column may be named once, and one at least must be")
+        raise ConfigurationError(
+            f"The schema must name at least one column, and each column once, got {', '.join(names) or 'none'}."
+        )
     return SelectedColumns(names, frozenset(field.name for field in schema.fields if not field.nullable))

@@ -1,13 +1,13 @@
-"""The live half of a stream reader: one per query, in Spark's reader process, from the first callback to the stop.
+"""Session of a stream: commits, follows the group and plans batches, from the first callback to the stop.
 
-Every callback of Spark comes through here on one thread; a second one, of the control socket, asks for drains. The
-order inside `latest_offset` is the heart of the source:
+Spark's callbacks arrive on one thread; the control socket's thread requests drains and answers co-readers. The order
+inside `latest_offset` is what the source guarantees:
 
-1. commit `start`: that Spark calls with it proves that everything up to it is checkpointed;
-2. poll the group, which may hand partitions over: nothing uncommitted may be left, or the next owner repeats it;
-3. plan what is new.
+1. commit `start`: Spark calls with it only after it has checkpointed everything before it;
+2. poll the group, which may revoke partitions: an uncommitted position would be read again by the new owner;
+3. plan the next batch.
 
-A cooperative round does not stop what stays: while the others are waited for, batches of it go on.
+A cooperative rebalance does not stop retained partitions: their batches continue while the other members rejoin.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import (
-    BrokerError,
-    ConfigurationError,
-    ErrorCode,
-    GenerationMismatchError,
-    NetworkError,
-)
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
-from spark_groupsource.source.co_readers import CoReaders, PeerReply, ReaderState
+from spark_groupsource.source.batch_planner import BatchPlanner, Limits
+from spark_groupsource.source.co_readers import CoReaders, PeerReply
 from spark_groupsource.source.data_loss import DataLossPolicy
-from spark_groupsource.source.log_end_offsets import LogEnds
+from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
+from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import (
     SourceOffset,
     decode_offset,
@@ -40,55 +35,21 @@ from spark_groupsource.source.offset_json import (
     nest_positions,
 )
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.options import EARLIEST, LATEST, SourceOptions
-from spark_groupsource.source.ownership import Commits, Ownership
-from spark_groupsource.source.planning import (
-    Acquisition,
-    Backlog,
-    PositionSource,
-    decide_position,
-    is_worth_a_batch,
-    limit_bytes,
-    limit_ends,
-    plan_tasks,
-)
-from spark_groupsource.source.position_spec import PositionSpec
-from spark_groupsource.source.record_sizes import estimate_sizes, extend_estimates
-from spark_groupsource.source.task_reader import GroupInputPartition, TaskMembership
+from spark_groupsource.source.options import SourceOptions
+from spark_groupsource.source.ownership import Ownership
+from spark_groupsource.source.planning import Backlog, plan_tasks
+from spark_groupsource.source.start_positions import COMMIT_METADATA_PREFIX, StartPositions
+from spark_groupsource.source.stream_positions import StreamPositions
+from spark_groupsource.source.task_reader import GroupInputPartition
 
 _log = logging.getLogger(__name__)
 
-# Spark asks about 90 times a second when idle; the brokers are asked at most once in this time
+# an idle query calls about 90 times a second; the brokers are queried at most once in this time
 _REFRESH_MS = 100
-# how long a round is waited for before what stays is read on
-_JOIN_SLICE_MS = 100
-# the same where a group is between two assignments, so that nobody can commit
+# wait of a commit for a rebalance to end, where a later call can commit as well
 _COMMIT_PATIENCE_MS = 1_000
-_METADATA_PREFIX = "groupsource "
-# the coordinator waits for its leader's assignment, which takes moments
-_PASSING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a call of Spark allows: None where there is no bound."""
-
-    max_offsets: int | None = None
-    min_offsets: int | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Who owns what, settled; `members` by index, empty where there is no membership."""
-
-    generation_id: int = -1
-    owners: Mapping[TopicPartition, int] = field(default_factory=dict)
-    members: Mapping[int, TaskMembership] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, ownership: Ownership) -> _Group:
-        return cls(ownership.generation_id, ownership.owners(), ownership.members())
+# the coordinator has not received the leader's assignment yet
+_TRANSIENT = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
 
 
 class StreamSession:
@@ -100,59 +61,46 @@ class StreamSession:
         options: SourceOptions,
         ownership: Ownership,
         clock: Clock | None = None,
-        siblings: CoReaders | None = None,
+        co_readers: CoReaders | None = None,
     ) -> None:
         self._cluster = cluster
         self._options = options
         self._ownership = ownership
         self._clock: Clock = clock or SystemClock()
+        self._co_readers = co_readers or CoReaders(options.group_id or "", list, self._clock)
         self._lookup = OffsetLookup(cluster, options, self._clock)
-        self._losses = DataLossPolicy(fail=options["failOnDataLoss"], group_id=options.group_id)
-        self._log_ends = LogEnds(
-            self._lookup,
-            self._losses,
-            self._clock,
-            read_committed=cluster.settings.read_committed,
-            refresh_ms=_REFRESH_MS,
+        losses = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
+        self._log_ends = LogEndOffsets(
+            self._lookup, losses, self._clock, read_committed=cluster.settings.read_committed, refresh_ms=_REFRESH_MS
         )
+        self._start_positions = StartPositions(options, self._lookup, losses, self._log_ends)
+        self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._lock = threading.RLock()
         self._draining = threading.Event()
+        self._follower = GroupFollower(ownership, self._co_readers, self._draining.is_set)
         self.drained = threading.Event()
         self.reader = ""
-        # the start of the last call as text, and where partitions taken over since then begin
-        self._start_text: str | None = None
-        # until this query has owned its first partition
-        self._is_new = False
-        self._acquired: Offsets = {}
-        self._owned: set[TopicPartition] = set()
-        self._group: _Group | None = None
-        self._committed: Offsets = {}
-        self._uncommitted: Offsets = {}
-        self._topic_ids: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
-        self._is_available_now = False
-        self._planned_ms: int | None = None
+        self._positions = StreamPositions()
+        self._assignment: GroupSnapshot | None = None
         self._last_end: dict[str, Any] | None = None
-        # of the same query there may be more sources in this group, see the module `siblings`
-        self._siblings = siblings
-        self._stance = ReaderState(self._clock)
-        self._gives_way = False
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
-        """From now on nothing is read that is not there at the next call."""
-        self._is_available_now = True
+        """From now on nothing is read beyond the end offsets of the next call."""
+        self._planner.is_available_now = True
 
     def latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
-        """Commits `start_json`, follows the group, and returns the end of the next batch; `start_json` for none.
+        """Commits `start_json`, follows the group, and returns the end of the next batch, or `start_json` for no batch.
 
-        Raises: ConfigurationError, BrokerError, NetworkError, DataLossError; never for a fenced member.
+        A fenced member raises no error here.
+
+        Raises: ConfigurationError, BrokerError, NetworkError, DataLossError.
         """
         with self._lock:
             start = decode_offset(start_json)
-            self._begin_call(start, start_json)
-            self._stance.called()
+            self._checkpointed(start, start_json)
+            self._co_readers.call_started()
             if self.drained.is_set():
                 self._clock.sleep_ms(_REFRESH_MS)
                 return start_json
@@ -163,66 +111,69 @@ class StreamSession:
             end = self._next_end(start, limits)
             if self.drained.is_set():
                 return start_json
-            self._stance.answered(end is not None, self._is_committed(start))
+            owners = self._assignment.owners if self._assignment else ()
+            is_committed = self._positions.is_committed(start, owners)
+            self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
+            # the object that Spark passed if nothing is new: Spark compares offsets as text
             self._last_end = start_json if end is None else encode_offset(end)
             return self._last_end
 
     def commit(self) -> None:
-        """Tries again what `latest_offset` could not commit; the rest it has done before Spark calls this."""
+        """Retries a failed commit; everything else was committed by `latest_offset`."""
         with self._lock:
-            if self._uncommitted and not self.drained.is_set():
-                self._commit_positions(dict(self._uncommitted))
+            if self._positions.uncommitted and not self.drained.is_set():
+                self._commit_positions(dict(self._positions.uncommitted))
 
     def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
-        """The tasks of a batch, one per member or more; of a logged batch whatever the group says now."""
+        """Returns the read tasks of a batch; a logged batch is read again without membership."""
         with self._lock:
-            self._stance.taken_up()
+            self._co_readers.batch_started()
             start, end = decode_offset(start_json), decode_offset(end_json)
             ranges, unknown = logged_ranges(start, end)
             for p, begin in self._lookup.earliest(unknown).items():
-                _log.warning("the checkpoint does not tell where %s begins; reading it from offset %d", p, begin)
+                _log.warning("%s The checkpoint has no start offset of %s; reading from %d.", self._entity, p, begin)
                 ranges.append(OffsetRange(p, begin, end.positions[p]))
-            # the group as it was when this batch was planned; what happened to it since, the tasks find out
-            group = self._group if self._group and end_json == self._last_end else _Group()
+            # the assignment for which the batch was planned; a task finds out whether it is still valid
+            is_planned = self._assignment is not None and end_json == self._last_end
+            group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
             self._warn_unfenced(ranges, group)
             settings = self._options.task_settings(self._cluster.settings)
             tasks = plan_tasks(
                 ranges,
                 group.owners,
-                min_partitions=self._options["minPartitions"],
-                max_records=self._options["maxRecordsPerPartition"],
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
             )
             return [
                 GroupInputPartition(
                     ranges=task.ranges,
                     settings=settings,
-                    fail_on_data_loss=self._options["failOnDataLoss"],
+                    fail_on_data_loss=self._options.fail_on_data_loss,
                     membership=group.members.get(task.member),
                 )
                 for task in tasks
             ]
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Log ends of the owned partitions, for the progress of the query."""
+        """Returns the end offsets of the owned partitions, for the query's progress."""
         with self._lock:
-            if not self._log_ends.heard:
-                return None
-            return nest_positions({p: end for p, end in self._log_ends.heard.items() if p in self._owned})
+            cached, owned = self._log_ends.cached, self._positions.owned
+            return nest_positions({p: end for p, end in cached.items() if p in owned}) if cached else None
 
     def close(self, reason: str) -> None:
-        """Leaves the group."""
+        """Leaves the group and closes the connections."""
         self._draining.set()
         self._ownership.leave(reason)
         self._cluster.close()
 
-    # -- drain -------------------------------------------------------------------------------------------------------
+    # -- calls of the control socket's thread ------------------------------------------------------------------------
 
     def request_drain(self, proof: dict[str, Any] | None) -> bool:
-        """Asks that nothing more be planned; called by the control thread.
+        """Requests that no more batches are planned.
 
         Args:
-            proof: the end offset of the last finished batch, given when no batch is running. If nothing was planned
-                after it, there is no need to wait for the next trigger.
+            proof: the end offset of the last finished batch, given while no batch runs. If no later batch was planned,
+                the session leaves at once instead of at the next trigger.
 
         Returns: True once the last batch is committed and the members have left.
         """
@@ -231,284 +182,132 @@ class StreamSession:
             try:
                 if not self.drained.is_set() and proof == self._last_end:
                     start = decode_offset(proof)
-                    self._begin_call(start, proof)
+                    self._checkpointed(start, proof)
                     self._commit(start)
                     self._leave_drained()
             finally:
                 self._lock.release()
         return self.drained.is_set()
 
+    def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
+        """Answers a co-reader that waits for the group; without a batch in flight rejoins here.
+
+        The next call of Spark finds out what is owned after that.
+        """
+        if group_id != self._options.group_id or self._options.assign is not None:
+            return PeerReply.OTHER_GROUP
+        if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
+            return PeerReply.BUSY
+        try:
+            return self._co_readers.reply(least_ms, self._ownership.poll)
+        finally:
+            self._lock.release()
+
     def _leave_drained(self) -> None:
-        if self._uncommitted:
-            self._commit_positions(dict(self._uncommitted))
-        if self._uncommitted:
-            _log.warning("offsets of %s could not be committed before leaving", bounded_names(self._uncommitted))
+        if self._positions.uncommitted:
+            self._commit_positions(dict(self._positions.uncommitted))
+        if self._positions.uncommitted:
+            names = bounded_names(self._positions.uncommitted)
+            _log.warning("%s Leaving without having committed offsets of %s.", self._entity, names)
         self._ownership.leave("the query was drained")
         self.drained.set()
 
     # -- 1: commit ---------------------------------------------------------------------------------------------------
 
-    def _begin_call(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
+    def _checkpointed(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
         self.reader = start.reader or self.reader or uuid4().hex
-        text = json.dumps(start_json)
-        if self._start_text is None:
-            self._is_new = not start.reader
-        self._is_new = self._is_new and not start.positions
-        if text != self._start_text:
-            # Spark has written the end we gave it: what was taken over is an ordinary position now
-            self._start_text = text
-            self._acquired = {}
+        self._positions = self._positions.checkpointed(json.dumps(start_json), start)
 
     def _commit(self, start: SourceOffset) -> None:
-        """Commits the positions of `start` for what is owned now, unless the group has them already.
+        self._commit_positions(self._positions.to_commit(start, self._ownership.owners()))
 
-        What has come to this reader since, nobody has decided yet where it goes on: the group may be ahead, or reset.
-        """
-        owned = self._owned & self._ownership.owners().keys()
-        self._commit_positions(
-            {
-                p: offset
-                for p, offset in start.positions.items()
-                if p in owned and p not in self._acquired and self._committed.get(p) != offset
-            }
-        )
-
-    def _commit_positions(self, positions: Offsets) -> None:
-        if not positions:
-            self._uncommitted = {}
+    def _commit_positions(self, offsets: Offsets) -> None:
+        if not offsets:
+            self._positions = self._positions.commit_dropped()
             return
-        note = f"{_METADATA_PREFIX}{self.reader}"
-        # where more batches come, one of them may commit as well; the last one has to
-        patience_ms = None if self._draining.is_set() or self._is_available_now else _COMMIT_PATIENCE_MS
+        metadata = f"{COMMIT_METADATA_PREFIX}{self.reader}"
+        # a later call can commit as well, except for the last one
+        is_last = self._draining.is_set() or self._planner.is_available_now
+        commits = {p: OffsetAndMetadata(offset, metadata) for p, offset in offsets.items()}
         try:
-            self._ownership.commit({p: OffsetAndMetadata(offset, note) for p, offset in positions.items()}, patience_ms)
+            self._ownership.commit(commits, None if is_last else _COMMIT_PATIENCE_MS)
         except GenerationMismatchError as error:
-            # the coordinator refused a former owner; the positions are checkpointed here, the group decides the rest
-            self._uncommitted = {}
-            _log.warning("%s", error)
+            # this query is no longer the owner; its positions are checkpointed, and the new owner's commits apply
+            self._positions = self._positions.commit_dropped()
+            _log.warning("%s %s", self._entity, error)
         except (BrokerError, NetworkError) as error:
-            if isinstance(error, BrokerError) and not error.retriable and error.code not in _PASSING:
+            if isinstance(error, BrokerError) and not error.retriable and error.code not in _TRANSIENT:
                 raise
-            self._uncommitted = positions
-            _log.warning("offsets of %s are not committed yet: %s", bounded_names(positions), error)
+            self._positions = self._positions.commit_failed(offsets)
+            _log.warning("%s Commit failed, retrying: %s: %s", self._entity, error, bounded_names(offsets))
         else:
-            self._uncommitted = {}
-            self._committed.update(positions)
+            self._positions = self._positions.commit_succeeded(offsets)
 
     # -- 2: follow the group -----------------------------------------------------------------------------------------
 
     def _next_end(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
-        """Follows the group until it is settled or there is something to read; the end of the next batch, if any."""
+        """Follows the group until it is settled or there is something to read; returns the end of the next batch."""
         while True:
-            settled = self._follow_group(start)
-            if self._group is None or self._gives_way or self.drained.is_set():
+            result = self._follow_group(start)
+            if result is FollowResult.DRAINING:
+                self._leave_drained()
                 return None
-            # a restarted query commits its checkpoint even if nothing new ever comes
+            if result is FollowResult.YIELDED or self._assignment is None:
+                return None
+            # a restarted query commits its checkpoint even if no data arrives
             self._commit(start)
             end = self._plan(start, limits)
-            if settled or end is not None:
+            if result is FollowResult.SETTLED or end is not None:
                 return end
 
-    def _follow_group(self, start: SourceOffset) -> bool:
-        """Polls the group and takes positions of what is newly owned; False while a round goes on that leaves some."""
-        if self._uncommitted and self._ownership.is_moving:
-            # handing over now would make the next owner repeat the batch
+    def _follow_group(self, start: SourceOffset) -> FollowResult:
+        """Polls the group and resolves the positions of a new assignment."""
+        if self._positions.uncommitted and self._ownership.rejoin_needed:
+            # the rebalance waits for the commit: without it, the next owner would repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
-            return True
-        if self._group is None and self._siblings is not None:
-            self._siblings.gather()
-        settled = self._poll()
-        while not settled and not (self._group and self._group.owners and self._ownership.keeps):
-            if self._draining.is_set() or self._gives_way:
-                break
-            settled = self._poll()
-        if self._draining.is_set():
-            self._leave_drained()
-            return settled
-        if self._gives_way:
-            return False
-        group = _Group.of(self._ownership)
-        if group != self._group:
-            self._take_over(frozenset(group.owners), start)
-        self._group = group
-        return settled
-
-    def _poll(self) -> bool:
-        settled = self._ownership.refresh(_JOIN_SLICE_MS)
-        self._gives_way = self._siblings is not None and self._siblings.are_waiting(settled, self._is_available_now)
-        return settled
-
-    def _is_committed(self, start: SourceOffset) -> bool:
-        """True when the group has all of `start` that is ours, so that handing it over makes nobody repeat anything."""
-        owned = self._group.owners if self._group else {}
-        return not self._uncommitted and all(
-            self._committed.get(p) == offset for p, offset in start.positions.items() if p in owned
-        )
-
-    def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
-        """How this reader stands to one of the same application that waits for the group; called by the control thread.
-
-        With nothing in flight it rejoins here, for Spark may be unable to ask it. What it owns then, the next call of
-        Spark finds out.
-        """
-        if group_id != self._options.group_id or self._options["assign"] is not None:
-            return PeerReply.ELSEWHERE
-        if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
-            return PeerReply.BUSY
-        try:
-            return self._stance.tell(least_ms, self._ownership.refresh)
-        finally:
-            self._lock.release()
+            return FollowResult.SETTLED
+        result = self._follower.follow(self._assignment, is_available_now=self._planner.is_available_now)
+        if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
+            assignment = GroupSnapshot.of(self._ownership)
+            if assignment != self._assignment:
+                self._take_over(frozenset(assignment.owners), start)
+            self._assignment = assignment
+        return result
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
-        """Decides where each owned partition goes on after the group has changed."""
-        # what the checkpoint holds and nobody owns here may be another member's, or gone
-        gone = self._lookup.missing((self._owned | set(start.positions)) - owned)
-        self._losses.deleted({p: start.positions[p] for p in gone if p in start.positions})
-        committed = self._ownership.committed(sorted(owned))
-        self._acquired = {}
-        self._log_ends.restart()
-        fresh = []
-        for p in sorted(owned):
-            acquisition = self._decide(p, start, committed)
-            if acquisition.offset is None:
-                fresh.append(p)
-            elif acquisition.offset != start.positions.get(p):
-                self._acquired[p] = acquisition.offset
-        first = self._resolve_fresh(fresh, start, committed)
-        self._acquired.update(first)
-        self._committed = {p: commit.offset for p, commit in committed.items() if commit is not None}
-        self._owned = set(owned)
-        self._topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
-        self._counts = self._lookup.counts()
-        # from others: were this query killed before its first commit, theirs, behind its checkpoint, would look like a
-        # reset from outside; under its own name it does not. One that was followed back stays as the operator wrote it
-        signed = {p: commit.offset for p, commit in committed.items() if commit and self._follows(p, commit, start)}
-        if self._start_spec().default != EARLIEST:
-            # nothing before it is for this group: whoever takes over before the first batch is committed goes on there
-            signed.update(first)
-        if signed:
-            self._commit_positions(signed)
-        self._acquired.update(self._restarts(start))
-
-    def _follows(self, p: TopicPartition, commit: OffsetAndMetadata, start: SourceOffset) -> bool:
-        """True when `p` goes on where a member that is none of ours has committed."""
-        is_ahead = commit.offset > start.positions.get(p, -1)
-        is_foreign = not commit.metadata.startswith(_METADATA_PREFIX)
-        return is_foreign and is_ahead and self._acquired.get(p) == commit.offset
-
-    def _restarts(self, start: SourceOffset) -> Offsets:
-        """Begins of the partitions whose topic was made anew since `start`, where failOnDataLoss lets it go on.
-
-        Raises: DataLossError.
-        """
-        anew = {t for t, topic_id in self._topic_ids.items() if start.topic_ids.get(t, topic_id) != topic_id}
-        lost = [p for p in sorted(self._owned) if p.topic in anew and p in start.positions]
-        if not lost:
-            return {}
-        self._losses.made_anew({p: start.positions[p] for p in lost})
-        # what another member may have committed of the new topic is read again rather than guessed at
-        return self._lookup.earliest(lost)
-
-    def _decide(self, p: TopicPartition, start: SourceOffset, committed: Commits) -> Acquisition:
-        commit = committed.get(p)
-        acquisition = decide_position(
-            checkpoint=start.positions.get(p),
-            committed=commit,
-            is_kept=p in self._owned,
-            written_by_us=commit is not None and commit.metadata.startswith(_METADATA_PREFIX),
-        )
-        if acquisition.winner is PositionSource.GROUP_AHEAD:
-            ahead, behind = acquisition.offset, start.positions[p]
-            _log.info("%s: the group is at %s, ahead of the checkpoint at %s; going on from there", p, ahead, behind)
-        if acquisition.winner is not PositionSource.GROUP_RESET:
-            return acquisition
-        reaction = self._options["onGroupReset"]
-        told = (
-            f"the committed offset of {p} in group {self._options.group_id} was moved back from outside, to "
-            f"{acquisition.offset}; the checkpoint is at {start.positions[p]}"
-        )
-        if reaction == "fail":
-            raise ConfigurationError(
-                f"{told} (onGroupReset=fail). Set onGroupReset to follow to read again from there, or to ignore to go "
-                "on from the checkpoint"
-            )
-        _log.warning("%s (onGroupReset=%s)", told, reaction)
-        return Acquisition(PositionSource.CHECKPOINT, start.positions[p]) if reaction == "ignore" else acquisition
-
-    def _resolve_fresh(self, fresh: list[TopicPartition], start: SourceOffset, committed: Commits) -> Offsets:
-        """Positions of partitions that neither the checkpoint nor the group knows. Raises: DataLossError."""
-        if not fresh:
-            return {}
-        try:
-            found = self._lookup.resolve(self._start_spec(), fresh, committed)
-        except BrokerError as error:
-            gone = self._lookup.missing(fresh) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
-            if not gone:
-                raise
-            self._losses.gone_before_found(gone)
-            self._log_ends.leave_out(gone)
-            rest = [p for p in fresh if p not in gone]
-            return dict.fromkeys(gone, 0) | self._resolve_fresh(rest, start, committed)
-        if not self._is_new and start.counts:
-            # others were another member's, which has lost nothing for not having committed yet
-            added = {p: begin for p, begin in found.items() if p.partition >= start.counts.get(p.topic, 0)}
-            self._losses.added_late({p: begin for p, begin in added.items() if begin})
-        return found
-
-    def _start_spec(self) -> PositionSpec:
-        """Where such partitions begin: later ones at their earliest offset, for they may be new."""
-        if not self._is_new:
-            return PositionSpec("startingOffsets", default=EARLIEST)
-        return self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+        self._start_positions.report_deleted(owned, start, self._positions)
+        commits = self._ownership.committed(sorted(owned))
+        takeover = self._start_positions.resolve(owned, start, commits, self._positions)
+        self._positions = takeover.positions
+        if takeover.to_commit:
+            self._commit_positions(takeover.to_commit)
+        recreated = self._start_positions.recreated(self._positions, start)
+        self._positions = self._positions.with_acquired(recreated)
 
     # -- 3: plan -----------------------------------------------------------------------------------------------------
 
     def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
-        """The end of the next batch; None when there is nothing to read and nothing has changed hands."""
-        begins = self._begins(start)
-        ends, cut = self._log_ends.readable(begins, is_available_now=self._is_available_now)
-        begins.update(cut)
-        self._acquired.update(cut)
-        backlog = Backlog(begins, ends)
-        waited_ms = None if self._planned_ms is None else self._clock.now_ms() - self._planned_ms
-        is_worth = is_worth_a_batch(
-            backlog,
-            min_offsets=None if self._is_available_now else limits.min_offsets,
-            waited_ms=waited_ms,
-            max_trigger_delay_ms=self._options["maxTriggerDelay"],
-        )
-        has_changed = bool(self._acquired) or self._owned != set(start.positions) or not start.reader
-        if not is_worth and not has_changed:
-            return None
-        ends = self._limited(backlog, limits) if is_worth else begins
-        if is_worth:
-            self._planned_ms = self._clock.now_ms()
-        generation_id = self._group.generation_id if self._group else -1
-        topic_ids, counts = dict(self._topic_ids), dict(self._counts)
-        return SourceOffset(ends, dict(self._acquired), generation_id, self.reader, topic_ids, counts)
+        """Returns the end of the next batch; None when there is nothing to read and no partition has moved."""
+        self._positions = self._start_positions.check_topics(self._positions, start)
+        readable = self._planner.readable(self._positions.begins(start))
+        self._positions = self._positions.with_acquired(readable.truncated)
+        begins = self._positions.begins(start)
+        ends = self._planner.plan(Backlog(begins, readable.ends), limits)
+        if ends is None:
+            if not self._positions.differs_from(start):
+                return None
+            ends = begins
+        generation_id = self._assignment.generation_id if self._assignment else -1
+        return self._positions.end_offset(ends, generation_id, self.reader)
 
-    def _begins(self, start: SourceOffset) -> Offsets:
-        """Where the next batch begins; a topic made anew during the run shows with the next metadata."""
-        found = self._lookup.topic_ids(self._topic_ids) if self._topic_ids else {}
-        if any(self._topic_ids[topic] != topic_id for topic, topic_id in found.items()):
-            self._topic_ids.update(found)
-            self._acquired.update(self._restarts(start))
-            self._log_ends.forget()
-        return {p: self._acquired.get(p, start.positions.get(p, 0)) for p in sorted(self._owned)}
-
-    def _limited(self, backlog: Backlog, limits: Limits) -> Offsets:
-        """Where each range ends under the limits by offsets and by bytes."""
-        ends = limit_ends(backlog, limits.max_offsets)
-        if limits.max_bytes is None:
-            return ends
-        allowed = Backlog(backlog.begins, ends)
-        sizes = estimate_sizes(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
-        planned = limit_bytes(allowed, sizes, limits.max_bytes)
-        further = extend_estimates(self._cluster, sizes, planned)
-        return planned if further == sizes else limit_bytes(Backlog(backlog.begins, planned), further, limits.max_bytes)
-
-    def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: _Group) -> None:
+    def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: GroupSnapshot) -> None:
         unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]
-        if unfenced and self._options["assign"] is None:
-            _log.warning("reading a logged batch of %s again, without membership", bounded_names(unfenced))
+        if unfenced and self._options.assign is None:
+            names = bounded_names(unfenced)
+            _log.warning("%s Reading a logged batch again, without membership: %s.", self._entity, names)
+
+    @property
+    def _entity(self) -> str:
+        """Begin of log lines."""
+        group = f"group={self._options.group_id} " if self._options.group_id else ""
+        return f"[{group}query={self.reader[:8]}]"

@@ -1,8 +1,8 @@
-"""Running queries until a signal asks for the end, and then draining them.
+"""Runs queries until SIGTERM or SIGINT, then drains them: `run_until_signal`.
 
-Two processes can be told to stop: the user's Python, whose signal handlers are ours to set, and the Spark JVM, which is
-what ``kill`` hits when an operator stops ``spark-submit``. The JVM stops the SparkContext in a shutdown hook of its
-own; a hook of higher priority, carried out here through py4j, drains the queries first.
+The signal may reach the user's Python process, which handles it, or the Spark JVM, for example by ``kill`` of
+``spark-submit``. The JVM stops the SparkContext in a shutdown hook; a hook of higher priority, executed here through
+py4j, drains the queries first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Spark stops its context at priority 50 and its shutdown hooks run from the highest priority down
+# hooks run in descending priority; Spark stops its context at priority 50
 _JVM_HOOK_PRIORITY = 1000
 _POLL_S = 0.2
 _JVM_EXIT_S = 10.0
@@ -29,57 +29,57 @@ _JVM_EXIT_S = 10.0
 def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
     """Blocks until every query has ended, or until SIGTERM or SIGINT; then drains them with `stop_gracefully`.
 
-    Serves a signal sent to the user's Python and one sent to the Spark JVM alike. Call it from the main thread.
+    The signal may be sent to the user's Python process or to the Spark JVM. Call this from the main thread.
 
     Args:
-        queries: running streaming queries, all of one Spark session.
-        timeout_s: bound of the drain of each query, in seconds.
+        queries: running streaming queries of one Spark session.
+        timeout_s: maximum duration of the drain of each query, in seconds.
 
     Raises: StreamingQueryException when a query failed; TimeoutError when a query did not drain in time.
     """
     if not queries:
         return
-    asked = threading.Event()
+    requested = threading.Event()
     drained = threading.Event()
-    jvm_ends = threading.Event()
+    jvm_exits = threading.Event()
 
     def hold_jvm() -> None:
-        jvm_ends.set()
-        asked.set()
+        jvm_exits.set()
+        requested.set()
         drained.wait()
 
     def handle(signal_number: int, frame: FrameType | None) -> None:
-        asked.set()
+        requested.set()
 
     remove_hook = _add_jvm_hook(hold_jvm)
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _wait(queries, asked)
-        if asked.is_set():
+        _wait(queries, requested)
+        if requested.is_set():
             for query in queries:
                 stop_gracefully(query, timeout_s)
     finally:
         drained.set()
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if jvm_ends.is_set():
+        if jvm_exits.is_set():
             _wait_for_jvm_exit()
         else:
-            # the JVM outlives this Python; its hook must not call into what is gone
+            # the JVM outlives this process, so its hook must not call it
             remove_hook()
 
 
-def _wait(queries: tuple[StreamingQuery, ...], asked: threading.Event) -> None:
+def _wait(queries: tuple[StreamingQuery, ...], requested: threading.Event) -> None:
     running = list(queries)
-    while running and not asked.wait(_POLL_S):
+    while running and not requested.wait(_POLL_S):
         for query in list(running):
             if not query.isActive:
-                query.awaitTermination()  # raises what the query failed with
+                query.awaitTermination()  # raises the error of a failed query
                 running.remove(query)
 
 
 class _ScalaFunction:
-    """A Scala ``() => Unit`` that calls Python; py4j finds the mangled name by attribute."""
+    """A Scala ``() => Unit`` that calls Python; py4j looks up the mangled method name as an attribute."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.apply = call
@@ -94,9 +94,9 @@ class _ScalaFunction:
 
 
 def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
-    """Has the JVM call `call` before Spark's own shutdown; under Spark Connect there is no JVM here to ask.
+    """Registers a hook that the JVM calls before Spark's own shutdown; does nothing without a JVM (Spark Connect).
 
-    Returns: what undoes it.
+    Returns: a function that removes the hook.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -104,7 +104,7 @@ def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
 
     context = SparkContext._active_spark_context
     if context is None:
-        _log.info("no Spark JVM in this process: only signals sent to this Python process are drained")
+        _log.info("This process has no Spark JVM: only a signal sent to this process drains the queries.")
         return lambda: None
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
     jvm: Any = context._jvm
@@ -115,14 +115,14 @@ def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
         try:
             manager.removeShutdownHook(hook)
         except (Py4JError, OSError) as error:
-            # the JVM is ending by itself, and its hooks with it
-            _log.info("shutdown hook not removed: %s", error)
+            # the JVM is exiting
+            _log.info("Removing the shutdown hook failed: %s", error)
 
     return remove
 
 
 def _wait_for_jvm_exit() -> None:
-    # The hook's answer travels back through this process: ending first would cut it off, and Spark would log an error.
+    # the hook returns through this process: if this process exited first, Spark would log an error
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 

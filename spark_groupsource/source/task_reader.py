@@ -1,7 +1,7 @@
-"""The executor's part: one task reads its ranges and acts for one member while it does.
+"""Read task on an executor: fetches its ranges and sends heartbeats for one member.
 
-Everything it needs is in its `GroupInputPartition`; nothing of the reader process reaches it. Connections outlive tasks
-in their worker process. A task gives every record of its ranges or raises: Spark takes a short read for a whole one.
+A task depends only on its `GroupInputPartition`. Connections are cached per worker process. A task returns every record
+of its ranges or raises, because Spark cannot detect a short read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.records.arrow import columns_schema, decode_fetched
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.schema import SelectedColumns
@@ -33,9 +33,10 @@ _frozen = False
 
 @dataclass(frozen=True)
 class TaskMembership:
-    """The member a task acts for, as it was when the batch was planned.
+    """The member a task sends heartbeats for, as of the planning of the batch.
 
-    `claiming`: a round was on its way then, in which the member keeps what is read; it says nothing of who owns what.
+    `retains_partitions`: a cooperative rebalance that does not revoke the batch's partitions was in progress. It is no
+    part of the assignment, so it does not take part in comparisons.
     """
 
     group_id: str
@@ -43,11 +44,11 @@ class TaskMembership:
     generation_id: int
     group_instance_id: str | None
     heartbeat_interval_ms: int
-    claiming: bool = field(default=False, compare=False)
+    retains_partitions: bool = field(default=False, compare=False)
 
 
 class GroupInputPartition(InputPartition):
-    """What one task reads, and for whom; `membership` is None for batch reads, `assign` and replays."""
+    """Ranges of one read task; `membership` is None for batch reads, option assign and replays."""
 
     def __init__(
         self,
@@ -63,33 +64,33 @@ class GroupInputPartition(InputPartition):
         self.membership = membership
 
     def __repr__(self) -> str:
-        read = ", ".join(f"{r.topic_partition} [{r.start}, {r.end})" for r in self.ranges)
-        return f"GroupInputPartition({read})"
+        ranges = bounded_names(f"{r.topic_partition} [{r.start}, {r.end})" for r in self.ranges)
+        return f"GroupInputPartition({ranges})"
 
 
 class Heartbeat(Protocol):
-    """What a task asks of its heartbeat; both raise GenerationMismatchError once the member is fenced."""
+    """Heartbeat of a task; both methods raise GenerationMismatchError once the member is fenced."""
 
     def check(self) -> None:
-        """Raises what the last heartbeat brought, without asking."""
+        """Raises the error of the last heartbeat, if any."""
 
     def check_now(self) -> None:
-        """Asks the coordinator."""
+        """Sends a heartbeat and waits for its response."""
 
 
 class _NoHeartbeat:
     def check(self) -> None:
-        """A task without membership cannot be fenced."""
+        """Does nothing: a task without membership cannot be fenced."""
 
     def check_now(self) -> None:
-        """A task without membership cannot be fenced."""
+        """Does nothing: a task without membership cannot be fenced."""
 
 
 def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Iterator[pa.RecordBatch]:
-    """Yields the records of a task's ranges as Arrow batches of the wanted columns.
+    """Yields the records of a task's ranges as Arrow batches of the selected columns.
 
     Raises: GenerationMismatchError when the member is fenced, also after the last record; DataLossError when records
-    are gone and failOnDataLoss is true; BrokerError, NetworkError.
+    no longer exist and failOnDataLoss is true; BrokerError, NetworkError.
     """
     _freeze_once()
     cluster = _cluster(partition.settings)
@@ -98,13 +99,13 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
             yield from _read(cluster, partition, columns, heartbeat)
             heartbeat.check_now()
     except GroupSourceError as error:
-        # what went wrong may be the connection's fault; the next attempt starts with fresh ones
+        # a connection may have caused the error; the next attempt opens new ones
         _discard(cluster)
         raise strip_traceback(error) from None
 
 
 def _freeze_once() -> None:
-    # Spark's daemon collects garbage after each task; over everything imported that takes about 15 ms
+    # Spark's daemon collects garbage after each task, which takes about 15 ms for the imported modules
     global _frozen
     if not _frozen:
         _frozen = True
@@ -117,6 +118,12 @@ def _cluster(settings: ClientSettings) -> Cluster:
     if cluster is None:
         cluster = _clusters[settings] = Cluster(settings.bootstrap, settings)
     return cluster
+
+
+def close_connections() -> None:
+    """Closes the cached connections of this process."""
+    for cluster in list(_clusters.values()):
+        _discard(cluster)
 
 
 def _discard(cluster: Cluster) -> None:
@@ -137,7 +144,7 @@ def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextMa
         generation_id=membership.generation_id,
         group_instance_id=membership.group_instance_id,
         heartbeat_interval_ms=membership.heartbeat_interval_ms,
-        retains_partitions=membership.claiming,
+        retains_partitions=membership.retains_partitions,
     )
     return heartbeat
 
@@ -153,72 +160,72 @@ def _read(
         before = dict(pending)
         for block in fetcher.fetch_blocks(list(pending.values())):
             heartbeat.check()
-            wanted = pending[block.topic_partition]
+            expected = pending[block.topic_partition]
             if block.error:
-                _shrink(pending, wanted, block, losses)
+                _shrink(pending, expected, block, losses)
                 continue
             decoded = decode_fetched(
                 block.data,
                 topic_partition=block.topic_partition,
                 columns=columns.names,
-                start_offset=wanted.start,
-                end_offset=wanted.end,
+                start_offset=expected.start,
+                end_offset=expected.end,
                 read_committed=partition.settings.read_committed,
                 aborted=block.aborted,
             )
-            _advance(pending, wanted, block.next_offset)
+            _advance(pending, expected, block.next_offset)
             for batch in decoded.batches:
                 yield batch if schema is None else pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         _check_moved(before, pending)
 
 
 def _losses(partition: GroupInputPartition) -> DataLossPolicy:
-    who = partition.membership
-    fail = partition.fail_on_data_loss
-    if who is None:
+    membership, fail = partition.membership, partition.fail_on_data_loss
+    if membership is None:
         return DataLossPolicy(fail=fail)
-    return DataLossPolicy(fail=fail, group_id=who.group_id, member_id=who.member_id)
+    return DataLossPolicy(fail=fail, group_id=membership.group_id, member_id=membership.member_id)
 
 
 def _required_schema(columns: SelectedColumns) -> pa.Schema | None:
-    """The Arrow schema with NOT NULL columns where the user declared some."""
+    """The Arrow schema if the user declared columns NOT NULL, else None."""
     if not columns.not_null:
         return None
     fields = columns_schema(columns.names)
     return pa.schema([field.with_nullable(field.name not in columns.not_null) for field in fields])
 
 
-def _advance(pending: dict[TopicPartition, OffsetRange], wanted: OffsetRange, next_offset: int) -> None:
-    if next_offset >= wanted.end:
-        del pending[wanted.topic_partition]
+def _advance(pending: dict[TopicPartition, OffsetRange], expected: OffsetRange, next_offset: int) -> None:
+    if next_offset >= expected.end:
+        del pending[expected.topic_partition]
     else:
-        pending[wanted.topic_partition] = wanted._replace(start=next_offset)
+        pending[expected.topic_partition] = expected._replace(start=next_offset)
 
 
 def _shrink(
     pending: dict[TopicPartition, OffsetRange],
-    wanted: OffsetRange,
+    expected: OffsetRange,
     block: FetchedBlock,
     losses: DataLossPolicy,
 ) -> None:
-    """Fails, or leaves out what is gone of one range; the rest is fetched again.
+    """Removes the missing part of a range if failOnDataLoss is false; the rest is fetched again.
 
     Raises: DataLossError.
     """
-    tp = wanted.topic_partition
+    tp = expected.topic_partition
     if block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
-        losses.deleted_unread(wanted)
+        losses.deleted_before_read(expected)
         del pending[tp]
-    elif block.log_start_offset > wanted.start:
-        losses.aged_out(wanted, block.log_start_offset)
-        _advance(pending, wanted, block.log_start_offset)
+    elif block.log_start_offset > expected.start:
+        losses.start_deleted(expected, block.log_start_offset)
+        _advance(pending, expected, block.log_start_offset)
     else:
-        losses.ends_early(wanted, block.high_watermark)
+        losses.ends_early(expected, block.high_watermark)
         del pending[tp]
 
 
 def _check_moved(before: dict[TopicPartition, OffsetRange], pending: dict[TopicPartition, OffsetRange]) -> None:
-    """A round of fetching ends with every range read or shrunk; anything else would be a short read, or never end."""
+    """Checks that a round of fetches advanced every range; otherwise the task would never end."""
     for tp, rest in pending.items():
         if rest == before[tp]:
-            raise DataLossError("COULD_NOT_READ_OFFSET_RANGE", f"no record of {tp} came, [{rest.start}, {rest.end}).")
+            message = f"No record of {tp} was returned for offsets [{rest.start}, {rest.end})."
+            raise DataLossError("COULD_NOT_READ_OFFSET_RANGE", message)

@@ -1,6 +1,7 @@
-"""Errors as the user should meet them: Spark prints the traceback of whatever a worker raises, before its message.
+"""Removes tracebacks from errors that Spark shows to the user.
 
-The message of a `GroupSourceError` names cause and mend; how the call got there helps nobody, and hides it.
+Spark prints the traceback of an error in a Python worker before its message. The message of a `GroupSourceError` names
+cause and remedy, and the traceback would bury it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _T = TypeVar("_T")
 
 
 def without_traceback(callback: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A callback of Spark that raises errors of ours without traceback and context; level DEBUG logs them whole."""
+    """Decorates a callback of Spark: errors of this package are raised without traceback and context.
+
+    Level DEBUG logs the traceback.
+    """
 
     @functools.wraps(callback)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -32,14 +36,14 @@ def without_traceback(callback: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def strip_traceback(error: GroupSourceError) -> GroupSourceError:
-    """The same error without traceback; raise it ``from None``. A worker of Spark it ends tells its message alone."""
+    """Returns the error without its traceback; raise it ``from None``."""
     _log.debug("%s", error, exc_info=error)
-    if _is_worker():
-        # Spark's own switch (spark.sql.execution.pyspark.udf.hideTraceback.enabled); the worker ends with this error
+    if _is_spark_worker():
+        # what spark.sql.execution.pyspark.udf.hideTraceback.enabled sets; this error ends the worker
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     return error.with_traceback(None)
 
 
-def _is_worker() -> bool:
+def _is_spark_worker() -> bool:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")

@@ -16,9 +16,10 @@ from spark_groupsource.client.membership.state_machine import Idle
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
+from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.options import SourceOptions, parse_options
 from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions
-from spark_groupsource.source.session import Limits, StreamSession
+from spark_groupsource.source.session import StreamSession
 
 
 class Query:
@@ -117,7 +118,7 @@ def test_drain_commits_and_does_not_leave_a_group_it_never_joined() -> None:
 
 
 class ScriptedMembers(GroupPartitions):
-    """Members of a group whose threads take their turns inside `refresh`."""
+    """Members of a group whose threads take their turns inside `poll`."""
 
     def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
         super().__init__(cluster, options, clock, members=1)
@@ -125,7 +126,7 @@ class ScriptedMembers(GroupPartitions):
         self.thread.start = lambda: None  # type: ignore[method-assign]
         self._clock = clock
 
-    def refresh(self, timeout_ms: int) -> bool:
+    def poll(self, timeout_ms: int) -> bool:
         for _ in range(10):
             if self._group.poll(0).is_stable:
                 return True

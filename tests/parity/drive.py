@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from uuid import uuid4
 
-from pyspark.sql.types import StructField, StructType
-
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.schema import TYPES
+from spark_groupsource.source.schema import spark_schema
 
 
 def schema(options):
-    wanted = [n for n in TYPES if n != "headers" or options.get("includeHeaders") == "true"]
-    return StructType([StructField(name, TYPES[name]) for name in wanted])
+    return spark_schema(options.get("includeHeaders") == "true")
 
 
 def rows(reader, tasks):

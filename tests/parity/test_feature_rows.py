@@ -226,7 +226,7 @@ def test_loss_is_told_under_sparks_names(cluster, topic, fails):
 SHOWN_ELSEWHERE = {
     "maxTriggerDelay": "source/test_session.py::test_minimum_is_waited_for_until_the_longest_delay",
     "members": "source/test_stream.py::test_idle_stream_commits_and_its_members_are_seen",
-    "kafka.* refused": "source/test_source_options.py::test_bad_options_are_refused_by_name",
+    "kafka.* refused": "source/test_source_options.py::test_invalid_options_are_rejected_by_name",
     "PARTITIONS_DELETED": "source/test_session.py::test_deleted_partition_is_data_loss",
     "triggers": "parity/test_same_frames.py::test_trigger_once_reads_everything_in_spite_of_the_limit",
     "processingTime": "source/test_stream.py::test_drain_does_not_wait_for_a_long_trigger",

@@ -85,31 +85,31 @@ def test_assign_and_pattern(spark, cluster, filled):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist at .*; create it"),
-        ({"subscribr": "t"}, "option subscribr is unknown; did you mean subscribe?"),
+        ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist at .*. Create it"),
+        ({"subscribr": "t"}, "Option subscribr is unknown. Did you mean subscribe?"),
         ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "no Kafka broker can be reached, check kafka.bootstrap.servers"),
-        ({"startingOffsets": '{"T":{"0":3}}'}, "startingOffsets says nothing about T-1"),
-        ({"startingOffsets": '{"T":{"0":3,"1":0,"2":0,"7":0}}'}, "startingOffsets lists T-7, which this query"),
+        ({"startingOffsets": '{"T":{"0":3}}'}, "startingOffsets does not list T-1"),
+        ({"startingOffsets": '{"T":{"0":3,"1":0,"2":0,"7":0}}'}, "startingOffsets lists partitions .*: T-7"),
         ({"endingOffsets": '{"T":{"0":50,"1":-1,"2":-1}}'}, "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE.*ends at 40"),
         ({"startingOffsets": '{"T":{"0":30,"1":0,"2":0}}', "endingOffsets": '{"T":{"0":3,"1":0,"2":0}}'},
-         r"RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] T-0"),
+         r"RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] The read of T-0"),
         ({"startingTimestamp": "99999999999999"}, "no record at or after the given time"),
     ],
 )  # fmt: skip
-def test_bad_input_is_named(spark, cluster, filled, options, message):
+def test_invalid_input_is_named(spark, cluster, filled, options, message):
     options = {name: text.replace('"T"', json.dumps(filled)) for name, text in options.items()}
     with pytest.raises(Exception, match=message.replace("T-", f"{filled}-")):
         reader(spark, cluster, filled, **options).load().count()
 
 
-def test_bad_schema_is_named(spark, cluster, filled):
-    with pytest.raises(Exception, match="column value is binary, not string; cast it after load"):
+def test_invalid_schema_is_named(spark, cluster, filled):
+    with pytest.raises(Exception, match="Column value of the schema must be binary, got string. Cast it after load"):
         reader(spark, cluster, filled).schema("value string").load().count()
-    with pytest.raises(Exception, match="column 'headers' is not one of the source's.*includeHeaders"):
+    with pytest.raises(Exception, match="Column 'headers' of the schema does not exist.*includeHeaders"):
         reader(spark, cluster, filled).schema("headers array<struct<key:string,value:binary>>").load().count()
 
 
-def test_records_that_are_gone(spark, cluster, filled):
+def test_deleted_records_fail_or_are_skipped(spark, cluster, filled):
     from spark_groupsource.client.admin import delete_records
     from spark_groupsource.client.cluster.client import Cluster
     from spark_groupsource.client.settings import ClientSettings

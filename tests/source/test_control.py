@@ -1,4 +1,4 @@
-"""The control socket, and the driver's side of a drain against a query that is a table."""
+"""Control socket of a reader, and `stop_gracefully` with an in-memory query."""
 
 import os
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ READER = "0123456789abcdef0123456789abcdef"
 
 
 class Reader:
-    """What the control socket asks; drains when it gets the right proof, or when told."""
+    """A reader that drains when it receives `proof`, or when `drained` is set."""
 
     def __init__(self, proof=None):
         self.expected, self.proofs, self.drained = proof, [], False
@@ -30,7 +30,7 @@ class Reader:
 @pytest.fixture
 def driver(monkeypatch):
     pid = os.getpid()
-    monkeypatch.setattr(drain, "_driver_jvm_pid", lambda: pid)
+    monkeypatch.setattr(drain, "driver_jvm_pid", lambda: pid)
     yield pid
     control_directory(pid).rmdir()
 
@@ -52,7 +52,7 @@ def query(end, active_trigger=True):
 END = '{"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": "%s"}}' % READER
 
 
-def test_socket_is_found_by_reader_and_goes_when_closed(driver):
+def test_socket_is_found_by_reader_and_removed_when_closed(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
     assert len(control_sockets(driver, READER)) == 1
     assert control_sockets(driver, "f" * 32) == []
@@ -64,14 +64,14 @@ def test_drain_waits_for_the_trigger_and_stops_the_query(driver):
     reader = Reader()
     server = ControlServer(driver, READER, reader.request_drain)
     running = query(END)
-    # the next trigger comes while the driver waits
+    # the next trigger starts while the driver waits
     running.status = type("Status", (), {"__getitem__": lambda self, key: setattr(reader, "drained", True) or True})()
     stop_gracefully(running, 20)
     assert running.stopped and reader.proofs[0] is None
     server.close()
 
 
-def test_idle_query_is_drained_by_its_last_progress(driver):
+def test_idle_query_drains_by_its_last_progress(driver):
     reader = Reader(proof={"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": READER}})
     server = ControlServer(driver, READER, reader.request_drain)
     running = query(END, active_trigger=False)
@@ -80,47 +80,47 @@ def test_idle_query_is_drained_by_its_last_progress(driver):
     server.close()
 
 
-def test_query_that_does_not_drain_is_stopped_all_the_same(driver):
+def test_query_that_does_not_drain_is_stopped_at_the_timeout(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
     running = query(END)
-    with pytest.raises(TimeoutError, match="query q did not drain within 0.3 s and was stopped"):
+    with pytest.raises(TimeoutError, match="Query q did not drain within 0.3 s and was stopped"):
         stop_gracefully(running, 0.3)
     assert running.stopped
     server.close()
 
 
-def test_query_without_our_source_is_only_stopped(driver):
+def test_query_of_another_source_is_only_stopped(driver):
     running = query('{"logOffset": 5}')
     stop_gracefully(running, 20)
     assert running.stopped
 
 
-def test_reader_that_was_killed_holds_nobody_up(driver):
+def test_killed_reader_does_not_delay_the_stop(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
     path = control_sockets(driver, READER)[0]
     server.close()
     path = control_directory(driver) / path.name
-    path.touch()  # what a killed reader leaves behind
+    path.touch()  # a killed reader does not remove its socket
     with pytest.raises(NetworkError):
         dial_local(str(path), 100)
     running = query(END)
     stop_gracefully(running, 20)
     assert running.stopped
-    ControlServer(driver, READER, Reader().request_drain).close()  # the next reader sweeps
+    ControlServer(driver, READER, Reader().request_drain).close()  # the next reader removes stale sockets
     assert not path.exists()
 
 
-def test_directories_of_dead_applications_are_swept(driver):
+def test_directories_of_exited_applications_are_removed(driver):
     gone = control_directory(10_000_000 + os.getpid())  # no process has that id
     server = ControlServer(driver, READER, Reader().request_drain)
     assert not gone.exists()
     server.close()
 
 
-def test_server_survives_a_garbled_request(driver):
+def test_server_continues_after_a_malformed_request(driver):
     reader = Reader()
     server = ControlServer(driver, READER, reader.request_drain)
-    channel = dial_local(server._listener.path, 1000)
+    channel = dial_local(server.path, 1000)
     channel.send("not json")
     assert wait_until(lambda: channel.receive(2000) is None, "the connection is closed")
     channel.close()

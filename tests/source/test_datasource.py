@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source import stream_reader
+from spark_groupsource.source import reader_process
 from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.schema import select_columns
 from spark_groupsource.source.stream_reader import GroupStreamReader
@@ -18,9 +18,9 @@ OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id":
 
 
 @pytest.fixture(autouse=True)
-def no_signals(monkeypatch):
-    # the handlers of a reader process are not for the process that runs the tests
-    monkeypatch.setattr(stream_reader._Live, "_handle_signals", lambda self: None)
+def no_signal_handlers(monkeypatch):
+    # the process of the tests keeps its own handlers
+    monkeypatch.setattr(reader_process, "install_signal_handlers", lambda terminate: None)
 
 
 def schema(*fields):
@@ -29,30 +29,30 @@ def schema(*fields):
     )
 
 
-def test_looking_the_source_up_loads_neither_client_nor_codec():
+def test_lookup_of_the_source_imports_neither_client_nor_codec():
     heavy = "kafka", "pyarrow", "numpy", "spark_groupsource.client", "spark_groupsource.broker"
     command = f"import sys, pyspark_groupsource; print([m for m in {heavy!r} if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "[]"
+    output = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
 
 
 def test_name_and_options():
     assert GroupDataSource.name() == "groupsource"
-    with pytest.raises(ConfigurationError, match="did you mean subscribe"):
+    with pytest.raises(ConfigurationError, match="Did you mean subscribe"):
         GroupDataSource({**OPTIONS, "subscrib": "t"})
 
 
-def test_wrong_stream_option_is_told_by_the_first_callback():
+def test_invalid_stream_option_fails_the_first_callback():
     reader = GroupDataSource({**OPTIONS, "endingOffsets": "latest"}).streamReader(schema(("value", "binary", True)))
-    with pytest.raises(ConfigurationError, match="endingOffsets has no meaning in a stream query"):
+    with pytest.raises(ConfigurationError, match="endingOffsets is not allowed in a stream query"):
         reader.getDefaultReadLimit()
 
 
-def test_reader_is_pickled_without_what_is_live():
+def test_reader_is_pickled_without_its_process():
     reader = GroupDataSource(OPTIONS).streamReader(schema(("value", "binary", True)))
     reader.getDefaultReadLimit()
-    assert isinstance(reader, GroupStreamReader) and reader._live is not None
-    assert pickle.loads(pickle.dumps(reader))._live is None
+    assert isinstance(reader, GroupStreamReader) and reader._process is not None  # private: pickling must drop it
+    assert pickle.loads(pickle.dumps(reader))._process is None
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,26 @@ def test_read_limit_is_that_of_the_options(options, limit):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ([("nope", "binary", True)], "column 'nope' is not one of the source's: key, value"),
-        ([("value", "string", True)], "column value is binary, not string; cast it"),
-        ([("value", "binary", False)], "column value may be null; leave NOT NULL out"),
-        ([("headers", "binary", True)], "set includeHeaders to true"),
-        ([("value", "binary", True), ("value", "binary", True)], "may be named once"),
-        ([], "one at least"),
+        ([("nope", "binary", True)], "Column 'nope' of the schema does not exist: the columns are key, value"),
+        ([("value", "string", True)], "Column value of the schema must be binary, got string. Cast it"),
+        ([("value", "binary", False)], "Column value of the schema may be null. Leave NOT NULL out"),
+        ([("headers", "binary", True)], "Set includeHeaders to true"),
+        ([("value", "binary", True), ("value", "binary", True)], "each column once, got value, value"),
+        ([], "at least one column.*got none"),
     ],
 )
-def test_schema_that_is_not_the_sources_is_refused(fields, message):
+def test_schema_with_other_columns_is_rejected(fields, message):
     with pytest.raises(ConfigurationError, match=message):
         select_columns(schema(*fields), include_headers=False)
 
 
-def test_schema_chooses_columns_in_its_own_order():
+def test_schema_selects_columns_in_its_order():
     columns = select_columns(schema(("offset", "long", False), ("key", "binary", True)), include_headers=False)
     assert columns == (("offset", "key"), frozenset({"offset"}))
 
 
 @pytest.mark.spark
-def test_registered_source_knows_how_many_tasks_run(spark):
+def test_source_is_registered_under_any_case(spark):
     from spark_groupsource import register
 
     register(spark)

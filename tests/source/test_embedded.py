@@ -70,25 +70,25 @@ def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
     wait_until(lambda: not is_running(pid), "the broker ends")
 
 
-def test_broker_that_cannot_start_says_why(application, tmp_path):
+def test_error_contains_the_output_of_a_broker_that_does_not_start(application, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     with pytest.raises(ConfigurationError, match="kafka.bootstrap.servers: the embedded broker did not start: .*file"):
         resolve_bootstrap(f"embedded:{blocked}", application.pid)
 
 
-def test_private_directory_is_refused_when_open_to_others():
+def test_directory_accessible_to_other_users_is_rejected():
     path = private_directory(f"test-{os.getpid()}")
     try:
         assert private_directory(f"test-{os.getpid()}") == path
         path.chmod(0o777)
-        with pytest.raises(ConfigurationError, match="open to other users"):
+        with pytest.raises(ConfigurationError, match="accessible to other users"):
             private_directory(f"test-{os.getpid()}")
     finally:
         path.rmdir()
 
 
-def test_driver_is_the_parent_where_no_jvm_is_above():
+def test_driver_is_the_parent_without_a_jvm():
     assert is_process_alive(driver_pid())
 
 

@@ -247,28 +247,30 @@ NO_ADMIN = "check kafka.bootstrap.servers"
 
 # error class, what provokes it, what must be in the message; T and G are the names of topic and group
 FAILURES = {
-    "unknown option": (CONFIGURATION, lambda s: s.stream(subscrib="x"), ["subscrib is unknown", "did you mean"]),
+    "unknown option": (CONFIGURATION, lambda s: s.stream(subscrib="x"), ["subscrib is unknown", "Did you mean"]),
     "setting not supported": (
         CONFIGURATION, lambda s: s.stream(**{"kafka.auto.offset.reset": "latest"}),
         ["kafka.auto.offset.reset is not supported", "startingOffsets"]),
     "stream without group": (
-        CONFIGURATION, lambda s: s.run(**{"kafka.group.id": None}), ["kafka.group.id is missing", "so name it"]),
-    "option of batches": (CONFIGURATION, lambda s: s.run(endingOffsets="latest"), ["no meaning in a stream query"]),
+        CONFIGURATION, lambda s: s.run(**{"kafka.group.id": None}), ["kafka.group.id is missing", "Name the group"]),
+    "option of batches": (CONFIGURATION, lambda s: s.run(endingOffsets="latest"), ["not allowed in a stream query"]),
     "listener": (
         CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Told"), ["rebalanceListener", "Python path"]),
-    "schema": (CONFIGURATION, lambda s: s.read("value string"), ["column value is binary, not string; cast it"]),
-    "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*; create it"]),
+    "schema": (CONFIGURATION, lambda s: s.read("value string"), ["value of the schema must be binary", "Cast it"]),
+    "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*. Create it"]),
     "no time": (
-        CONFIGURATION, lambda s: s.read(startingTimestamp="99999999999999"), ["T-0, T-1", "choose an earlier time"]),
+        CONFIGURATION, lambda s: s.read(startingTimestamp="99999999999999"), ["T-0, T-1", "Choose an earlier time"]),
     "start after end": (
         CONFIGURATION, lambda s: s.read(startingOffsets=json.dumps(s.offsets(0, 12, 0, 0))),
-        [r"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] T-1", "start 12, end 10", "correct startingOffsets"]),
+        [r"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] The read of T-1", "starts at 12 and ends at 10",
+         "Correct startingOffsets"]),
     "no commit": (
         CONFIGURATION, lambda s: s.run(startingOffsets="group"),
-        ["group G has no committed offset for T-0", "use group-or-earliest or group-or-latest"]),
+        ["group G has no committed offset for T-0", "Use group-or-earliest or group-or-latest"]),
     "reset refused": (
         CONFIGURATION, operator_resets,
-        ["committed offset of T-0 in group G", "outside, to 3; the checkpoint is at 8", "Set onGroupReset to follow"]),
+        ["committed offset of T-0 in group G", "reset by an operator to 3; the checkpoint is at 8",
+         "Set onGroupReset to follow"]),
     "foreign checkpoint": (
         CONFIGURATION, lambda s: (s.checkpoint({"logOffset": 3}), s.run()), ["checkpoint location of its own"]),
     "backward": (CONFIGURATION, backward, ["reads T-1 backward, from 9 to 3", "checkpoint location of its own"]),
@@ -351,7 +353,7 @@ def test_every_loss_spark_knows_and_every_error_class_is_provoked():
         "RemoteProtocolError": "not Kafka",
         "StorageError": "embedded broker",
     }
-    # in tests of their own: refused credentials below, the end of an application in test_orphan.py
+    # in tests of their own: refused credentials below, the end of an application in test_driver_exit.py
     apart = {"AuthenticationError", "ApplicationEndedError"}
     classes = {
         name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)

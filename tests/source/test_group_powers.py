@@ -87,8 +87,8 @@ def heard(told, what):
     "listener, message",
     [
         ("Failing", r"Failing.assigned\(.*-\d\) raised KeyError: 'no table for it'"),
-        ("Half", "lacks assigned, lost"),
-        ("Missing", "cannot be made: AttributeError"),
+        ("Half", "has no method assigned, lost"),
+        ("Missing", "cannot be created: AttributeError"),
     ],
 )
 def test_failing_listener_fails_the_query_with_its_name(bench, listeners, listener, message):

@@ -1,3 +1,5 @@
+"""Micro-batch planning: positions, limits, read tasks."""
+
 from itertools import accumulate
 
 import pytest
@@ -6,19 +8,19 @@ from hypothesis import strategies as st
 
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.planning import (
-    Acquisition,
     Backlog,
     PositionSource,
     SizeEstimate,
     SizeSample,
+    StartPosition,
     TaskPlan,
     decide_position,
-    is_worth_a_batch,
     limit_bytes,
     limit_ends,
     pack_tasks,
     plan_tasks,
     sample_offsets,
+    should_plan_batch,
     split_tasks,
 )
 
@@ -26,34 +28,36 @@ P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
 
 @pytest.mark.parametrize(
-    "checkpoint, committed, is_kept, written_by_us, expected",
+    "checkpoint, committed, is_retained, is_own_commit, expected",
     [
-        # neither: only startingOffsets can tell
-        (None, None, False, False, Acquisition(PositionSource.STARTING, None)),
-        # the last batch did not hold the partition: the group knows
-        (None, 7, False, False, Acquisition(PositionSource.GROUP, 7)),
-        (None, 7, False, True, Acquisition(PositionSource.GROUP, 7)),
-        # restart: own checkpoint equal to, behind and ahead of the group
-        (7, 7, False, True, Acquisition(PositionSource.CHECKPOINT, 7)),
-        (7, 9, False, False, Acquisition(PositionSource.GROUP_AHEAD, 9)),
-        (7, 9, False, True, Acquisition(PositionSource.GROUP_AHEAD, 9)),
-        (7, 5, False, True, Acquisition(PositionSource.CHECKPOINT, 7)),
-        (7, 5, False, False, Acquisition(PositionSource.GROUP_RESET, 5)),
-        (7, None, False, False, Acquisition(PositionSource.CHECKPOINT, 7)),
-        # a run in progress never goes back
-        (7, 5, True, False, Acquisition(PositionSource.OWN, 7)),
-        (7, 7, True, True, Acquisition(PositionSource.OWN, 7)),
-        (7, None, True, False, Acquisition(PositionSource.OWN, 7)),
-        (7, 9, True, False, Acquisition(PositionSource.GROUP_AHEAD, 9)),
+        # neither checkpoint nor commit
+        (None, None, False, False, StartPosition(PositionSource.STARTING, None)),
+        # no checkpoint
+        (None, 7, False, False, StartPosition(PositionSource.COMMIT, 7)),
+        (None, 7, False, True, StartPosition(PositionSource.COMMIT, 7)),
+        # restart: checkpoint equal to, behind and ahead of the committed offset
+        (7, 7, False, True, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 9, False, False, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
+        (7, 9, False, True, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
+        (7, 5, False, True, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 5, False, False, StartPosition(PositionSource.COMMIT_RESET, 5)),
+        (7, None, False, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        # a running query does not follow a reset
+        (7, 5, True, False, StartPosition(PositionSource.RUNNING, 7)),
+        (7, 7, True, True, StartPosition(PositionSource.RUNNING, 7)),
+        (7, None, True, False, StartPosition(PositionSource.RUNNING, 7)),
+        (7, 9, True, False, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
     ],
 )
-def test_which_offset_wins(checkpoint, committed, is_kept, written_by_us, expected):
+def test_position_of_an_owned_partition(checkpoint, committed, is_retained, is_own_commit, expected):
     commit = None if committed is None else OffsetAndMetadata(committed)
-    decided = decide_position(checkpoint=checkpoint, committed=commit, is_kept=is_kept, written_by_us=written_by_us)
+    decided = decide_position(
+        checkpoint=checkpoint, committed=commit, is_retained=is_retained, is_own_commit=is_own_commit
+    )
     assert decided == expected
 
 
-def test_limit_is_shared_by_backlog_and_starves_nobody():
+def test_limit_is_shared_by_backlog_and_starves_no_partition():
     backlog = Backlog({P0: 0, P1: 100, P2: 5}, {P0: 900, P1: 200, P2: 5})
     assert limit_ends(backlog, 100) == {P0: 89, P1: 111, P2: 5}
     assert limit_ends(backlog, None) == {P0: 900, P1: 200, P2: 5}
@@ -81,7 +85,7 @@ def test_limit_holds_for_any_backlog(sizes, limit):
     assert all(min(size, 1) <= read[TopicPartition("t", number)] <= size for number, size in enumerate(sizes))
 
 
-# lags as far apart as offsets allow, many of them equal or next to nothing
+# very different lags, many of them equal or close to 0
 lags = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**62), st.sampled_from([1, 2**31, 2**62])), min_size=1)
 
 
@@ -92,7 +96,7 @@ def test_limit_is_in_proportion_to_lag(lags, limit):
     read = [ends[p] for p in sorted(begins)]
     waiting, total = sum(1 for lag in lags if lag), sum(lags)
     for lag, count in zip(lags, read):
-        # one each, and of the rest what is due to it, to the next whole number
+        # one offset each, and a proportional share of the rest, rounded
         due = (lag - 1) * max(limit - waiting, 0) / max(total - waiting, 1) + 1 if lag else 0
         assert total <= limit or due - 1 - due * 1e-9 <= count <= due + 1 + due * 1e-9
     by_lag = sorted(zip(lags, read))
@@ -101,7 +105,7 @@ def test_limit_is_in_proportion_to_lag(lags, limit):
 
 
 @given(st.lists(st.one_of(st.integers(0, 2), st.integers(0, 900)), min_size=1, max_size=12), st.integers(1, 200))
-def test_backlog_is_read_in_as_few_batches_as_the_limit_allows_and_nobody_waits(lags, limit):
+def test_backlog_is_read_in_as_few_batches_as_the_limit_allows_and_no_partition_waits(lags, limit):
     ends = {TopicPartition("t", number): lag for number, lag in enumerate(lags)}
     begins = dict.fromkeys(ends, 0)
     batches = 0
@@ -113,7 +117,7 @@ def test_backlog_is_read_in_as_few_batches_as_the_limit_allows_and_nobody_waits(
 
 
 @pytest.mark.parametrize(
-    "size, min_offsets, waited_ms, worth",
+    "size, min_offsets, waited_ms, expected",
     [
         (0, None, None, False),
         (1, None, 5, True),
@@ -124,13 +128,13 @@ def test_backlog_is_read_in_as_few_batches_as_the_limit_allows_and_nobody_waits(
         (0, 10, 1000, False),
     ],
 )
-def test_waiting_for_min_offsets(size, min_offsets, waited_ms, worth):
+def test_batch_waits_for_min_offsets(size, min_offsets, waited_ms, expected):
     backlog = Backlog({P0: 0}, {P0: size})
-    decided = is_worth_a_batch(backlog, min_offsets=min_offsets, waited_ms=waited_ms, max_trigger_delay_ms=1000)
-    assert decided is worth
+    decided = should_plan_batch(backlog, min_offsets=min_offsets, waited_ms=waited_ms, max_trigger_delay_ms=1000)
+    assert decided is expected
 
 
-def test_one_task_per_member_with_something_to_read():
+def test_one_task_per_member_with_records():
     ranges = [OffsetRange(P2, 0, 5), OffsetRange(P0, 0, 5), OffsetRange(P1, 3, 3)]
     assert plan_tasks(ranges, {P0: 1, P1: 0, P2: 1}) == [TaskPlan(1, (OffsetRange(P0, 0, 5), OffsetRange(P2, 0, 5)))]
     assert plan_tasks(ranges, {P0: 1}) == [
@@ -170,26 +174,26 @@ def test_splitting_reads_everything_once(sizes, parts, cap):
 
 
 @given(sizes, st.integers(1, 8))
-def test_packing_reads_everything_once(sizes, most):
+def test_packing_reads_everything_once(sizes, max_tasks):
     ranges = [OffsetRange(TopicPartition("t", n), n, n + size) for n, size in enumerate(sizes)]
-    tasks = pack_tasks(ranges, most)
-    assert len(tasks) == min(most, sum(1 for size in sizes if size))
+    tasks = pack_tasks(ranges, max_tasks)
+    assert len(tasks) == min(max_tasks, sum(1 for size in sizes if size))
     assert sorted(r for task in tasks for r in task.ranges) == [r for r in ranges if r.end > r.start]
 
 
-def test_limit_by_bytes_shares_in_proportion_to_what_waits():
+def test_byte_limit_is_shared_by_backlog():
     backlog = Backlog({P0: 0, P1: 0, P2: 5}, {P0: 1000, P1: 1000, P2: 5})
     sizes = {P0: SizeEstimate((0, 100), (0, 10_000)), P1: SizeEstimate((0, 100), (0, 30_000))}
     assert limit_bytes(backlog, sizes, 500_000) == {P0: 1000, P1: 1000, P2: 5}
     assert limit_bytes(backlog, sizes, 40_000) == {P0: 100, P1: 100, P2: 5}
     assert limit_bytes(backlog, sizes, 1) == {P0: 1, P1: 1, P2: 5}
-    # unmeasured ones count like the others
+    # a partition without estimate has the mean record size
     assert limit_bytes(Backlog({P0: 0, P1: 7}, {P0: 100, P1: 107}), {P0: sizes[P0]}, 10_000) == {P0: 50, P1: 57}
     assert limit_bytes(Backlog({P0: 0}, {P0: 5000}), {}, 10_240) == {P0: 10}
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), min_size=1, max_size=6), st.data())
-def test_limit_by_bytes_holds_where_everything_is_measured(records, data):
+def test_byte_limit_holds_where_all_sizes_are_known(records, data):
     limit = data.draw(st.integers(1, sum(map(sum, records)) + 1))
     backlog = Backlog(
         {TopicPartition("t", n): 0 for n in range(len(records))},
@@ -204,23 +208,23 @@ def test_limit_by_bytes_holds_where_everything_is_measured(records, data):
     for p, end in ends.items():
         sizes = records[p.partition]
         assert 1 <= end <= len(sizes)
-        # more than its share only where its first record alone is larger than that
+        # more than the share only if the first record is larger
         assert end == 1 or sum(sizes[:end]) <= limit * sum(sizes) / total * (1 + 1e-9)
 
 
-def test_records_are_looked_at_in_places_beyond_what_was_measured():
+def test_estimate_is_extended_by_samples():
     measured = SizeEstimate((100, 150, 200), (0, 400, 1000))
     assert sample_offsets(measured, 200, 4) == []
     assert sample_offsets(measured, 1000, 4) == [400, 600, 800, 999]
-    seen = [SizeSample(400, 5.0), SizeSample(600, 100.0), SizeSample(800, 100.0), SizeSample(999, 20.0)]
-    further = measured.beyond(seen)
-    assert further.offsets == (100, 150, 200, 400, 600, 800, 999)
-    # each stretch as at its larger end: the change between 400 and 600 may have come at once
-    assert further.bytes == (0, 400, 1000, 3000, 23_000, 43_000, 62_900)
-    assert measured.beyond([]) == measured
+    samples = [SizeSample(400, 5.0), SizeSample(600, 100.0), SizeSample(800, 100.0), SizeSample(999, 20.0)]
+    extended = measured.extended(samples)
+    assert extended.offsets == (100, 150, 200, 400, 600, 800, 999)
+    # the larger density of both ends of a range: the change may be directly after offset 400
+    assert extended.bytes == (0, 400, 1000, 3000, 23_000, 43_000, 62_900)
+    assert measured.extended([]) == measured
 
 
-def test_sizes_are_read_between_measured_batches_and_beyond_them():
+def test_sizes_are_interpolated_within_and_beyond_the_estimate():
     sizes = SizeEstimate((10, 20, 30), (0, 100, 1100))
     assert [sizes.size(n) for n in (10, 15, 20, 25, 30, 40)] == [0, 50, 100, 600, 1100, 1650]
     assert [sizes.end(n) for n in (0, 50, 100, 600, 1100, 1650)] == [10, 15, 20, 25, 30, 40]

@@ -1,20 +1,11 @@
-"""The session's order of things, against a group and a cluster that are plain tables; a manual clock."""
+"""`StreamSession` against an in-memory cluster and group on a manual clock."""
 
 import json
 import logging
-from dataclasses import dataclass, field
 
 import pytest
+from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
 
-from spark_groupsource.client.cluster.metadata import (
-    EARLIEST,
-    LATEST,
-    ClusterMetadata,
-    OffsetAndTimestamp,
-    PartitionInfo,
-    TopicInfo,
-)
-from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
@@ -23,131 +14,19 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
 )
-from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, TopicPartition
-from spark_groupsource.net import Address
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange
+from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.options import parse_options
-from spark_groupsource.source.session import Limits, StreamSession
-from spark_groupsource.source.task_reader import TaskMembership
-
-P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
-NO_LIMITS = Limits()
+from spark_groupsource.source.session import StreamSession
 
 
-@dataclass
-class FakeCluster:
-    """Logs as pairs of start and end."""
-
-    logs: dict = field(default_factory=lambda: {p: (0, 10) for p in (P0, P1, P2)})
-    asked: int = 0
-    topic_id: str | None = None
-    settings = ClientSettings((Address("h", 1),))
-
-    def metadata(self, topics=None, *, refresh=False):
-        partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
-        if topics and not partitions:
-            return ClusterMetadata({}, {}, errors={t: 3 for t in topics})
-        return ClusterMetadata({1: Node(1, "h", 1)}, {"t": TopicInfo("t", self.topic_id, partitions)})
-
-    def list_offsets(self, partitions, read_committed=None):
-        self.asked += 1
-        for p in partitions:
-            if p not in self.logs:
-                raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"offset of {p}")
-        side = {EARLIEST: 0, LATEST: 1}
-        return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
-
-    def close(self):
-        pass
-
-
-@dataclass
-class FakeGroup:
-    """A group whose assignment the test sets; `calls` tells in which order it was used."""
-
-    assigned: dict = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
-    commits: dict = field(default_factory=dict)
-    generation_id: int = 0
-    is_moving: bool = True
-    next_assigned: dict | None = None
-    commit_error: Exception | None = None
-    calls: list = field(default_factory=list)
-    joined: bool = False
-    keeps: bool = False
-    # how many polls more find the round still going on, and what it brings when it ends
-    unsettled: int = 0
-    finally_assigned: dict | None = None
-
-    def refresh(self, timeout_ms):
-        self.calls.append("poll")
-        if self.is_moving:
-            self.is_moving = False
-            self.generation_id += 1
-            self.assigned = self.assigned if self.next_assigned is None else self.next_assigned
-            self.next_assigned = None
-            self.joined = True
-        if self.unsettled:
-            self.unsettled -= 1
-            return False
-        if self.finally_assigned is not None:
-            self.assigned, self.finally_assigned = self.finally_assigned, None
-            self.generation_id += 1
-        return True
-
-    def owners(self):
-        return dict(self.assigned) if self.joined else {}
-
-    def members(self):
-        return {m: TaskMembership("g", f"m{m}", self.generation_id, None, 3000) for m in set(self.owners().values())}
-
-    def committed(self, partitions):
-        return {p: self.commits.get(p) for p in partitions}
-
-    def commit(self, offsets, patience_ms=None):
-        self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
-        if self.commit_error is not None:
-            raise self.commit_error
-        assert set(offsets) <= set(self.owners())
-        self.commits.update(offsets)
-
-    def leave(self, reason):
-        self.calls.append("leave")
-        self.joined = False
-
-    def rebalance(self, assigned):
-        self.is_moving, self.next_assigned = True, assigned
-
-
-class Query:
-    """Plays Spark: hands back the last end, as it was when it came from a checkpoint."""
-
-    def __init__(self, start=None, cluster=None, group=None, **options):
-        base = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g", **options}
-        self.cluster, self.group = cluster or FakeCluster(), group or FakeGroup()
-        self.clock = ManualClock()
-        self.session = StreamSession(self.cluster, parse_options(base, "stream"), self.group, self.clock)
-        self.start = start or {}
-
-    def trigger(self, limits=NO_LIMITS):
-        """One trigger: the tasks of the batch, or None when there was nothing to do."""
-        begin, end = self.start, self.session.latest_offset(json.loads(json.dumps(self.start)), limits)
-        if json.dumps(end) == json.dumps(begin) and begin:
-            return None
-        self.start = json.loads(json.dumps(end))
-        tasks = self.session.input_partitions(begin, self.start)
-        self.session.commit()
-        return {r.topic_partition: (r.start, r.end) for task in tasks for r in task.ranges}
-
-    def committed(self):
-        return {p: commit.offset for p, commit in self.group.commits.items()}
-
-
-def ours(offset):
+def own_commit(offset):
     return OffsetAndMetadata(offset, "groupsource abc")
 
 
-def test_fresh_query_starts_at_the_end_and_persists_that_at_once():
+def test_new_query_starts_at_the_end_and_checkpoints_its_start_at_once():
     query = Query()
-    assert query.trigger() == {}  # an empty batch, so that the checkpoint holds where the query began
+    assert query.trigger() == {}  # an empty batch writes the start offsets to the checkpoint
     assert query.start["t"] == {"0": 10, "1": 10, "2": 10}
     assert query.start["@group"]["acquired"] == {"t": {"0": 10, "1": 10, "2": 10}}
     assert query.trigger() is None
@@ -155,60 +34,60 @@ def test_fresh_query_starts_at_the_end_and_persists_that_at_once():
 
 
 @pytest.mark.parametrize("starting, begin", [("latest", 10), ("group-or-latest", 10), ("-4", 6), ("earliest", None)])
-def test_where_a_group_begins_is_committed_before_anything_is_read(starting, begin):
-    """A reader that dies before its first commit must leave to others where the group began, if that moves."""
+def test_initial_position_that_moves_is_committed_before_anything_is_read(starting, begin):
+    """If the reader crashes before its first commit, the new owner must start at the same offset."""
     query = Query(startingOffsets=starting, group=FakeGroup(assigned={P0: 0}))
     end = query.session.latest_offset({}, NO_LIMITS)
     assert query.committed() == ({} if begin is None else {P0: begin})
     assert end["@group"]["acquired"] == {"t": {"0": begin or 0}}
-    # what was found later belongs to this group from its begin on
+    # a partition added later starts at its earliest offset
     query.start = end
     query.group.rebalance({P0: 0, P1: 0})
     assert query.trigger() == {P1: (0, 10)}
 
 
-def test_begin_that_cannot_be_committed_stops_nothing(caplog):
+def test_failed_commit_of_the_initial_position_does_not_fail_the_query(caplog):
     group = FakeGroup(assigned={P0: 0}, commit_error=BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"))
     query = Query(startingOffsets="latest", group=group)
     assert query.trigger() == {} and query.start["t"] == {"0": 10}
-    assert "not committed yet" in caplog.text
+    assert "Commit failed, retrying" in caplog.text
     query.group.commit_error = None
     assert query.trigger() is None and query.committed() == {P0: 10}
 
 
-def test_query_that_is_given_nothing_at_first_still_starts_where_it_was_told():
-    """As every new member of a cooperative group: what it gets, others have to give up first."""
+def test_query_without_partitions_at_first_uses_starting_offsets_later():
+    """A new member of a cooperative group gets partitions only after other members have revoked them."""
     query = Query(startingOffsets="-4", group=FakeGroup(assigned={}))
     assert query.trigger() == {} and query.start["@group"]["reader"]
     query.group.rebalance({P0: 0})
     assert query.trigger() == {P0: (6, 10)}
 
 
-def test_fresh_query_from_earliest_reads_everything_once_and_commits_within_one_trigger():
+def test_new_query_from_earliest_reads_everything_once_and_commits_at_the_next_trigger():
     query = Query(startingOffsets="earliest")
     assert query.trigger() == {P0: (0, 10), P1: (0, 10), P2: (0, 10)}
-    assert query.committed() == {}  # nothing is proved to be checkpointed
+    assert query.committed() == {}  # nothing is known to be checkpointed
     assert query.trigger() is None
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
     assert query.group.commits[P0].metadata == f"groupsource {query.session.reader}"
 
 
-def test_what_is_owned_without_joining_goes_on_where_the_group_was_put():
-    """With `assign`: the checkpoint must not be committed over what is in the group before both were compared."""
+def test_assigned_partitions_continue_at_the_offset_an_operator_has_set():
+    """With option assign, the checkpoint must not overwrite the committed offset before both are compared."""
     before = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
     before.trigger()
-    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}, joined=True, is_moving=False)
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}, joined=True, rejoin_needed=False)
     query = Query(start=before.start, group=group)
     assert query.trigger() == {P0: (4, 10)}
     assert query.committed() == {P0: 4}
 
 
-def test_group_wins_over_starting_offsets():
+def test_committed_offset_has_precedence_over_starting_offsets():
     query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
     assert query.trigger() == {P0: (4, 10), P1: (0, 10), P2: (0, 10)}
 
 
-def test_commit_comes_before_the_hand_over():
+def test_commit_precedes_the_rejoin():
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.calls.clear()
@@ -219,62 +98,64 @@ def test_commit_comes_before_the_hand_over():
     assert query.start["@group"]["acquired"] == {}
 
 
-def in_a_round(query, kept, finally_assigned, *, keeps=True, polls=5):
-    """A round that takes `polls` polls; its first phase leaves `kept`."""
+def start_rebalance(query, retained, finally_assigned, *, retains_partitions=True, polls=5):
+    """Starts a rebalance of `polls` polls whose first phase leaves the partitions `retained`."""
     query.clock.advance_ms(500)
-    query.group.rebalance(kept)
-    query.group.keeps, query.group.unsettled, query.group.finally_assigned = keeps, polls, finally_assigned
+    query.group.rebalance(retained)
+    query.group.retains_partitions, query.group.unsettled = retains_partitions, polls
+    query.group.finally_assigned = finally_assigned
     query.group.calls.clear()
 
 
-def test_what_stays_is_read_while_a_cooperative_round_goes_on():
+def test_retained_partitions_are_read_during_a_cooperative_rebalance():
     query = Query(startingOffsets="earliest")
     query.trigger()
-    in_a_round(query, {P0: 0}, {P0: 0, P1: 1})
+    start_rebalance(query, {P0: 0}, {P0: 0, P1: 1})
     query.cluster.logs = {p: (0, 20) for p in (P0, P1, P2)}
     assert query.trigger() == {P0: (10, 20)}
     assert query.group.calls[:2] == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"] and query.group.unsettled == 4
-    query.group.commits[P1] = OffsetAndMetadata(15)  # what the round brings was read on by someone else
+    query.group.commits[P1] = OffsetAndMetadata(15)  # committed by the previous owner
     assert query.trigger() == {P1: (15, 20)}
     assert query.committed() == {P0: 20, P1: 15, P2: 10} and query.group.unsettled == 0
 
 
-def test_round_that_leaves_nothing_to_read_is_waited_for():
+def test_rebalance_is_waited_for_when_retained_partitions_have_no_records():
     query = Query(startingOffsets="earliest")
     query.session.prepare_available_now()
     query.trigger()
-    in_a_round(query, {P0: 0}, {P0: 0})
-    assert query.trigger() == {} and query.group.unsettled == 4  # what was given up is written down at once
-    # nothing new of what stays: availableNow must not end before it knows what else it is given
+    start_rebalance(query, {P0: 0}, {P0: 0})
+    assert query.trigger() == {} and query.group.unsettled == 4  # the revocation is checkpointed at once
+    # no new records in the retained partition: availableNow must not end before the assignment is complete
     query.group.finally_assigned = {P0: 0, P1: 0}
     query.group.commits[P1] = OffsetAndMetadata(8)
     assert query.trigger() == {P1: (8, 10)} and query.group.unsettled == 0
     assert query.trigger() is None
 
 
-def test_eager_round_is_waited_for_whatever_there_is_to_read():
+def test_eager_rebalance_is_waited_for():
     query = Query(startingOffsets="earliest")
     query.trigger()
-    in_a_round(query, {}, {P0: 0}, keeps=False)
+    start_rebalance(query, {}, {P0: 0}, retains_partitions=False)
     query.cluster.logs[P0] = (0, 20)
     assert query.trigger() == {P0: (10, 20)} and query.group.unsettled == 0
 
 
 def test_first_assignment_is_waited_for():
-    query = Query(startingOffsets="earliest", group=FakeGroup(keeps=True, unsettled=3, finally_assigned={P0: 0}))
+    group = FakeGroup(retains_partitions=True, unsettled=3, finally_assigned={P0: 0})
+    query = Query(startingOffsets="earliest", group=group)
     assert query.trigger() == {P0: (0, 10)}
 
 
-def test_drain_during_a_round_commits_and_leaves():
+def test_drain_during_a_rebalance_commits_and_leaves():
     query = Query(startingOffsets="earliest")
     query.trigger()
-    in_a_round(query, {P0: 0}, {P0: 0}, polls=10**6)
+    start_rebalance(query, {P0: 0}, {P0: 0}, polls=10**6)
     assert query.session.request_drain(None) is False
     assert query.trigger() is None
     assert query.session.drained.is_set() and query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
-def test_reacquired_partition_goes_on_where_the_other_member_committed():
+def test_reacquired_partition_continues_at_the_commit_of_the_other_member():
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.rebalance({P0: 0})
@@ -288,7 +169,7 @@ def test_reacquired_partition_goes_on_where_the_other_member_committed():
     assert query.committed()[P1] == 30
 
 
-def test_nothing_new_returns_the_very_same_text():
+def test_offset_without_new_records_has_the_same_text():
     query = Query(startingOffsets="earliest")
     query.trigger()
     text = json.dumps(query.start)
@@ -304,14 +185,14 @@ RESTART = {"t": {"0": 7}, "@group": {"acquired": {}, "generation": 3, "reader": 
     "committed, reaction, expected, finally_committed",
     [
         (None, "follow", (7, 10), 10),
-        (ours(7), "follow", (7, 10), 10),
-        (ours(5), "follow", (7, 10), 10),  # the crash came before the commit
+        (own_commit(7), "follow", (7, 10), 10),
+        (own_commit(5), "follow", (7, 10), 10),  # crashed before the commit
         (OffsetAndMetadata(9), "follow", (9, 10), 10),
         (OffsetAndMetadata(5), "follow", (5, 10), 10),
         (OffsetAndMetadata(5), "ignore", (7, 10), 10),
     ],
 )
-def test_which_offset_wins_at_restart(committed, reaction, expected, finally_committed):
+def test_position_after_a_restart(committed, reaction, expected, finally_committed):
     group = FakeGroup(assigned={P0: 0}, commits={P0: committed} if committed else {})
     query = Query(RESTART, group=group, onGroupReset=reaction)
     assert query.trigger() == {P0: expected}
@@ -319,31 +200,31 @@ def test_which_offset_wins_at_restart(committed, reaction, expected, finally_com
     assert query.committed() == {P0: finally_committed}
 
 
-def test_reset_fails_where_asked():
+def test_reset_fails_the_query_with_on_group_reset_fail():
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
-    with pytest.raises(ConfigurationError, match="moved back from outside, to 5; the checkpoint is at 7"):
+    with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 7"):
         Query(RESTART, group=group, onGroupReset="fail").trigger()
 
 
-def test_commit_of_a_foreign_member_that_was_followed_is_no_reset_after_a_crash():
+def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
     killed = Query(group=group, onGroupReset="fail")
     assert killed.trigger() == {P0: (5, 10)}
-    # its batch is checkpointed, and it never came to commit it
-    assert query_again(killed).trigger() is None
-    # what an operator does afterwards is a reset all the same
+    # its batch is checkpointed, but it crashed before the commit
+    assert restarted(killed).trigger() is None
+    # an operator resets the offset afterwards
     group.commits[P0] = OffsetAndMetadata(5)
-    with pytest.raises(ConfigurationError, match="moved back from outside, to 5; the checkpoint is at 10"):
-        query_again(killed).trigger()
+    with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 10"):
+        restarted(killed).trigger()
 
 
-def query_again(killed):
+def restarted(killed):
     group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits)
     return Query(killed.start, killed.cluster, group, onGroupReset="fail")
 
 
 def test_restart_without_new_data_commits_the_checkpoint():
-    group = FakeGroup(assigned={P0: 0}, commits={P0: ours(5)})
+    group = FakeGroup(assigned={P0: 0}, commits={P0: own_commit(5)})
     query = Query(RESTART, FakeCluster({P0: (0, 7)}), group)
     assert query.trigger() is None
     assert query.committed() == {P0: 7}
@@ -354,13 +235,13 @@ def test_partition_unknown_to_checkpoint_and_group_starts_at_earliest_after_the_
     assert query.trigger() == {P1: (3, 9)}
 
 
-def test_checkpoint_of_sparks_own_source_is_continued():
+def test_checkpoint_of_sparks_kafka_source_is_continued():
     query = Query({"t": {"0": 4, "1": 10}}, group=FakeGroup(assigned={P0: 0, P1: 0}))
     assert query.trigger() == {P0: (4, 10)}
     assert query.start["@group"]["reader"]
 
 
-def test_limit_and_availableNow_end_at_the_first_snapshot():
+def test_limited_available_now_ends_at_the_offsets_of_its_start():
     query = Query(startingOffsets="earliest")
     query.session.prepare_available_now()
     read = query.trigger(Limits(max_offsets=15))
@@ -372,7 +253,7 @@ def test_limit_and_availableNow_end_at_the_first_snapshot():
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
-def test_rebalance_during_availableNow_still_ends():
+def test_available_now_ends_after_a_rebalance():
     query = Query(group=FakeGroup(assigned={P0: 0}), startingOffsets="earliest")
     query.session.prepare_available_now()
     assert query.trigger() == {P0: (0, 10)}
@@ -382,7 +263,7 @@ def test_rebalance_during_availableNow_still_ends():
     assert query.trigger() is None
 
 
-def test_minimum_is_waited_for_until_the_longest_delay():
+def test_min_offsets_is_waited_for_until_max_trigger_delay():
     query = Query(group=FakeGroup(assigned={P0: 0}), startingOffsets="earliest", maxTriggerDelay="10s")
     assert query.trigger(Limits(min_offsets=100)) == {P0: (0, 10)}
     query.cluster.logs[P0] = (0, 20)
@@ -392,17 +273,17 @@ def test_minimum_is_waited_for_until_the_longest_delay():
     assert query.trigger(Limits(min_offsets=100)) == {P0: (10, 20)}
 
 
-def test_idle_polling_asks_the_brokers_ten_times_a_second():
+def test_idle_query_sends_at_most_ten_lookups_per_second():
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.trigger()
-    asked, began_ms = query.cluster.asked, query.clock.now_ms()
+    lookups, began_ms = query.cluster.lookups, query.clock.now_ms()
     for _ in range(50):
         assert query.trigger() is None
-    assert query.cluster.asked - asked <= (query.clock.now_ms() - began_ms) / 100 + 1
+    assert query.cluster.lookups - lookups <= (query.clock.now_ms() - began_ms) / 100 + 1
 
 
-def test_tasks_act_for_their_members():
+def test_tasks_carry_the_membership_of_their_member():
     query = Query(startingOffsets="earliest")
     end = query.session.latest_offset({}, NO_LIMITS)
     tasks = query.session.input_partitions({}, end)
@@ -410,10 +291,10 @@ def test_tasks_act_for_their_members():
     assert tasks[0].ranges == (OffsetRange(P0, 0, 10), OffsetRange(P1, 0, 10))
 
 
-def test_batch_planned_before_a_fence_is_still_fenced():
+def test_batch_planned_before_a_fence_keeps_its_generation():
     query = Query(startingOffsets="earliest")
     end = query.session.latest_offset({}, NO_LIMITS)
-    query.group.joined = False  # the members were thrown out between two callbacks
+    query.group.joined = False  # the coordinator has removed the members between two callbacks
     tasks = query.session.input_partitions({}, end)
     assert all(task.membership.generation_id == 1 for task in tasks)
 
@@ -424,7 +305,7 @@ def test_replay_reads_the_logged_range_without_membership(caplog):
     with caplog.at_level(logging.WARNING):
         tasks = query.session.input_partitions(RESTART, end)
     assert [(t.membership, t.ranges) for t in tasks] == [(None, (OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)))]
-    assert "reading a logged batch of t-0, t-1 again, without membership" in caplog.text
+    assert "Reading a logged batch again, without membership: t-0, t-1." in caplog.text
     assert query.group.calls == []  # no join
 
 
@@ -439,15 +320,15 @@ def test_replay_of_batch_zero_needs_no_start():
 
 
 def fenced():
-    return GenerationMismatchError(group_id="g", member_id="m0", generation_id=1, current_generation=2, cause="gone")
+    return GenerationMismatchError(group_id="g", member_id="m0", generation_id=1, current_generation=2, cause="removed")
 
 
 @pytest.mark.conformance("CC-043")
-def test_fenced_commit_moves_nothing_and_the_query_goes_on(caplog):
+def test_fenced_commit_commits_nothing_and_the_query_continues(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.commit_error = fenced()
-    query.group.commits[P0] = OffsetAndMetadata(12)  # the new owner went on from our position and beyond
+    query.group.commits[P0] = OffsetAndMetadata(12)  # the new owner has read further
     query.cluster.logs[P0] = (0, 15)
     query.group.rebalance(dict(query.group.assigned))
     with caplog.at_level(logging.WARNING):
@@ -460,7 +341,7 @@ def test_fenced_commit_moves_nothing_and_the_query_goes_on(caplog):
     assert ranges == [OffsetRange(P0, 12, 15)]
 
 
-def test_run_in_progress_never_goes_back():
+def test_running_query_does_not_follow_a_reset():
     query = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
     query.trigger()
     query.group.commit_error = fenced()
@@ -471,7 +352,7 @@ def test_run_in_progress_never_goes_back():
 
 
 @pytest.mark.conformance("CC-037", "CC-042")
-def test_failed_commit_is_repeated_and_holds_up_the_hand_over(caplog):
+def test_failed_commit_is_retried_and_delays_the_rejoin(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.commit_error = BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit")
@@ -486,7 +367,7 @@ def test_failed_commit_is_repeated_and_holds_up_the_hand_over(caplog):
     assert query.group.calls[:2] == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"]
 
 
-def test_refused_commit_fails_the_query():
+def test_commit_with_a_fatal_error_fails_the_query():
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.commit_error = BrokerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "commit")
@@ -494,12 +375,12 @@ def test_refused_commit_fails_the_query():
         query.trigger()
 
 
-def test_shrunken_log_is_data_loss():
+def test_truncated_log_is_data_loss():
     group = FakeGroup(assigned={P0: 0})
     with pytest.raises(DataLossError, match=r"KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED.*t-0 ends at 3, not 7"):
         Query(RESTART, FakeCluster({P0: (0, 3)}), group).trigger()
     lenient = Query(RESTART, FakeCluster({P0: (0, 3)}), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
-    assert lenient.trigger() == {}  # an empty batch, which tells where it goes on
+    assert lenient.trigger() == {}  # an empty batch checkpoints the new position
     assert lenient.start["t"] == {"0": 3}
     lenient.cluster.logs[P0] = (0, 6)
     lenient.clock.advance_ms(500)
@@ -507,26 +388,26 @@ def test_shrunken_log_is_data_loss():
     assert lenient.committed() == {P0: 3}
 
 
-def test_topic_made_anew_is_data_loss_although_it_is_longer_now(caplog):
+def test_recreated_topic_is_data_loss_although_it_is_longer(caplog):
     start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
     group = FakeGroup(assigned={P0: 0})
-    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED_AND.*\] t-0 was deleted and made anew; .*offset 7"):
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED_AND.*\] t-0 was deleted and recreated; .*offset 7"):
         Query(start, FakeCluster(topic_id="new"), group).trigger()
     lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
     assert lenient.trigger() == {P0: (0, 10)}
     assert lenient.start["@group"]["topic_ids"] == {"t": "new"}
     assert lenient.trigger() is None
     assert lenient.committed() == {P0: 10}
-    assert "made anew" in caplog.text
+    assert "recreated" in caplog.text
 
 
-def test_partition_added_with_records_missing_is_data_loss(caplog):
-    """One that was there before, another member's, is not meant."""
+def test_added_partition_with_deleted_records_is_data_loss(caplog):
+    """A partition that another member owned before is not an added one."""
     start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "partitions": {"t": 2}}}
     cluster = FakeCluster({P0: (0, 7), P1: (3, 9), P2: (5, 9)})
-    there_before = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}))
-    assert there_before.trigger() == {P1: (3, 9)}
-    assert there_before.start["@group"]["partitions"] == {"t": 3}
+    existing = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}))
+    assert existing.trigger() == {P1: (3, 9)}
+    assert existing.start["@group"]["partitions"] == {"t": 3}
     message = r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] t-2 begins at offset 5 and not at 0: .* by group g\."
     with pytest.raises(DataLossError, match=message):
         Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0})).trigger()
@@ -535,18 +416,18 @@ def test_partition_added_with_records_missing_is_data_loss(caplog):
     assert "t-2 begins at offset 5" in caplog.text
 
 
-def test_partition_deleted_before_its_begin_was_found(caplog):
+def test_partition_deleted_before_the_lookup_of_its_start_is_data_loss(caplog):
     cluster = FakeCluster({P0: (0, 7)})
-    message = r"INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS\] where t-1 begins cannot be found out"
+    message = r"INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS\] The start offset of t-1 was not found"
     with pytest.raises(DataLossError, match=message):
         Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0})).trigger()
     lenient = Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0}), failOnDataLoss="false")
     assert lenient.trigger() == {}
     assert lenient.trigger() is None
-    assert "where t-1 begins" in caplog.text
+    assert "start offset of t-1" in caplog.text
 
 
-def test_topic_made_anew_during_the_run_is_noticed_with_the_metadata():
+def test_topic_recreated_during_the_run_is_detected_by_its_id():
     query = Query(
         startingOffsets="earliest",
         cluster=FakeCluster(topic_id="old"),
@@ -577,7 +458,7 @@ def test_deleted_partition_is_data_loss(caplog):
     assert "PARTITIONS_DELETED" in caplog.text
 
 
-def test_partition_that_a_rebalance_took_because_it_was_deleted_is_data_loss_too():
+def test_partition_revoked_because_it_was_deleted_is_data_loss():
     query = Query(startingOffsets="earliest")
     query.trigger()
     del query.cluster.logs[P1]
@@ -599,14 +480,14 @@ def test_drain_commits_and_leaves_at_the_next_trigger():
     assert query.trigger() is None
 
 
-def test_drain_by_proof_needs_no_trigger():
+def test_drain_with_the_last_end_offset_needs_no_trigger():
     query = Query(startingOffsets="earliest")
     query.trigger()
     assert query.session.request_drain(query.start) is True
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
-def test_proof_of_an_older_batch_does_not_drain():
+def test_end_offset_of_an_older_batch_does_not_drain():
     query = Query(startingOffsets="earliest")
     query.trigger()
     older = query.start
@@ -617,14 +498,14 @@ def test_proof_of_an_older_batch_does_not_drain():
     assert query.committed()[P0] == 10
 
 
-def test_report_names_the_log_ends_of_owned_partitions():
+def test_report_contains_the_end_offsets_of_owned_partitions():
     query = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
     assert query.session.report_latest() is None
     query.trigger()
     assert query.session.report_latest() == {"t": {"0": 10}}
 
 
-def test_assign_has_no_owners_to_commit_for_without_group():
+def test_assign_without_group_reads_and_commits_nothing():
     from spark_groupsource.source.ownership import AssignedPartitions
 
     options = parse_options(

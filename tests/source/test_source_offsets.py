@@ -1,3 +1,5 @@
+"""Offset JSON of the checkpoint."""
+
 import json
 
 import pytest
@@ -9,7 +11,7 @@ from spark_groupsource.source.offset_json import SourceOffset, decode_offset, en
 A0, A2, A10, B0 = (TopicPartition(*pair) for pair in (("a", 0), ("a", 2), ("a", 10), ("b", 0)))
 
 
-def test_text_is_sorted_and_readable_again():
+def test_encoded_text_is_sorted_and_decodes_to_the_same_offset():
     offset = SourceOffset({B0: 1, A10: 2, A2: 3, A0: 4}, {A10: 1}, 7, "r")
     text = json.dumps(encode_offset(offset))
     assert text == (
@@ -26,24 +28,24 @@ def test_initial_offset_is_empty():
     assert decode_offset({}) == SourceOffset()
 
 
-def test_checkpoint_of_sparks_own_source_is_read():
+def test_offset_of_sparks_kafka_source_is_decoded():
     start, end = decode_offset({"a": {"0": 1}}), decode_offset({"a": {"0": 4, "2": 9}})
-    assert end == SourceOffset({A0: 4, A2: 9}, counts={"a": 2})
+    assert end == SourceOffset({A0: 4, A2: 9}, partition_counts={"a": 2})
     assert logged_ranges(start, end) == ([OffsetRange(A0, 1, 4)], [A2])
 
 
 @pytest.mark.parametrize("text", ['{"logOffset": 3}', '{"a": {"x": 1}}', '{"a": {"0": null}}', '{"a": [1]}'])
-def test_foreign_offset_is_refused(text):
+def test_offset_of_another_source_is_rejected(text):
     with pytest.raises(ConfigurationError, match="checkpoint location of its own"):
         decode_offset(json.loads(text))
 
 
-def test_ranges_begin_where_partitions_were_acquired():
+def test_ranges_start_at_the_acquired_offsets():
     start = SourceOffset({A0: 5, A2: 5, B0: 7}, {}, 1, "r")
-    end = SourceOffset({A0: 9, A2: 8, A10: 3}, {A10: 3, A2: 2}, 2, "r")  # B0 was lost, A2 reset to 2
+    end = SourceOffset({A0: 9, A2: 8, A10: 3}, {A10: 3, A2: 2}, 2, "r")  # B0 was revoked, A2 reset to 2
     assert logged_ranges(start, end) == ([OffsetRange(A0, 5, 9), OffsetRange(A2, 2, 8), OffsetRange(A10, 3, 3)], [])
 
 
-def test_batch_that_reads_backward_is_refused():
+def test_batch_that_reads_backward_is_rejected():
     with pytest.raises(ConfigurationError, match="reads a-0 backward, from 5 to 4"):
         logged_ranges(SourceOffset({A0: 5}), SourceOffset({A0: 4}))

@@ -1,73 +1,88 @@
+"""Parsing of the source's options."""
+
 import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.options import EARLIEST, LATEST, OPTIONS, parse_options
+from spark_groupsource.source.options import (
+    EARLIEST,
+    LATEST,
+    OPTIONS,
+    UNSUPPORTED_OPTIONS,
+    SourceOption,
+    parse_options,
+)
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t", "kafka.group.id": "g"}
 
 
-def test_names_are_case_insensitive_and_defaults_hold():
+def test_names_are_case_insensitive_and_defaults_apply():
     given = {"KAFKA.Bootstrap.Servers": "h:1", "SUBSCRIBE": " a, b,,a ", "kafka.GROUP.id": "g"}
     options = parse_options(given, "stream")
-    assert options["subscribe"] == ("a", "b")
+    assert options.subscribe == ("a", "b")
     assert (options.group_id, options.bootstrap_servers, options.is_embedded) == ("g", "h:1", False)
-    assert (options["failOnDataLoss"], options["maxTriggerDelay"], options["onGroupReset"]) == (True, 900_000, "follow")
+    assert (options.fail_on_data_loss, options.max_trigger_delay_ms) == (True, 900_000)
+    assert options.on_group_reset == "follow"
     assert options.starting is None
     assert options.ending.default == LATEST
 
 
-def test_table_has_no_two_rows_of_one_name():
+def test_each_option_has_a_row_of_its_own():
     assert len({option.name for option in OPTIONS.values()}) == len(OPTIONS)
-    assert all(option.meaning and option.elsewhere in ("ignored", "refused") for option in OPTIONS.values())
+    assert all(isinstance(option, SourceOption) and option.queries for option in OPTIONS.values())
+    assert all(option.doc.endswith(".") and option.elsewhere in ("ignored", "rejected") for option in OPTIONS.values())
+    assert not OPTIONS.keys() & UNSUPPORTED_OPTIONS.keys()
 
 
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"subscrib": "t"}, "option subscrib is unknown; did you mean subscribe?"),
-        ({"group.instance.id": "x"}, "did you mean kafka.group.instance.id?"),
+        ({"subscrib": "t"}, "Option subscrib is unknown. Did you mean subscribe?"),
+        ({"group.instance.id": "x"}, "Did you mean kafka.group.instance.id?"),
         ({"zzz": "1"}, "need the prefix kafka."),
         ({"maxBytesPerTrigger": "0"}, "such as 65536, 512k or 64m"),
-        ({"maxBytesPerTrigger": "1 parsec"}, "maxBytesPerTrigger is '1 parsec'"),
+        ({"maxBytesPerTrigger": "1 parsec"}, "maxBytesPerTrigger must be .*, got '1 parsec'"),
         ({"rebalanceListener": "no-class"}, "must be module:Class"),
         ({"path": "/x"}, "not paths"),
-        # Java's dialect has more
-        ({"subscribe": None, "subscribePattern": r"\p{Lower}+"}, "not a regular expression of Python's re module"),
-        ({"assign": '{"t":[0]}'}, "exactly one of .* got subscribe and assign"),
-        ({"subscribe": " , "}, "names no topic"),
+        # a character class of Java that Python does not have
+        ({"subscribe": None, "subscribePattern": r"\p{Lower}+"}, "must be a regular expression of Python's re"),
+        ({"assign": '{"t":[0]}'}, "Exactly one of .* got subscribe and assign"),
+        ({"subscribe": " , "}, "must be a comma-separated list of topics"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
         ({"kafka.bootstrap.servers": "nohost"}, "not host:port"),
         ({"kafka.auto.offset.reset": "latest"}, "startingOffsets"),
         ({"kafka.key.deserializer": "x"}, "kafka.key.deserializer is not supported"),
         ({"kafka.group.protocol": "consumer"}, "classic"),
-        ({"kafka.nonsense": "x"}, "kafka.nonsense is not known"),
+        ({"kafka.nonsense": "x"}, "kafka.nonsense is unknown"),
         ({"kafka.isolation.level": "none"}, "isolation.level"),
-        ({"failOnDataLoss": "maybe"}, "must be true or false"),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
-        ({"maxOffsetsPerTrigger": "many"}, "whole number from 1"),
-        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, r"\(9\) is above maxOffsetsPerTrigger \(8\)"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be .*, got 0"),
+        ({"maxOffsetsPerTrigger": "many"}, "must be an integer between 1 and"),
+        (
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            r"\(9\) must not exceed maxOffsetsPerTrigger \(8\)",
+        ),
         ({"maxTriggerDelay": "soon"}, "duration such as"),
         ({"startingOffsets": "first"}, "must be earliest, latest, group"),
         ({"startingOffsets": '{"t":{"0":-3}}'}, "must be JSON"),
         ({"startingOffsets": '{"t":{"-1":3}}'}, "must be JSON"),
-        ({"startingOffsets": "{}"}, "lists no partition"),
+        ({"startingOffsets": "{}"}, "must list at least one partition"),
         ({"startingOffsets": '{"t":"newest"}'}, "must be JSON"),
         ({"startingOffsetsByTimestamp": '{"t":"earliest"}'}, "must be JSON"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
-        ({"startingTimestamp": str(2**63)}, "whole number from 0 to 9223372036854775807"),
+        ({"startingTimestamp": str(2**63)}, "must be between 0 and 9223372036854775807"),
         ({"startingOffsets": f'{{"t":{{"0":{2**63}}}}}'}, "must be JSON"),
-        ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
-        ({"endingOffsets": "latest"}, "no meaning in a stream query"),
-        ({"endingTimestamp": "5"}, "no meaning in a stream query"),
-        ({"members": "0"}, "members is '0'"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),
+        ({"endingOffsets": "latest"}, "not allowed in a stream query"),
+        ({"endingTimestamp": "5"}, "not allowed in a stream query"),
+        ({"members": "0"}, "members must be .*, got '0'"),
         ({"onGroupReset": "panic"}, "follow, fail, ignore"),
         ({"group.id": "other"}, "group.id and kafka.group.id differ"),
         ({"kafka.partition.assignment.strategy": "fastest"}, "fastest"),
         ({"kafka.heartbeat.interval.ms": "50000"}, "must be below kafka.session.timeout.ms"),
     ],
 )
-def test_bad_options_are_refused_by_name(given, message):
+def test_invalid_options_are_rejected_by_name(given, message):
     with pytest.raises(ConfigurationError, match=message):
         parse_options({name: text for name, text in {**BASE, **given}.items() if text is not None}, "stream")
 
@@ -75,14 +90,14 @@ def test_bad_options_are_refused_by_name(given, message):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"startingOffsets": "latest"}, "reads nothing in a batch query"),
-        ({"startingOffsets": '{"t":{"0":-1}}'}, "reads nothing in a batch query"),
-        ({"endingOffsets": '{"t":{"0":-2}}'}, "reads nothing"),
+        ({"startingOffsets": "latest"}, "in a batch query: the read would be empty"),
+        ({"startingOffsets": '{"t":{"0":-1}}'}, "in a batch query: the read would be empty"),
+        ({"endingOffsets": '{"t":{"0":-2}}'}, "the read would be empty"),
         ({"endingOffsets": "earliest"}, "must be latest or JSON"),
-        ({"startingOffsets": "group"}, "kafka.group.id is needed"),
+        ({"startingOffsets": "group"}, "kafka.group.id is missing"),
     ],
 )
-def test_bad_batch_options_are_refused_by_name(given, message):
+def test_invalid_batch_options_are_rejected_by_name(given, message):
     with pytest.raises(ConfigurationError, match=message):
         parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **given}, "batch")
 
@@ -98,7 +113,7 @@ def test_stream_needs_a_group_unless_partitions_are_assigned():
 
 def test_trigger_options_are_ignored_in_a_batch_query():
     options = parse_options({**BASE, "maxOffsetsPerTrigger": "5"}, "batch")
-    assert (options["maxOffsetsPerTrigger"], options.ignored) == (None, ("maxOffsetsPerTrigger",))
+    assert (options.max_offsets_per_trigger, options.ignored) == (None, ("maxOffsetsPerTrigger",))
 
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -118,7 +133,7 @@ def test_starting_positions():
     assert listed.listed(TopicPartition("u", 5)) == LATEST and listed.listed(TopicPartition("v", 0)) is None
 
 
-def test_timestamps_win_over_offsets():
+def test_timestamps_have_precedence_over_offsets():
     options = {**BASE, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t":{"0":5}}'}
     starting = parse_options(options, "batch").starting
     assert starting.by_time and starting.listed(T0) == 5

@@ -92,8 +92,8 @@ def test_stream_begins(cluster, client, aged, group, form, committed, expected, 
     commit(client, aged, group, committed)
     with Stream(cluster, options(aged, group, startingOffsets=form.replace("T", aged))) as query:
         assert begins(query.run().rows) == expected
-        told = {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c}
-        assert told == ENDS, "also of what there was nothing to read of"
+        committed_offsets = {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c}
+        assert committed_offsets == ENDS, "also for partitions without records"
 
 
 @pytest.mark.parametrize("form, committed, _, expected", FORMS)
@@ -108,10 +108,10 @@ def test_batch_begins(cluster, client, aged, group, form, committed, _, expected
         assert not describe_groups(client, [group])[group].members
 
 
-def test_group_form_fails_where_the_group_knows_nothing(cluster, client, aged, group):
+def test_starting_offsets_group_fails_without_a_committed_offset(cluster, client, aged, group):
     commit(client, aged, group, {0: 7})
     given = options(aged, group, startingOffsets="group")
-    message = f"no committed offset for {aged}-1; use group-or-earliest or"
+    message = f"no committed offset for {aged}-1. Use group-or-earliest or"
     with Stream(cluster, given) as query, pytest.raises(ConfigurationError, match=message):
         query.turn()
     with pytest.raises(ConfigurationError, match=message):

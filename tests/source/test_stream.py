@@ -152,10 +152,10 @@ def test_assign_needs_no_group(bench):
         ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist"),
         ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "no Kafka broker can be reached, check kafka.bootstrap.servers"),
         ({"kafka.partition.assignment.strategy": "fastest"}, "'fastest'.*range"),
-        ({"endingOffsets": "latest"}, "endingOffsets has no meaning in a stream query"),
+        ({"endingOffsets": "latest"}, "endingOffsets is not allowed in a stream query"),
         ({"startingOffsets": "group"}, "group .* has no committed offset for"),
     ],
 )
-def test_bad_input_fails_the_query_with_its_cause(bench, options, message):
+def test_invalid_option_fails_the_query_with_its_cause(bench, options, message):
     with pytest.raises(Exception, match=message):
         bench.start("a", {"availableNow": True}, **options).awaitTermination(120)

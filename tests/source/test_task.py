@@ -1,4 +1,4 @@
-"""A task against a fetcher that is a list: every record or an error, and the heartbeat's place in it."""
+"""Read tasks with a scripted fetcher: completeness, data loss, heartbeats."""
 
 import pickle
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ def block(p, first, count, next_offset=None):
 
 
 class Fetcher:
-    """Yields one list of blocks per round; `rounds` notes what was asked."""
+    """Yields one list of blocks per round of fetches; `rounds` records the requested ranges."""
 
     script: list = []
     rounds: list = []
@@ -51,7 +51,7 @@ def fetch(monkeypatch):
 
 def read(*ranges, fail=True, columns=SelectedColumns(("offset", "value")), membership=None):
     partition = GroupInputPartition(ranges=ranges, settings=SETTINGS, fail_on_data_loss=fail, membership=membership)
-    partition = pickle.loads(pickle.dumps(partition))  # as Spark sends it
+    partition = pickle.loads(pickle.dumps(partition))  # as Spark does
     return [(row["offset"], row["value"]) for batch in read_task(partition, columns) for row in batch.to_pylist()]
 
 
@@ -72,49 +72,49 @@ def test_not_null_columns_are_declared(fetch):
     assert [field.nullable for field in batch.schema] == [False, True]
 
 
-def test_short_read_is_never_silent(fetch):
+def test_short_read_fails(fetch):
     fetch([block(P0, 0, 3)], [])
-    with pytest.raises(DataLossError, match=r"no record of t-0 came, \[3, 9\)"):
+    with pytest.raises(DataLossError, match=r"No record of t-0 was returned for offsets \[3, 9\)"):
         read(OffsetRange(P0, 0, 9))
 
 
-def gone(code, **known):
+def fetch_error(code, **known):
     return FetchedBlock(P0, memoryview(b""), 0, error=int(code), **known)
 
 
 def out_of_range(log_start, end):
-    return gone(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log_start, high_watermark=end)
+    return fetch_error(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log_start, high_watermark=end)
 
 
 @pytest.mark.parametrize(
-    "lost, error_class, rest",
+    "response, error_class, rest",
     [
         (out_of_range(4, 20), "START_OFFSET_RESET", [(4, 9)]),
         (out_of_range(12, 20), "START_OFFSET_RESET", []),
         (out_of_range(0, 1), "COULD_NOT_READ_OFFSET_RANGE", []),
-        (gone(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "PARTITIONS_DELETED", []),
+        (fetch_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "PARTITIONS_DELETED", []),
     ],
 )
-def test_lost_records_fail_or_are_left_out(fetch, lost, error_class, rest):
-    fetch([lost])
+def test_data_loss_fails_or_skips_the_missing_records(fetch, response, error_class, rest):
+    fetch([response])
     with pytest.raises(DataLossError, match=f"KAFKA_DATA_LOSS.{error_class}.*t-0"):
         read(OffsetRange(P0, 2, 9))
-    fetch([lost], *[[block(P0, start, end - start)] for start, end in rest])
+    fetch([response], *[[block(P0, start, end - start)] for start, end in rest])
     expected = [(n, b"%d" % n) for start, end in rest for n in range(start, end)]
     assert read(OffsetRange(P0, 2, 9), fail=False) == expected
 
 
-class Heart:
+class FakeHeartbeat:
     def __init__(self, fail_at):
         self.fail_at, self.calls = fail_at, []
 
     def check(self):
-        self._beat("check")
+        self._record("check")
 
     def check_now(self):
-        self._beat("check_now")
+        self._record("check_now")
 
-    def _beat(self, name):
+    def _record(self, name):
         self.calls.append(name)
         if name == self.fail_at:
             raise GenerationMismatchError(
@@ -125,18 +125,19 @@ class Heart:
 MEMBERSHIP = TaskMembership("g", "m", 4, None, 3000)
 
 
-def test_task_asks_between_blocks_and_after_the_last_record(fetch, monkeypatch):
-    heart = Heart(None)
-    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(heart))
+def test_heartbeat_is_checked_between_blocks_and_after_the_last_record(fetch, monkeypatch):
+    heartbeat = FakeHeartbeat(None)
+    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(heartbeat))
     fetch([block(P0, 0, 5), block(P0, 5, 5)])
     assert len(read(OffsetRange(P0, 0, 10), membership=MEMBERSHIP)) == 10
-    assert heart.calls == ["check", "check", "check_now"]
+    assert heartbeat.calls == ["check", "check", "check_now"]
 
 
 @pytest.mark.parametrize("when", ["check", "check_now"])
 def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
-    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(Heart(when)))
+    monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(FakeHeartbeat(when)))
     fetch([block(P0, 0, 5)])
     with pytest.raises(GenerationMismatchError, match="in generation 4, the group's generation is now 5: removed"):
         read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)
-    assert SETTINGS not in task_reader._clusters  # the next attempt starts with fresh connections
+    # private: the cache of connections has no other reader; the next attempt must open new ones
+    assert SETTINGS not in task_reader._clusters

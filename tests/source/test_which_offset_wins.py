@@ -99,7 +99,7 @@ def test_operator_moves_the_group_back_and_the_query_refuses(runs):
     runs.produce(40)
     runs.run()
     runs.reset(3)
-    with pytest.raises(Exception, match=r"from outside, to 3; the checkpoint is at 10 \(onGroupReset=fail\)"):
+    with pytest.raises(Exception, match=r"reset by an operator to 3; the checkpoint is at 10 \(onGroupReset=fail\)"):
         runs.run(onGroupReset="fail")
     assert runs.committed() == 12
 
@@ -140,7 +140,7 @@ def test_topic_made_anew_is_data_loss_or_is_read_from_its_begin(runs, count):
     delete_topic(servers, runs.topic)
     create_topic(servers, runs.topic, PARTITIONS)
     produce(servers, runs.topic, ((n % PARTITIONS, None, b"%d" % (1000 + n)) for n in range(count)))
-    with pytest.raises(Exception, match="KAFKA_DATA_LOSS.PARTITIONS_DELETED.*deleted and made anew"):
+    with pytest.raises(Exception, match="KAFKA_DATA_LOSS.PARTITIONS_DELETED.*deleted and recreated"):
         runs.run()
     assert runs.run(failOnDataLoss="false") == list(range(1000, 1000 + count))
     assert runs.committed() == count

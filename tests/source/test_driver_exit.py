@@ -1,4 +1,4 @@
-"""Readers whose application has ended: the driver was killed, or its SparkContext stopped without the query."""
+"""Readers after the driver was killed, or its SparkContext stopped without the query."""
 
 import os
 import subprocess
@@ -14,28 +14,28 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.net import Address, listen
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 
-# waits to join a group at a broker that takes connections and says nothing
+# waits to join a group at a broker that accepts connections and does not respond
 READER = """
 import sys
 from pyspark import SparkFiles
-from spark_groupsource.source.stream_reader import _Live
+from spark_groupsource.source.reader_process import ReaderProcess
 from spark_groupsource.source.options import parse_options
 
 SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
 options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t"}
-live = _Live(parse_options(options, "stream"), int(sys.argv[2]), 1)
+reader = ReaderProcess(parse_options(options, "stream"), int(sys.argv[2]), 1)
 print("waiting", flush=True)
 try:
     while True:
         try:
-            live.session()
+            reader.session()
         except Exception as error:
             print(error)
 finally:
-    live.stop()
+    reader.stop()
 """
 
-# what notebooks do: the next session comes while the query of the last one runs
+# as notebooks do: the next session starts while the query of the previous one runs
 NOTEBOOK = """
 import sys
 from pyspark.sql import SparkSession
@@ -56,25 +56,25 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    "ends, told",
+    "end_application, log_line",
     [
-        (lambda driver, files: (driver.kill(), driver.wait()), "the Spark driver is gone"),
-        (lambda driver, files: files.rmdir(), "the SparkContext was stopped and its query was not"),
+        (lambda driver, files: (driver.kill(), driver.wait()), "Spark driver exited; leaving the group."),
+        (lambda driver, files: files.rmdir(), "SparkContext stopped but its query did not; leaving the group."),
     ],
 )
-def test_reader_whose_application_ends_while_it_waits_for_a_broker_ends_too(tmp_path, ends, told):
+def test_reader_that_waits_for_a_broker_exits_with_its_application(tmp_path, end_application, log_line):
     files = tmp_path / "userFiles-1"
     files.mkdir()
-    with listen(Address("127.0.0.1", 0)) as silent:
+    with listen(Address("127.0.0.1", 0)) as listener:
         driver = subprocess.Popen(["sleep", "600"])
-        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        servers = f"127.0.0.1:{listener.getsockname()[1]}"
         command = [sys.executable, "-c", READER, servers, str(driver.pid), str(files / "streaming_job")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
             try:
                 assert reader.stdout.readline() == "waiting\n"
-                ends(driver, files)
+                end_application(driver, files)
                 wait_until(lambda: reader.poll() is not None, "the reader ends", 30)
-                assert told in reader.stderr.read()
+                assert log_line in reader.stderr.read()
                 assert reader.returncode == 0
             finally:
                 driver.kill()
@@ -89,20 +89,20 @@ def test_context_has_stopped_when_all_its_directories_are_gone(tmp_path):
     monitor = DriverMonitor(os.getpid(), [files, blocks, tmp_path / "never-made"], clock)
     os.utime(files, (0, 0))
     assert monitor.is_driver_alive and not monitor.is_context_stopped
-    assert files.stat().st_mtime > 0  # or a cleaner of /tmp would take it as nobody's
+    assert files.stat().st_mtime > 0  # touched, so that a cleaner of /tmp keeps it
     os.utime(files, (0, 0))
     assert not monitor.is_context_stopped and files.stat().st_mtime == 0
     clock.advance_ms(3_600_000)
     assert not monitor.is_context_stopped and files.stat().st_mtime > 0
     files.rmdir()
-    assert not monitor.is_context_stopped  # somebody has tidied up
+    assert not monitor.is_context_stopped  # a cleaner has removed one of them
     blocks.rmdir()
     assert monitor.is_context_stopped
-    # nothing is known of a context that left nothing to be looked at
+    # without directories the state is unknown
     assert not DriverMonitor(os.getpid(), [files, blocks]).is_context_stopped
 
 
-def test_directories_of_others_are_not_looked_at(tmp_path, monkeypatch):
+def test_only_directories_of_the_context_are_watched(tmp_path, monkeypatch):
     blocks = tmp_path / "blockmgr-1"
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{blocks},{tmp_path}")
     assert context_directories() == [blocks]
@@ -111,7 +111,7 @@ def test_directories_of_others_are_not_looked_at(tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
-def test_session_that_stops_without_its_query_leaves_the_group_to_the_next(embedded, topic, group, tmp_path):
+def test_members_leave_when_the_session_stops_without_its_query(embedded, topic, group, tmp_path):
     bench = Bench(None, Cluster("embedded", embedded.bootstrap_servers), topic, group, tmp_path)
     bench.produce(40)
     command = [sys.executable, "-c", NOTEBOOK, embedded.bootstrap_servers, topic, group, str(tmp_path)]
@@ -132,5 +132,5 @@ def test_session_that_stops_without_its_query_leaves_the_group_to_the_next(embed
             bench.close()
     written = [line for path in Path(tmp_path, "rows").glob("*.txt") for line in path.read_text().split()]
     assert sorted(map(int, written)) == list(range(60))
-    told = (tmp_path / "log").read_text()
-    assert f"its members have left group {group}" in told and "Traceback" not in told
+    log = (tmp_path / "log").read_text()
+    assert f"its members have left group {group}" in log and "Traceback" not in log

@@ -1,0 +1,196 @@
+"""Reader process of a stream: session, control socket, signals and driver monitor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Callable
+
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import ApplicationEndedError, GroupSourceError
+from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
+from spark_groupsource.source.control_socket import ControlServer, control_sockets
+from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
+from spark_groupsource.source.options import SourceOptions
+
+if TYPE_CHECKING:
+    from spark_groupsource.source.batch_planner import Limits
+    from spark_groupsource.source.session import StreamSession
+
+_log = logging.getLogger(__name__)
+
+# Spark does not wait for a reader that it stops; an unreachable coordinator must not keep the process alive
+_STOP_S = 5.0
+_DRIVER_CHECK_MS = 1_000
+# time for the last call of a query whose SparkContext has stopped
+_LAST_CALL_MS = 3_000
+
+
+class ReaderProcess:
+    """State of one reader beside its session; created by the first callback of Spark."""
+
+    def __init__(self, options: SourceOptions, driver: int, parallelism: int | None) -> None:
+        self.options = options
+        self._is_available_now = False
+        self._driver = driver
+        self._parallelism = parallelism
+        self._session: StreamSession | None = None
+        # Spark's thread and the control socket's thread may both be the first to need the session
+        self._session_lock = threading.Lock()
+        self._control: ControlServer | None = None
+        self._has_started = False
+        self._is_terminated = False
+        self._driver_monitor = DriverMonitor(driver, context_directories())
+        self._is_context_stopped = False
+        log_to_stderr()
+        install_signal_handlers(self._terminate)
+        threading.Thread(target=self._watch_driver, name="groupsource driver", daemon=True).start()
+        if options.assign is None:
+            self._listen(NOT_STARTED, lambda proof: False, self._reply_not_started)
+
+    def session(self) -> StreamSession:
+        """Returns the session; the first call connects to the cluster."""
+        with self._session_lock:
+            if self._session is None:
+                self._session = self._open_session()
+            return self._session
+
+    def prepare_available_now(self) -> None:
+        """See `StreamSession.prepare_available_now`."""
+        with self._session_lock:
+            self._is_available_now = True
+            if self._session is not None:
+                self._session.prepare_available_now()
+
+    def latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        """See `StreamSession.latest_offset`.
+
+        Raises: ApplicationEndedError once the SparkContext has stopped and the members have left.
+        """
+        session = self.session()
+        end = session.latest_offset(start, limits)
+        if self._is_context_stopped and session.drained.is_set():
+            raise ApplicationEndedError(
+                f"The SparkContext of this query was stopped; its members have left group {self.options.group_id}. "
+                "Stop a query before its SparkSession (query.stop() or stop_gracefully) and start it in the next one."
+            )
+        if not self._has_started:
+            self._has_started = True
+            self._listen(session.reader, session.request_drain, session.peer_reply)
+        return end
+
+    def stop(self) -> None:
+        """Leaves the group within a few seconds; exits the process if it has received SIGTERM."""
+        closing = threading.Thread(target=self._close, name="groupsource close", daemon=True)
+        closing.start()
+        closing.join(_STOP_S)
+        if closing.is_alive():
+            _log.warning("[group=%s] Leaving the group timed out after %g s.", self.options.group_id, _STOP_S)
+        if self._is_terminated:
+            # Spark's runner would print that its connection to the JVM is broken
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _listen(
+        self,
+        name: str,
+        request_drain: Callable[[dict[str, Any] | None], bool],
+        peer_reply: Callable[[str, int], PeerReply],
+    ) -> None:
+        previous, self._control = self._control, ControlServer(self._driver, name, request_drain, peer_reply)
+        if previous is not None:
+            previous.close()
+
+    def _reply_not_started(self, group_id: str, least_ms: int) -> PeerReply:
+        """Answers a co-reader before Spark's first call: joins the group together with it."""
+        if group_id != self.options.group_id:
+            return PeerReply.OTHER_GROUP
+        try:
+            return self.session().peer_reply(group_id, least_ms)
+        except GroupSourceError as error:
+            # Spark's first call meets the same error and fails the query with it
+            _log.debug("[group=%s] Joining before the first call failed: %s", group_id, error)
+            return PeerReply.BUSY
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._session is not None:
+            self._session.close("the query was stopped")
+
+    def _open_session(self) -> StreamSession:
+        from spark_groupsource.client.cluster.client import Cluster
+        from spark_groupsource.source.embedded import resolve_bootstrap
+        from spark_groupsource.source.offset_lookup import OffsetLookup
+        from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
+        from spark_groupsource.source.session import StreamSession
+
+        options = self.options
+        settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
+        cluster = Cluster(settings.bootstrap, settings)
+        ownership: Ownership
+        if options.assign is not None:
+            ownership = AssignedPartitions(cluster, options)
+        else:
+            partition_count = len(OffsetLookup(cluster, options).partitions())
+            requested = options.members or self._parallelism or os.cpu_count() or 1
+            ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(requested, partition_count)))
+        co_readers = CoReaders(options.group_id or "", lambda: control_sockets(self._driver), SystemClock())
+        session = StreamSession(cluster, options, ownership, co_readers=co_readers)
+        if self._is_available_now:
+            session.prepare_available_now()
+        return session
+
+    def _terminate(self, signal_number: int, frame: FrameType | None) -> None:
+        # Spark sends SIGTERM twice; the second must not interrupt leaving the group
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._is_terminated = True
+        raise SystemExit(0)
+
+    def _watch_driver(self) -> None:
+        """Ends this process after the driver has exited, or its SparkContext has stopped without stopping the query.
+
+        Spark's runner notices an exited driver only when a callback returns, which a callback that waits for a broker
+        does not. It does not notice a stopped SparkContext.
+        """
+        clock = SystemClock()
+        while self._driver_monitor.is_driver_alive and not self._driver_monitor.is_context_stopped:
+            clock.sleep_ms(_DRIVER_CHECK_MS)
+        entity = f"[group={self.options.group_id} driver={self._driver}]"
+        if self._driver_monitor.is_driver_alive:
+            _log.warning("%s SparkContext stopped but its query did not; leaving the group.", entity)
+            self._is_context_stopped = True
+            if self._session is not None:
+                # the next call commits a batch that has just ended, and ends the query
+                self._session.request_drain(None)
+                clock.sleep_ms(_LAST_CALL_MS)
+        else:
+            _log.warning("%s Spark driver exited; leaving the group.", entity)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def install_signal_handlers(terminate: Callable[[int, FrameType | None], None]) -> None:
+    """Ignores SIGINT and calls `terminate` at SIGTERM.
+
+    Tests and benchmarks that run readers in their own process replace this function.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    # Ctrl-C signals every process of the terminal; the driver decides how the query ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def log_to_stderr() -> None:
+    """Logs to stderr unless the process has handlers, with level INFO for the source: Python's default is WARNING."""
+    logger = logging.getLogger("spark_groupsource")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logging.getLogger("spark_groupsource.source").setLevel(logging.INFO)

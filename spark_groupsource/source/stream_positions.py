@@ -1,0 +1,115 @@
+"""Positions of a stream: an immutable value with pure methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Iterable, Mapping
+
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.offset_json import SourceOffset
+
+Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class StreamPositions:
+    """Owned partitions and their offsets, as of the last call of Spark.
+
+    Attributes:
+        owned: partitions of the current assignment.
+        acquired: start offsets of the partitions whose position is not that of the checkpoint: acquired since the
+            checkpoint was written, reset, truncated or recreated.
+        committed: the group's committed offsets of owned partitions, as far as known.
+        uncommitted: checkpointed positions whose commit failed and is retried.
+        topic_ids: topic -> id of the owned partitions' topics.
+        partition_counts: topic -> number of partitions for each topic of the subscription.
+        is_new: the query has not owned a partition yet, in this run or an earlier one.
+        checkpoint: text of the checkpointed offset that `acquired` refers to; None before the first call.
+    """
+
+    owned: frozenset[TopicPartition] = frozenset()
+    acquired: Offsets = field(default_factory=dict)
+    committed: Offsets = field(default_factory=dict)
+    uncommitted: Offsets = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    partition_counts: Mapping[str, int] = field(default_factory=dict)
+    is_new: bool = False
+    checkpoint: str | None = None
+
+    def checkpointed(self, text: str, start: SourceOffset) -> StreamPositions:
+        """Returns the positions after Spark has checkpointed `start`, whose text is `text`."""
+        is_new = self.is_new if self.checkpoint is not None else not start.reader
+        is_new = is_new and not start.positions
+        # a new checkpoint contains the positions acquired before
+        acquired = self.acquired if text == self.checkpoint else {}
+        return replace(self, acquired=acquired, is_new=is_new, checkpoint=text)
+
+    def to_commit(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Returns the checkpointed positions that the group does not have yet.
+
+        Args:
+            owners: partitions that this query owns now; for those not in `owned` it is undecided which offset applies.
+        """
+        eligible = self.owned & frozenset(owners)
+        return {
+            p: offset
+            for p, offset in start.positions.items()
+            if p in eligible and p not in self.acquired and self.committed.get(p) != offset
+        }
+
+    def commit_succeeded(self, offsets: Offsets) -> StreamPositions:
+        return replace(self, committed={**self.committed, **offsets}, uncommitted={})
+
+    def commit_failed(self, offsets: Offsets) -> StreamPositions:
+        return replace(self, uncommitted=dict(offsets))
+
+    def commit_dropped(self) -> StreamPositions:
+        """Returns the positions after the coordinator has fenced the commit, or nothing is left to commit."""
+        return replace(self, uncommitted={}) if self.uncommitted else self
+
+    def is_committed(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> bool:
+        """True if the group has every position of `start` in `owners`, so a new owner repeats nothing."""
+        owned = frozenset(owners)
+        return not self.uncommitted and all(
+            self.committed.get(p) == offset for p, offset in start.positions.items() if p in owned
+        )
+
+    def assigned(
+        self,
+        owned: frozenset[TopicPartition],
+        acquired: Offsets,
+        commits: Mapping[TopicPartition, OffsetAndMetadata | None],
+        topic_ids: Mapping[str, str],
+        partition_counts: Mapping[str, int],
+    ) -> StreamPositions:
+        """Returns the positions of a new assignment; `commits` are the group's committed offsets."""
+        return replace(
+            self,
+            owned=owned,
+            acquired=dict(acquired),
+            committed={p: commit.offset for p, commit in commits.items() if commit is not None},
+            topic_ids=dict(topic_ids),
+            partition_counts=dict(partition_counts),
+        )
+
+    def with_acquired(self, offsets: Offsets) -> StreamPositions:
+        """Returns the positions with other start offsets for some partitions."""
+        return replace(self, acquired={**self.acquired, **offsets}) if offsets else self
+
+    def with_topic_ids(self, topic_ids: Mapping[str, str]) -> StreamPositions:
+        """Returns the positions with the ids of recreated topics."""
+        return replace(self, topic_ids={**self.topic_ids, **topic_ids})
+
+    def begins(self, start: SourceOffset) -> dict[TopicPartition, int]:
+        """Returns the start offset of the next batch for each owned partition."""
+        return {p: self.acquired.get(p, start.positions.get(p, 0)) for p in sorted(self.owned)}
+
+    def differs_from(self, start: SourceOffset) -> bool:
+        """True if the checkpoint must be rewritten although there is nothing to read."""
+        return bool(self.acquired) or self.owned != set(start.positions) or not start.reader
+
+    def end_offset(self, ends: Offsets, generation_id: int, reader: str) -> SourceOffset:
+        """Returns the end offset of a batch that reads to `ends`."""
+        return SourceOffset(
+            ends, dict(self.acquired), generation_id, reader, dict(self.topic_ids), dict(self.partition_counts)
+        )

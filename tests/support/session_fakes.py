@@ -1,0 +1,150 @@
+"""In-memory cluster and group for `StreamSession`, and a query that drives it as Spark does, on a manual clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Mapping, Sequence, cast
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.metadata import (
+    EARLIEST,
+    LATEST,
+    ClusterMetadata,
+    OffsetAndTimestamp,
+    PartitionInfo,
+    TopicInfo,
+)
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
+from spark_groupsource.net import Address
+from spark_groupsource.source.batch_planner import Limits
+from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.session import StreamSession
+from spark_groupsource.source.task_reader import TaskMembership
+
+P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
+NO_LIMITS = Limits()
+
+
+@dataclass
+class FakeCluster:
+    """Logs as pairs of start and end offset; `lookups` counts the ListOffsets calls."""
+
+    logs: dict[TopicPartition, tuple[int, int]] = field(default_factory=lambda: {p: (0, 10) for p in (P0, P1, P2)})
+    lookups: int = 0
+    topic_id: str | None = None
+    settings = ClientSettings((Address("h", 1),))
+
+    def metadata(self, topics: Iterable[str] | None = None, *, refresh: bool = False) -> ClusterMetadata:
+        partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
+        if topics and not partitions:
+            return ClusterMetadata({}, {}, errors={t: 3 for t in topics})
+        topic = TopicInfo("t", cast(Any, self.topic_id), partitions)
+        return ClusterMetadata({1: Node(1, "h", 1)}, {"t": topic})
+
+    def list_offsets(
+        self, partitions: Mapping[TopicPartition, int], read_committed: bool | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        self.lookups += 1
+        for p in partitions:
+            if p not in self.logs:
+                raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"offset of {p}")
+        side = {EARLIEST: 0, LATEST: 1}
+        return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
+
+    def close(self) -> None:
+        """Has no connections."""
+
+
+@dataclass
+class FakeGroup:
+    """A group with an assignment that the test sets; `calls` records the calls in order.
+
+    `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
+    """
+
+    assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
+    commits: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    generation_id: int = 0
+    rejoin_needed: bool = True
+    next_assigned: dict[TopicPartition, int] | None = None
+    commit_error: Exception | None = None
+    calls: list[Any] = field(default_factory=list)
+    joined: bool = False
+    retains_partitions: bool = False
+    unsettled: int = 0
+    finally_assigned: dict[TopicPartition, int] | None = None
+
+    def poll(self, timeout_ms: int) -> bool:
+        self.calls.append("poll")
+        if self.rejoin_needed:
+            self.rejoin_needed = False
+            self.generation_id += 1
+            self.assigned = self.assigned if self.next_assigned is None else self.next_assigned
+            self.next_assigned = None
+            self.joined = True
+        if self.unsettled:
+            self.unsettled -= 1
+            return False
+        if self.finally_assigned is not None:
+            self.assigned, self.finally_assigned = self.finally_assigned, None
+            self.generation_id += 1
+        return True
+
+    def owners(self) -> dict[TopicPartition, int]:
+        return dict(self.assigned) if self.joined else {}
+
+    def members(self) -> dict[int, TaskMembership]:
+        return {m: TaskMembership("g", f"m{m}", self.generation_id, None, 3000) for m in set(self.owners().values())}
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        return {p: self.commits.get(p) for p in partitions}
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+        self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
+        if self.commit_error is not None:
+            raise self.commit_error
+        assert set(offsets) <= set(self.owners())
+        self.commits.update(offsets)
+
+    def leave(self, reason: str) -> None:
+        self.calls.append("leave")
+        self.joined = False
+
+    def rebalance(self, assigned: dict[TopicPartition, int]) -> None:
+        self.rejoin_needed, self.next_assigned = True, assigned
+
+
+class Query:
+    """Drives a session as Spark does: each call gets the last end offset as it comes from a checkpoint."""
+
+    def __init__(
+        self,
+        start: dict[str, Any] | None = None,
+        cluster: FakeCluster | None = None,
+        group: FakeGroup | None = None,
+        co_readers: Any = None,
+        **options: str,
+    ) -> None:
+        base = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g", **options}
+        self.cluster, self.group = cluster or FakeCluster(), group or FakeGroup()
+        self.clock = ManualClock()
+        parsed = parse_options(base, "stream")
+        self.session = StreamSession(cast(Cluster, self.cluster), parsed, self.group, self.clock, co_readers)
+        self.start: dict[str, Any] = start or {}
+
+    def trigger(self, limits: Limits = NO_LIMITS) -> dict[TopicPartition, tuple[int, int]] | None:
+        """Runs one trigger; returns the ranges of the batch, None if there is no batch."""
+        begin, end = self.start, self.session.latest_offset(json.loads(json.dumps(self.start)), limits)
+        if json.dumps(end) == json.dumps(begin) and begin:
+            return None
+        self.start = json.loads(json.dumps(end))
+        tasks = self.session.input_partitions(begin, self.start)
+        self.session.commit()
+        return {r.topic_partition: (r.start, r.end) for task in tasks for r in task.ranges}
+
+    def committed(self) -> dict[TopicPartition, int]:
+        return {p: commit.offset for p, commit in self.group.commits.items()}
