@@ -193,7 +193,7 @@ class Demo:
         self._progress.update(self._bars[1], completed=self._committed())
         for application in self._applications:
             for line in application.new_rebalances():
-                text = escape(line.removeprefix(f"group {self._group} "))
+                text = escape(line.replace(f"[group={self._group} ", "[", 1))
                 self._console.print(f"  [magenta]{application.name}[/] {text}", highlight=False, soft_wrap=True)
 
     def _committed(self, partitions: Collection[TopicPartition] | None = None) -> int:
