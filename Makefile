@@ -12,7 +12,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := spark_groupsource jobs tests benchmarks pyspark_groupsource.py
+SOURCES := spark_groupsource jobs tests benchmarks docs pyspark_groupsource.py
 PYTEST_ARGS ?=
 
 .PHONY: run check quick-tests test lint docs docs-diagrams docs-options conformance python-there java-there clean
