@@ -9,17 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from option_tables import options_page
 from state_diagrams import states_page
 
 DIRECTORY = Path(__file__).resolve().parent
-
-
-def options_page() -> str:
-    from option_tables import options_page
-
-    return options_page()
-
-
 PAGES = {"options.md": options_page, "states.md": states_page}
 
 

@@ -95,7 +95,11 @@ class SourceOptions:
         "assign", 'Partitions to read without group membership, for example {"topic":[0,1]}.', parse_partitions
     )
     starting_offsets: PositionSpec | None = _parsed(
-        "startingOffsets", "Start of a partition that has neither checkpoint nor commit.", parse_starting_offsets
+        "startingOffsets",
+        "Start of a partition that has neither a checkpoint nor a committed offset: earliest, latest, group, "
+        "group-or-earliest, group-or-latest, -100 (offsets back), -10m (time back) or JSON. Default: group-or-latest "
+        "for a stream, earliest for a batch read.",
+        parse_starting_offsets,
     )
     starting_timestamp: int | None = setting(
         SourceOption(
@@ -109,7 +113,10 @@ class SourceOptions:
         )
     )
     starting_offsets_by_timestamp: PositionSpec | None = _parsed(
-        "startingOffsetsByTimestamp", "Start at such a record, given for each partition.", parse_timestamps, "epoch ms"
+        "startingOffsetsByTimestamp",
+        'The same per partition, for example {"topic":{"0":1577836800000}}.',
+        parse_timestamps,
+        "epoch ms",
     )
     starting_offsets_by_timestamp_strategy: str = setting(
         SourceOption(
@@ -121,7 +128,7 @@ class SourceOptions:
         )
     )
     ending_offsets: PositionSpec | None = _parsed(
-        "endingOffsets", "End of a batch read.", parse_ending_offsets, queries=BATCH
+        "endingOffsets", "End of a batch read: latest (the default) or JSON.", parse_ending_offsets, queries=BATCH
     )
     ending_timestamp: int | None = setting(
         SourceOption(
@@ -137,7 +144,7 @@ class SourceOptions:
     )
     ending_offsets_by_timestamp: PositionSpec | None = _parsed(
         "endingOffsetsByTimestamp",
-        "End before such a record, given for each partition.",
+        "The same per partition, as JSON.",
         parse_timestamps,
         "epoch ms",
         queries=BATCH,
@@ -158,7 +165,7 @@ class SourceOptions:
     )
     max_bytes_per_trigger: int | None = _parsed(
         "maxBytesPerTrigger",
-        "Approximate maximum of stored (compressed) bytes per micro-batch.",
+        "Approximate maximum of stored (compressed) bytes per micro-batch, for example 65536, 512k or 64m.",
         parse_bytes,
         "bytes",
         queries=STREAM,
@@ -169,7 +176,7 @@ class SourceOptions:
             "maxTriggerDelay",
             ConfigType.STRING,
             900_000,
-            "Longest wait for minOffsetsPerTrigger.",
+            "Longest wait for minOffsetsPerTrigger: milliseconds, or a duration such as 90s or 15m.",
             "ms",
             parser=parse_duration_ms,
             queries=STREAM,
@@ -225,7 +232,7 @@ class SourceOptions:
     group_id: str | None = _parsed("group.id", "Another name of kafka.group.id.", parse_text)
     members: int | None = _parsed(
         "members",
-        "Number of group members of this query; auto is the number of tasks Spark runs at a time.",
+        "Number of group members of this query; auto (the default) is the number of tasks that Spark runs in parallel.",
         parse_members,
         "members",
         queries=STREAM,
@@ -251,7 +258,7 @@ class SourceOptions:
     )
     rebalance_log: str | None = _parsed(
         "rebalanceLog",
-        "Path of a file to which each rebalance is appended as a line of JSON.",
+        "File to which each rebalance is appended as a line of JSON.",
         parse_text,
         queries=STREAM,
         elsewhere="ignored",
