@@ -1,54 +1,73 @@
-"""FindCoordinator and the group APIs: checked against the topics there are, then given to the shards.
+"""Handlers of FindCoordinator and the group APIs: check topics, then pass the request to the group coordinator.
 
-Source: Kafka `KafkaApis` (what is checked before the coordinator sees a request).
+Source: Kafka `KafkaApis`.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+import uuid
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
+    ApiMessage,
+    FindCoordinatorRequest,
     FindCoordinatorResponse,
-    Message,
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    OffsetFetchRequest,
     OffsetFetchResponse,
+    TxnOffsetCommitRequest,
 )
 
 _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
 _BATCHED_SINCE = 4
-_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch: topics come by their ids (KIP-848)
+_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
+_NO_TOPIC_ID = uuid.UUID(int=0)
+
+_CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
+_CommittedTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+_DeleteTopic = OffsetDeleteRequest.OffsetDeleteRequestTopic
+_DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
+_FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
+_FetchTopic = _FetchGroup.OffsetFetchRequestTopics
+_FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
+_TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+
+RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
+CompleteResponse = Callable[[Any], None]
 
 
-def find_coordinator(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Whoever leads the partition of the log that holds the group or the transactional id; share groups have none."""
-    batched = context.api_version >= _BATCHED_SINCE
-    keys = request.coordinator_keys if batched else [request.key]
-    answers = [_coordinator(broker, request.key_type, key) for key in keys]
-    if batched:
-        return FindCoordinatorResponse(throttle_time_ms=0, coordinators=answers)
-    (answer,) = answers
+def find_coordinator(
+    broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    """Returns the coordinator of each group id or transactional id; share groups have none here."""
+    is_batched = context.api_version >= _BATCHED_SINCE
+    keys = request.coordinator_keys if is_batched else [request.key]
+    found = [_coordinator(broker, request.key_type, key) for key in keys]
+    if is_batched:
+        return FindCoordinatorResponse(throttle_time_ms=0, coordinators=found)
+    (coordinator,) = found
     return FindCoordinatorResponse(
         throttle_time_ms=0,
-        error_code=answer.error_code,
-        error_message=answer.error_message,
-        node_id=answer.node_id,
-        host=answer.host,
-        port=answer.port,
+        error_code=coordinator.error_code,
+        error_message=coordinator.error_message,
+        node_id=coordinator.node_id,
+        host=coordinator.host,
+        port=coordinator.port,
     )
 
 
-def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
+def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResponse.Coordinator:
     try:
         if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
-            text = "this broker coordinates consumer groups and transactions, not shares"
+            text = f"Coordinator type {key_type} is not supported. Use 0 (group) or 1 (transaction)."
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
         runtime = broker.group_coordinator if key_type == _GROUP_KEY else broker.transaction_coordinator
         node = runtime.shards.coordinator_node(key)
@@ -61,31 +80,35 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Message:
     )
 
 
-def group_request(broker: Broker, context: ApiRequestContext, request: Message) -> ResponseAction:
-    """A request that needs nothing but the groups."""
+def group_request(broker: Broker, context: ApiRequestContext, request: ApiMessage) -> ResponseAction:
+    """Passes a request to the group coordinator without further checks."""
     broker.group_coordinator.handle(context, request)
     return ResponseAction.DELAYED
 
 
-def offset_commit(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
-    """Offsets of partitions that do not exist are refused one by one; the others go to the group."""
+# --- offsets ---
+
+
+def offset_commit(
+    broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
+) -> OffsetCommitResponse | ResponseAction:
+    """Commits offsets; partitions that do not exist get an error each."""
     by_id = context.api_version >= _TOPIC_ID_VERSION
-    nameless = _name_topics(broker, request.topics) if by_id else []
-    known, unknown = known_topics(broker, request, OffsetCommitRequest.OffsetCommitRequestTopic)
-    if not unknown and not by_id:
+    topics, unknown_ids = _resolve_commit_topics(broker, request.topics) if by_id else (request.topics, [])
+    existing, missing = split_by_existence(broker, topics, _CommitTopic)
+    if not missing and not by_id:
         return group_request(broker, context, request)
-    refused = refusals(unknown, OffsetCommitResponse.OffsetCommitResponseTopic)
-    add_refused = adding(refused)
+    add_missing = add_topics(missing_topics(missing, _CommittedTopic, _CommittedTopic.OffsetCommitResponsePartition))
 
-    def finish(response: Message) -> None:
-        add_refused(response)
+    def complete(response: OffsetCommitResponse) -> None:
+        add_missing(response)
         if by_id:
-            _identify_topics(broker, response)
-            response.topics += [_commit_not_identified(topic) for topic in nameless]
+            with_ids = _with_topic_ids(broker, response.topics)
+            response.topics = [*with_ids, *(_commit_unknown_id(topic) for topic in unknown_ids)]
 
-    if not known:
+    if not existing:
         response = OffsetCommitResponse(throttle_time_ms=0, topics=[])
-        finish(response)
+        complete(response)
         return response
     checked = OffsetCommitRequest(
         group_id=request.group_id,
@@ -93,126 +116,158 @@ def offset_commit(broker: Broker, context: ApiRequestContext, request: Message) 
         member_id=request.member_id,
         group_instance_id=request.group_instance_id,
         retention_time_ms=request.retention_time_ms,
-        topics=known,
+        topics=existing,
     )
-    broker.group_coordinator.handle(context, checked, finish)
+    broker.group_coordinator.handle(context, checked, complete)
     return ResponseAction.DELAYED
 
 
-def offset_fetch(broker: Broker, context: ApiRequestContext, request: Message) -> ResponseAction:
-    """What groups have committed, by names or, from version 10 on, by topic ids."""
+def _resolve_commit_topics(
+    broker: Broker, topics: Iterable[_CommitTopic]
+) -> tuple[list[_CommitTopic], list[_CommitTopic]]:
+    """Returns the topics with the names of their ids, and those with unknown ids."""
+    resolved, unknown = [], []
+    for topic in topics:
+        name = _topic_name(broker, topic.topic_id)
+        if name:
+            resolved.append(_CommitTopic(name=name, topic_id=topic.topic_id, partitions=topic.partitions))
+        else:
+            unknown.append(topic)
+    return resolved, unknown
+
+
+def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> ResponseAction:
+    """Returns committed offsets; topics have names, and ids from version 10."""
     if context.api_version < _TOPIC_ID_VERSION:
         return group_request(broker, context, request)
-    nameless = {group.group_id: _name_topics(broker, group.topics or ()) for group in request.groups}
+    resolved: list[_FetchGroup] = []
+    unknown_ids: dict[str, list[_FetchTopic]] = {}
     for group in request.groups:
-        if group.topics is not None:
-            group.topics = [topic for topic in group.topics if topic.name]
+        topics: list[_FetchTopic] = []
+        unknown_ids[group.group_id] = []
+        for topic in group.topics or ():
+            name = _topic_name(broker, topic.topic_id)
+            if name:
+                partitions = topic.partition_indexes
+                topics.append(_FetchTopic(name=name, topic_id=topic.topic_id, partition_indexes=partitions))
+            else:
+                unknown_ids[group.group_id].append(topic)
+        resolved.append(
+            _FetchGroup(
+                group_id=group.group_id,
+                member_id=group.member_id,
+                member_epoch=group.member_epoch,
+                topics=None if group.topics is None else topics,
+            )
+        )
 
-    def finish(response: Message) -> None:
+    def complete(response: OffsetFetchResponse) -> None:
         for group in response.groups:
-            _identify_topics(broker, group)
+            group.topics = _with_topic_ids(broker, group.topics)
             if not group.error_code:
-                group.topics += [_fetch_not_identified(topic) for topic in nameless[group.group_id]]
+                group.topics = [*group.topics, *map(_fetch_unknown_id, unknown_ids[group.group_id])]
 
-    broker.group_coordinator.handle(context, request, finish)
+    checked = OffsetFetchRequest(groups=resolved, require_stable=request.require_stable)
+    broker.group_coordinator.handle(context, checked, complete)
     return ResponseAction.DELAYED
 
 
-def offset_delete(broker: Broker, context: ApiRequestContext, request: Message) -> Message | ResponseAction:
-    """Like a commit: partitions that do not exist are refused one by one."""
-    known, unknown = known_topics(broker, request, OffsetDeleteRequest.OffsetDeleteRequestTopic)
-    refused = refusals(unknown, OffsetDeleteResponse.OffsetDeleteResponseTopic)
-    checked = OffsetDeleteRequest(group_id=request.group_id, topics=known)
-    broker.group_coordinator.handle(context, checked, adding(refused))
+def offset_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> ResponseAction:
+    """Deletes committed offsets; partitions that do not exist get an error each."""
+    existing, missing = split_by_existence(broker, request.topics, _DeleteTopic)
+    errors = missing_topics(missing, _DeletedTopic, _DeletedTopic.OffsetDeleteResponsePartition)
+    checked = OffsetDeleteRequest(group_id=request.group_id, topics=existing)
+    broker.group_coordinator.handle(context, checked, add_topics(errors))
     return ResponseAction.DELAYED
 
 
-def adding(topics: list[Message]) -> Callable[[Message], None]:
-    """Adds to an answer what is said of partitions that no shard was asked for; a topic stays one entry."""
-
-    def finish(response: Message) -> None:
-        if getattr(response, "error_code", 0):
-            return  # the whole request is refused
-        refused = {topic.name: topic for topic in topics}
-        for topic in response.topics:
-            if topic.name in refused:
-                topic.partitions = [*refused.pop(topic.name).partitions, *topic.partitions]
-        response.topics = [*response.topics, *refused.values()]
-
-    return finish
+# --- topics of requests and responses ---
 
 
-def _name_topics(broker: Broker, topics: Iterable[Message]) -> list[Message]:
-    """Gives each topic the name that its id stands for; returns those whose id stands for none."""
-    nameless = []
+def split_by_existence(
+    broker: Broker, topics: Iterable[RequestTopic], topic_class: type[RequestTopic]
+) -> tuple[list[RequestTopic], list[RequestTopic]]:
+    """Returns the topics with their existing partitions, and the topics with their missing partitions."""
+    existing, missing = [], []
     for topic in topics:
-        try:
-            topic.name = broker.partitions.topic_name(topic.topic_id)
-        except ApiError:
-            topic.name = ""
-            nameless.append(topic)
-    return nameless
-
-
-def _identify_topics(broker: Broker, answer: Message) -> None:
-    """Gives each topic of an answer its id; one without, deleted since, is left out, for it cannot be told."""
-    topics = broker.partitions.topics
-    for topic in answer.topics:
-        if topic.name in topics:
-            topic.topic_id = topics[topic.name].topic_id
-    answer.topics = [topic for topic in answer.topics if topic.name in topics]
-
-
-def _commit_not_identified(topic: Message) -> Message:
-    answer_class = OffsetCommitResponse.OffsetCommitResponseTopic
-    entries = [
-        answer_class.OffsetCommitResponsePartition(
-            partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_ID
-        )
-        for each in topic.partitions
-    ]
-    return answer_class(topic_id=topic.topic_id, partitions=entries)
-
-
-def _fetch_not_identified(topic: Message) -> Message:
-    answer_class = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
-    entry_class = answer_class.OffsetFetchResponsePartitions
-    entries = [
-        entry_class(
-            partition_index=number, committed_offset=-1, committed_leader_epoch=-1, metadata="",
-            error_code=ErrorCode.UNKNOWN_TOPIC_ID,
-        )
-        for number in topic.partition_indexes
-    ]  # fmt: skip
-    return answer_class(topic_id=topic.topic_id, partitions=entries)
-
-
-def known_topics(broker: Broker, request: Message, topic_class: Message) -> tuple[list[Message], list[Message]]:
-    """The request's topics with the partitions that exist, and with those that do not."""
-    known, unknown = [], []
-    for topic in request.topics:
-        there: list[Message] = []
-        missing: list[Message] = []
+        present: list[Any] = []
+        absent: list[Any] = []
         for partition in topic.partitions:
-            found = TopicPartition(topic.name, partition.partition_index) in broker.partitions
-            (there if found else missing).append(partition)
-        if there:
-            known.append(topic_class(name=topic.name, partitions=there))
-        if missing:
-            unknown.append(topic_class(name=topic.name, partitions=missing))
-    return known, unknown
+            exists = TopicPartition(topic.name, partition.partition_index) in broker.partitions
+            (present if exists else absent).append(partition)
+        if present:
+            existing.append(topic_class(name=topic.name, partitions=present))
+        if absent:
+            missing.append(topic_class(name=topic.name, partitions=absent))
+    return existing, missing
 
 
-def refusals(topics: list[Message], answer_class: Message) -> list[Message]:
-    """Entries of `answer_class` that say of each partition that it does not exist."""
-    (entry_class,) = [each for name, each in vars(answer_class).items() if name.endswith("Partition")]
+def missing_topics(
+    topics: Iterable[_CommitTopic | _DeleteTopic | _TxnCommitTopic], topic_class: Any, partition_class: Any
+) -> list[Any]:
+    """Returns response entries with UNKNOWN_TOPIC_OR_PARTITION for each partition of `topics`."""
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return [
-        answer_class(
+        topic_class(
             name=topic.name,
             partitions=[
-                entry_class(partition_index=p.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                for p in topic.partitions
+                partition_class(partition_index=each.partition_index, error_code=code) for each in topic.partitions
             ],
         )
         for topic in topics
     ]
+
+
+def add_topics(entries: Sequence[Any]) -> CompleteResponse:
+    """Returns a function that adds `entries` to a response with topics; each topic stays one entry."""
+
+    def complete(response: Any) -> None:
+        if isinstance(response, OffsetDeleteResponse) and response.error_code:
+            return  # the error concerns the whole request
+        remaining = {topic.name: topic for topic in entries}
+        for topic in response.topics:
+            if topic.name in remaining:
+                topic.partitions = [*remaining.pop(topic.name).partitions, *topic.partitions]
+        response.topics = [*response.topics, *remaining.values()]
+
+    return complete
+
+
+def _topic_name(broker: Broker, topic_id: uuid.UUID | None) -> str:
+    """The name of a topic id, empty if it is unknown."""
+    try:
+        return broker.partitions.topic_name(topic_id or _NO_TOPIC_ID)
+    except ApiError:
+        return ""
+
+
+def _with_topic_ids(broker: Broker, response_topics: Sequence[Any]) -> list[Any]:
+    """Sets the ids of response topics; removes topics that were deleted meanwhile, because they have no id."""
+    known: Mapping[str, Any] = broker.partitions.topics
+    found = [topic for topic in response_topics if topic.name in known]
+    for topic in found:
+        topic.topic_id = known[topic.name].topic_id
+    return found
+
+
+def _commit_unknown_id(topic: _CommitTopic) -> _CommittedTopic:
+    code = ErrorCode.UNKNOWN_TOPIC_ID
+    entries = [
+        _CommittedTopic.OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
+        for each in topic.partitions
+    ]
+    return _CommittedTopic(topic_id=topic.topic_id, partitions=entries)
+
+
+def _fetch_unknown_id(topic: _FetchTopic) -> _FetchedTopic:
+    entries = [
+        _FetchedTopic.OffsetFetchResponsePartitions(
+            partition_index=number,
+            committed_offset=-1,
+            committed_leader_epoch=-1,
+            metadata="",
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+        )
+        for number in topic.partition_indexes
+    ]
+    return _FetchedTopic(topic_id=topic.topic_id, partitions=entries)

@@ -1,35 +1,40 @@
-"""Where partitions lie: DescribeTopicPartitions, ElectLeaders, ListPartitionReassignments.
+"""Handlers of DescribeTopicPartitions, ElectLeaders and ListPartitionReassignments.
 
-Each node is a replica of every partition and the one that leads is the preferred one, so no election changes anything
-and nothing is ever being moved from node to node: `Leaders.move` hands a partition over at once.
+Every node is a replica of every partition, and the current leader is always the preferred one. So an election never
+changes a leader, and no reassignment is ever in progress: `Leaders.move` changes a leader at once.
 
-Source: KIP-966 (pages of topics), KIP-460 (elections), KIP-455 (reassignments); Kafka
+Source: KIP-966 (pagination of topics), KIP-460 (elections), KIP-455 (reassignments); Kafka
 `DescribeTopicPartitionsRequestHandler`, `KRaftMetadataCache`, `ReplicationControlManager`.
 """
 
 from __future__ import annotations
 
-from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, placement
+from typing import Sequence
+
+from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.partition import INTERNAL_TOPICS
 from spark_groupsource.wire.messages import (
+    DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
+    ElectLeadersRequest,
     ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
-    Message,
 )
 
-_PAGE = 2000
-"""Kafka's default of max.request.partition.size.limit: partitions of one answer."""
+_MAX_PARTITIONS = 2000
+"""Partitions of one response: Kafka's default of max.request.partition.size.limit."""
 _PREFERRED, _UNCLEAN = 0, 1
 _ELECTION_TYPES_SINCE = 1
 _ALL_OPERATIONS = sum(1 << number for number in TOPIC_OPERATIONS)
-_NOT_ASKED = -(2**31)
+_NO_OPERATIONS = -(2**31)
 
 _Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+_Partition = _Topic.DescribeTopicPartitionsResponsePartition
 _Cursor = DescribeTopicPartitionsResponse.Cursor
 _Elected = ElectLeadersResponse.ReplicaElectionResult
 
@@ -37,43 +42,45 @@ _Elected = ElectLeadersResponse.ReplicaElectionResult
 # --- topics by pages ---
 
 
-def describe_topic_partitions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Partitions in the order of topics' names, from the cursor on, as many as the client and a page take.
+def describe_topic_partitions(
+    broker: Broker, context: ApiRequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """Returns partitions in the order of topic names from the cursor, up to the limits of client and broker.
 
-    An answer that is cut short names where the next one begins.
+    An incomplete response contains the cursor of the next one.
     """
     cursor, named = request.cursor, {topic.name for topic in request.topics}
-    begin = cursor.topic_name if cursor is not None else ""
-    if cursor is not None and (cursor.partition_index < 0 or named and begin not in named):
-        refused = [_described(topic.name, ErrorCode.INVALID_REQUEST, operations=_NOT_ASKED) for topic in request.topics]
-        return _page(refused, None)
-    left = max(min(request.response_partition_limit, _PAGE), 1)
-    topics: list[Message] = []
-    for name in sorted(each for each in named or broker.partitions.topics if each >= begin):
+    start = cursor.topic_name if cursor is not None else ""
+    if cursor is not None and (cursor.partition_index < 0 or named and start not in named):
+        code = ErrorCode.INVALID_REQUEST
+        return _page([_describe(topic.name, code, operations=_NO_OPERATIONS) for topic in request.topics], None)
+    left = max(min(request.response_partition_limit, _MAX_PARTITIONS), 1)
+    topics: list[_Topic] = []
+    for name in sorted(each for each in named or broker.partitions.topics if each >= start):
         if left <= 0:
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:
             entry = broker.partitions.topic(name)
         except ApiError:
-            topics.append(_described(name, _why_unknown(broker, name)))
+            topics.append(_describe(name, _unknown_topic_error(broker, name)))
             continue
-        first = cursor.partition_index if cursor is not None and name == begin else 0
-        wanted = entry.partitions[first : first + left]
-        described = _described(name, ErrorCode.NONE)
+        first = cursor.partition_index if cursor is not None and name == start else 0
+        included = entry.partitions[first : first + left]
+        described = _describe(name, ErrorCode.NONE)
         described.topic_id = entry.topic_id
-        described.partitions = [_described_partition(broker, each) for each in wanted]
+        described.partitions = [_describe_partition(broker, each) for each in included]
         topics.append(described)
-        left -= len(wanted)
-        if first + len(wanted) < entry.partition_count:
-            return _page(topics, _Cursor(topic_name=name, partition_index=first + len(wanted)))
+        left -= len(included)
+        if first + len(included) < entry.partition_count:
+            return _page(topics, _Cursor(topic_name=name, partition_index=first + len(included)))
     return _page(topics, None)
 
 
-def _page(topics: list[Message], next_cursor: Message | None) -> Message:
+def _page(topics: Sequence[_Topic], next_cursor: _Cursor | None) -> DescribeTopicPartitionsResponse:
     return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=topics, next_cursor=next_cursor)
 
 
-def _why_unknown(broker: Broker, name: str) -> ErrorCode:
+def _unknown_topic_error(broker: Broker, name: str) -> ErrorCode:
     try:
         broker.partitions.check_name(name)
     except ApiError as error:
@@ -81,7 +88,7 @@ def _why_unknown(broker: Broker, name: str) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _described(name: str, code: ErrorCode, operations: int = _ALL_OPERATIONS) -> Message:
+def _describe(name: str, code: ErrorCode, operations: int = _ALL_OPERATIONS) -> _Topic:
     return _Topic(
         error_code=code,
         name=name,
@@ -91,36 +98,50 @@ def _described(name: str, code: ErrorCode, operations: int = _ALL_OPERATIONS) ->
     )
 
 
-def _described_partition(broker: Broker, topic_partition: TopicPartition) -> Message:
-    return _Topic.DescribeTopicPartitionsResponsePartition(
-        **placement(broker, topic_partition), eligible_leader_replicas=[], last_known_elr=[]
-    )
+def _describe_partition(broker: Broker, topic_partition: TopicPartition) -> _Partition:
+    return _Partition(**partition_fields(broker, topic_partition), eligible_leader_replicas=[], last_known_elr=[])
 
 
-# --- elections and moves ---
+# --- elections and reassignments ---
 
 
-def elect_leaders(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Each partition has the leader an election would give it, or cannot be led at all."""
-    typed = context.api_version >= _ELECTION_TYPES_SINCE
-    election_type = request.election_type if typed else _PREFERRED
-    known = election_type in (_PREFERRED, _UNCLEAN)
-    everything = request.topic_partitions is None
-    if everything:
-        topics = [(name, range(entry.partition_count)) for name, entry in broker.partitions.topics.items()]
+def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """Responds that no election is needed, or that a partition is offline."""
+    has_type = context.api_version >= _ELECTION_TYPES_SINCE
+    election_type = request.election_type if has_type else _PREFERRED
+    is_known_type = election_type in (_PREFERRED, _UNCLEAN)
+    if request.topic_partitions is None:
+        all_topics = broker.partitions.topics.items() if is_known_type else ()
+        # only partitions that need an election are reported
+        results = [
+            _Elected(
+                topic=name,
+                partition_result=[
+                    each
+                    for each in _elections(broker, name, range(entry.partition_count), election_type)
+                    if each.error_code != ErrorCode.ELECTION_NOT_NEEDED
+                ],
+            )
+            for name, entry in all_topics
+        ]
     else:
-        topics = [(topic.topic, topic.partitions) for topic in request.topic_partitions]
-    results = []
-    for name, numbers in topics if known or not everything else ():
-        found = [_election(broker, TopicPartition(name, number), election_type) for number in numbers]
-        # of everything only that is told which is not well already
-        told = [each for each in found if not everything or each.error_code != ErrorCode.ELECTION_NOT_NEEDED]
-        results.append(_Elected(topic=name, partition_result=told))
-    code = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
+        results = [
+            _Elected(
+                topic=topic.topic, partition_result=_elections(broker, topic.topic, topic.partitions, election_type)
+            )
+            for topic in request.topic_partitions
+        ]
+    code = ErrorCode.NONE if is_known_type else ErrorCode.INVALID_REQUEST
     return ElectLeadersResponse(throttle_time_ms=0, error_code=code, replica_election_results=results)
 
 
-def _election(broker: Broker, topic_partition: TopicPartition, election_type: int) -> Message:
+def _elections(
+    broker: Broker, topic: str, numbers: Sequence[int], election_type: int
+) -> list[_Elected.PartitionResult]:
+    return [_election(broker, TopicPartition(topic, number), election_type) for number in numbers]
+
+
+def _election(broker: Broker, topic_partition: TopicPartition, election_type: int) -> _Elected.PartitionResult:
     code, text = ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
     entry = broker.partitions.topics.get(topic_partition.topic)
     if election_type not in (_PREFERRED, _UNCLEAN):
@@ -130,12 +151,14 @@ def _election(broker: Broker, topic_partition: TopicPartition, election_type: in
     elif not 0 <= topic_partition.partition < entry.partition_count:
         code, text = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic_partition}"
     elif reason := broker.partitions.offline_reason(topic_partition):
-        preferred = election_type == _PREFERRED
-        code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE if preferred else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        is_preferred = election_type == _PREFERRED
+        code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE if is_preferred else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
         text = reason
     return _Elected.PartitionResult(partition_id=topic_partition.partition, error_code=code, error_message=text)
 
 
-def list_partition_reassignments(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """None is under way."""
+def list_partition_reassignments(
+    broker: Broker, context: ApiRequestContext, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    """Responds that no reassignment is in progress."""
     return ListPartitionReassignmentsResponse(throttle_time_ms=0, error_code=0, error_message=None, topics=[])

@@ -1,6 +1,6 @@
-"""DescribeProducers, DescribeTransactions, ListTransactions: what operators see of producers and transactions.
+"""Handlers of DescribeProducers, DescribeTransactions and ListTransactions.
 
-Source: KIP-664, KIP-994 (by duration); Kafka `KafkaApis`, `TransactionStateManager.listTransactionStates`.
+Source: KIP-664, KIP-994 (duration filter); Kafka `KafkaApis`, `TransactionStateManager.listTransactionStates`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.producer_state import ProducerStateEntry
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.messages import (
+    DescribeProducersRequest,
     DescribeProducersResponse,
+    DescribeTransactionsRequest,
     DescribeTransactionsResponse,
+    ListTransactionsRequest,
     ListTransactionsResponse,
-    Message,
 )
 
 _Topic = DescribeProducersResponse.TopicResponse
@@ -23,8 +25,10 @@ _Described = DescribeTransactionsResponse.TransactionState
 _Listed = ListTransactionsResponse.TransactionState
 
 
-def describe_producers(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """The producers that each partition remembers."""
+def describe_producers(
+    broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """Returns the producer states of each partition."""
     topics = []
     for topic in request.topics:
         results = []
@@ -43,7 +47,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Mess
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
 
-def _producer(producer_id: int, entry: ProducerStateEntry) -> Message:
+def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.ProducerState:
     return _Partition.ProducerState(
         producer_id=producer_id,
         producer_epoch=entry.epoch,
@@ -54,13 +58,15 @@ def _producer(producer_id: int, entry: ProducerStateEntry) -> Message:
     )
 
 
-def describe_transactions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Where each transactional id stands."""
+def describe_transactions(
+    broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    """Returns the state of each transactional id."""
     described = [_describe(broker, context.node_id, transactional_id) for transactional_id in request.transactional_ids]
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
 
 
-def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
+def _describe(broker: Broker, node_id: int, transactional_id: str) -> _Described:
     code, value = ErrorCode.NONE, None
     try:
         if not transactional_id:
@@ -85,8 +91,10 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> Message:
     )
 
 
-def list_transactions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """The transactional ids this node coordinates, by state, producer and how long they have been open."""
+def list_transactions(
+    broker: Broker, context: ApiRequestContext, request: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    """Returns the transactional ids that this node coordinates, filtered by state, producer id and duration."""
     shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -94,7 +102,7 @@ def list_transactions(broker: Broker, context: ApiRequestContext, request: Messa
             throttle_time_ms=0, error_code=code, unknown_state_filters=[], transaction_states=[]
         )
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
-    now_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
+    timestamp_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
     found = [
         _Listed(
             transactional_id=name,
@@ -105,7 +113,7 @@ def list_transactions(broker: Broker, context: ApiRequestContext, request: Messa
         for name, value in shard.transactions.items()
         if (not states or TRANSACTION_STATE_NAMES[value.status] in states)
         and (not producer_ids or value.producer_id in producer_ids)
-        and (duration_ms < 0 or now_ms - value.start_ms > duration_ms)
+        and (duration_ms < 0 or timestamp_ms - value.start_ms > duration_ms)
     ]
     return ListTransactionsResponse(
         throttle_time_ms=0,

@@ -1,4 +1,4 @@
-"""Metadata, CreateTopics, DeleteTopics, CreatePartitions, DescribeCluster.
+"""Handlers of Metadata, DescribeCluster, CreateTopics, DeleteTopics and CreatePartitions.
 
 Source: Kafka `KafkaApis`, `ReplicationControlManager`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Any
+from typing import Sequence, TypedDict
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
@@ -18,36 +18,57 @@ from spark_groupsource.storage.data_directory import TopicEntry
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
+    CreatePartitionsRequest,
     CreatePartitionsResponse,
+    CreateTopicsRequest,
     CreateTopicsResponse,
+    DeleteTopicsRequest,
     DeleteTopicsResponse,
+    DescribeClusterRequest,
     DescribeClusterResponse,
-    Message,
+    MetadataRequest,
     MetadataResponse,
 )
 
 _NO_ID = uuid.UUID(int=0)
-# numbers of org.apache.kafka.common.acl.AclOperation, as sets of what may be done; there is no authorizer, so all of it
+# codes of org.apache.kafka.common.acl.AclOperation; without an authorizer all operations are allowed
 TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
+_MetadataPartition = _MetadataTopic.MetadataResponsePartition
+_NewTopic = CreateTopicsRequest.CreatableTopic
+_NewPartitions = CreatePartitionsRequest.CreatePartitionsTopic
 _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
+_DeletedTopic = DeleteTopicsResponse.DeletableTopicResult
+_GrownTopic = CreatePartitionsResponse.CreatePartitionsTopicResult
+
+
+class PartitionFields(TypedDict):
+    """Fields that responses about partitions have in common."""
+
+    error_code: int
+    partition_index: int
+    leader_id: int
+    leader_epoch: int
+    replica_nodes: Sequence[int]
+    isr_nodes: Sequence[int]
+    offline_replicas: Sequence[int]
 
 
 # --- metadata ---
 
 
-def metadata(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Topics with their leaders, and the nodes that run; a topic asked for by name may be created by that."""
-    wanted = request.topics
-    if wanted is None or (context.api_version == 0 and not wanted):
+def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> MetadataResponse:
+    """Returns running nodes and topics with their leaders; may create a topic that is requested by name."""
+    requested = request.topics
+    if requested is None or (context.api_version == 0 and not requested):
         topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
     else:
-        named = {(topic.name, topic.topic_id): topic for topic in wanted}
-        topics = [_wanted_topic(broker, context, request, topic) for topic in named.values()]
+        unique = {(topic.name, topic.topic_id): topic for topic in requested}
+        topics = [_requested_topic(broker, context, request, topic) for topic in unique.values()]
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -62,8 +83,13 @@ def metadata(broker: Broker, context: ApiRequestContext, request: Message) -> Me
     )
 
 
-def _wanted_topic(broker: Broker, context: ApiRequestContext, request: Message, wanted: Message) -> Message:
-    name, topic_id = wanted.name, wanted.topic_id or _NO_ID
+def _requested_topic(
+    broker: Broker,
+    context: ApiRequestContext,
+    request: MetadataRequest,
+    requested: MetadataRequest.MetadataRequestTopic,
+) -> _MetadataTopic:
+    name, topic_id = requested.name, requested.topic_id or _NO_ID
     try:
         if name is None:
             name = broker.partitions.topic_name(topic_id)
@@ -71,23 +97,23 @@ def _wanted_topic(broker: Broker, context: ApiRequestContext, request: Message, 
             _auto_create(broker, context, request, name)
         return _describe_topic(broker, broker.partitions.topic(name), request)
     except ApiError as error:
-        # null where the client reads null (v12), else empty
-        shown = name if name is not None or context.api_version >= 12 else ""
-        tell = request.include_topic_authorized_operations and wanted.name is not None
+        # null from version 12, empty before
+        response_name = name if name is not None or context.api_version >= 12 else ""
+        include_operations = request.include_topic_authorized_operations and requested.name is not None
         return _MetadataTopic(
             error_code=error.code,
-            name=shown,
+            name=response_name,
             topic_id=topic_id,
             is_internal=False,
             partitions=[],
-            authorized_operations=TOPIC_OPERATIONS if tell else None,
+            authorized_operations=TOPIC_OPERATIONS if include_operations else None,
         )
 
 
-def _auto_create(broker: Broker, context: ApiRequestContext, request: Message, name: str) -> None:
+def _auto_create(broker: Broker, context: ApiRequestContext, request: MetadataRequest, name: str) -> None:
     allowed = context.api_version < 4 or request.allow_auto_topic_creation
     if not (allowed and broker.config.auto_create_topics_enable):
-        # an illegal name is told apart from one that is free
+        # an illegal name has an error of its own
         broker.partitions.check_new_topic(name, 1, {})
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
@@ -98,8 +124,8 @@ def _auto_create(broker: Broker, context: ApiRequestContext, request: Message, n
         broker.create_topic(name, broker.config.num_partitions, {})
 
 
-def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Message:
-    partitions = [_MetadataTopic.MetadataResponsePartition(**placement(broker, each)) for each in entry.partitions]
+def _describe_topic(broker: Broker, entry: TopicEntry, request: MetadataRequest) -> _MetadataTopic:
+    partitions = [_MetadataPartition(**partition_fields(broker, each)) for each in entry.partitions]
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
@@ -110,8 +136,8 @@ def _describe_topic(broker: Broker, entry: TopicEntry, request: Message) -> Mess
     )
 
 
-def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, Any]:
-    """Where a partition lies, as the fields that every answer about partitions has."""
+def partition_fields(broker: Broker, topic_partition: TopicPartition) -> PartitionFields:
+    """Leader, replicas and in-sync replicas of a partition."""
     offline = broker.partitions.offline_reason(topic_partition)
     leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
     in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
@@ -126,14 +152,16 @@ def placement(broker: Broker, topic_partition: TopicPartition) -> dict[str, Any]
     }
 
 
-def describe_cluster(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """The nodes that run."""
+def describe_cluster(
+    broker: Broker, context: ApiRequestContext, request: DescribeClusterRequest
+) -> DescribeClusterResponse:
+    """Returns the running nodes."""
     if context.api_version >= 1 and request.endpoint_type != _BROKERS:
         controllers = request.endpoint_type == _CONTROLLERS
         return DescribeClusterResponse(
             throttle_time_ms=0,
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE if controllers else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message="this listener serves brokers (endpoint type 1) and nothing else",
+            error_message="This listener serves brokers only. Use endpoint type 1.",
             endpoint_type=_BROKERS,
             cluster_id=broker.cluster_id,
             controller_id=-1,
@@ -160,15 +188,15 @@ def describe_cluster(broker: Broker, context: ApiRequestContext, request: Messag
 # --- changes ---
 
 
-def create_topics(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Each topic on its own: one that is refused does not hold up the others."""
+def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    """Creates each topic independently of the others."""
     named = Counter(topic.name for topic in request.topics)
     results = []
-    # what is named twice is refused, and answered once
+    # a duplicate name is an error, with one entry in the response
     for topic in {topic.name: topic for topic in request.topics}.values():
         try:
             if named[topic.name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
             results.append(_create_topic(broker, context, topic, request.validate_only))
         except ApiError as error:
             results.append(
@@ -185,7 +213,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: Message) 
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _create_topic(broker: Broker, context: ApiRequestContext, topic: Message, validate_only: bool) -> Message:
+def _create_topic(broker: Broker, context: ApiRequestContext, topic: _NewTopic, validate_only: bool) -> _CreatedTopic:
     count = _partition_count(broker, topic)
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
@@ -205,7 +233,7 @@ def _create_topic(broker: Broker, context: ApiRequestContext, topic: Message, va
         num_partitions=count,
         replication_factor=len(broker.leaders.node_ids),
         configs=[
-            CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
+            _CreatedTopic.CreatableTopicConfigs(
                 name=name,
                 value=format_value(getattr(config, TOPIC_FIELDS[name])),
                 read_only=False,
@@ -219,102 +247,107 @@ def _create_topic(broker: Broker, context: ApiRequestContext, topic: Message, va
     )
 
 
-def _partition_count(broker: Broker, topic: Message) -> int:
+def _partition_count(broker: Broker, topic: _NewTopic) -> int:
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
-            text = "give either partitions and replication factor, or assignments"
+            text = "Assignments exclude a partition count and a replication factor. Set both to -1."
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
         numbers = sorted(assignment.partition_index for assignment in topic.assignments)
         if numbers != list(range(len(numbers))):
-            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assignments must number the partitions from 0")
+            text = "Assignments must contain consecutive partitions from 0."
+            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
         _check_replicas(broker, topic.assignments)
         return len(numbers)
     brokers = len(broker.leaders.node_ids)
     if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= brokers:
-        text = f"replication factor {topic.replication_factor} is not possible with {brokers} broker(s)"
+        text = f"Replication factor must be from 1 to {brokers}, the number of brokers, got {topic.replication_factor}."
         raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
-    return broker.config.num_partitions if topic.num_partitions == -1 else int(topic.num_partitions)
+    return broker.config.num_partitions if topic.num_partitions == -1 else topic.num_partitions
 
 
-def delete_topics(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """By name, or by id from version 6 on."""
-    wanted = [(topic.name, topic.topic_id) for topic in request.topics] if context.api_version >= 6 else [
-        (name, _NO_ID) for name in request.topic_names
-    ]
-    ids = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
-    named = Counter(ids.get(topic_id) if name is None else name for name, topic_id in wanted)
+def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    """Deletes topics by name, or by id from version 6."""
+    requested: list[tuple[str | None, uuid.UUID]]
+    if context.api_version >= 6:
+        requested = [(topic.name, topic.topic_id or _NO_ID) for topic in request.topics]
+    else:
+        requested = [(name, _NO_ID) for name in request.topic_names]
+    names = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
+    counts = Counter(names.get(topic_id) if name is None else name for name, topic_id in requested)
     results = []
-    for name, topic_id in dict.fromkeys(wanted):
+    for name, topic_id in dict.fromkeys(requested):
         code, message = ErrorCode.NONE, None
         try:
-            if name is not None and topic_id not in (None, _NO_ID):
-                raise ApiError(ErrorCode.INVALID_REQUEST, "give either the name of a topic or its id")
-            if named[ids.get(topic_id) if name is None else name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "a topic is named more than once")
+            if name is not None and topic_id != _NO_ID:
+                text = "The request contains both name and id of a topic. Use one of them."
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
+            if counts[names.get(topic_id) if name is None else name] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "The request contains a topic more than once.")
             if not broker.config.delete_topic_enable:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "delete.topic.enable is false")
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled (delete.topic.enable=false).")
             if name is None:
                 name = broker.partitions.topic_name(topic_id)
             topic_id = broker.partitions.topic(name).topic_id
             broker.delete_topic(name)
         except ApiError as error:
             code, message = error.code, error.message
-        result = DeleteTopicsResponse.DeletableTopicResult(
-            name=name, topic_id=topic_id, error_code=code, error_message=message
-        )
-        results.append(result)
+        results.append(_DeletedTopic(name=name, topic_id=topic_id, error_code=code, error_message=message))
     return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
 
 
-def create_partitions(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """A topic's partitions only become more."""
+def create_partitions(
+    broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    """Adds partitions to topics."""
     results = []
     named = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
         try:
             if named[topic.name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named more than once")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
             _check_new_count(broker, topic)
             if not request.validate_only:
                 broker.add_partitions(topic.name, topic.count)
         except ApiError as error:
             code, message = error.code, error.message
-        result = CreatePartitionsResponse.CreatePartitionsTopicResult(
-            name=topic.name, error_code=code, error_message=message
-        )
-        results.append(result)
+        results.append(_GrownTopic(name=topic.name, error_code=code, error_message=message))
     return CreatePartitionsResponse(throttle_time_ms=0, results=results)
 
 
-def _check_new_count(broker: Broker, topic: Message) -> None:
+def _check_new_count(broker: Broker, topic: _NewPartitions) -> None:
     entry = broker.partitions.topic(topic.name)
     if topic.name in INTERNAL_TOPICS:
-        text = f"{topic.name} keeps its partitions: groups and transactions are found by them"
+        text = f"The number of partitions of the internal topic {topic.name} is fixed."
         raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
     if topic.count <= entry.partition_count:
-        text = f"topic {topic.name} has {entry.partition_count} partitions; {topic.count} would not be more"
+        count = entry.partition_count
+        text = f"Topic {topic.name} has {count} partitions. The new count must be greater, got {topic.count}."
         raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
     if topic.count > 100_000:
-        raise ApiError(ErrorCode.INVALID_PARTITIONS, f"a topic has at most 100000 partitions, not {topic.count}")
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, f"A topic has at most 100000 partitions, got {topic.count}.")
     if topic.assignments is not None:
         added = topic.count - entry.partition_count
         if len(topic.assignments) != added:
-            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} assignments are due, or none at all")
+            text = f"Assignments must cover the {added} added partitions, got {len(topic.assignments)}."
+            raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
         _check_replicas(broker, topic.assignments)
 
 
-def _check_replicas(broker: Broker, assignments: list[Message]) -> None:
+def _check_replicas(
+    broker: Broker,
+    assignments: Sequence[_NewTopic.CreatableReplicaAssignment | _NewPartitions.CreatePartitionsAssignment],
+) -> None:
     known = broker.leaders.node_ids
-    for each in assignments:
-        wanted = list(each.broker_ids)
-        strange = [node_id for node_id in wanted if node_id not in known]
+    for assignment in assignments:
+        replicas = assignment.broker_ids
+        unknown = [node_id for node_id in replicas if node_id not in known]
         text = ""
-        if not wanted:
+        if not replicas:
             text = "The manual partition assignment includes an empty replica list."
-        elif strange:
-            text = f"The manual partition assignment includes broker {strange[0]}, but no such broker is registered."
-        elif len(set(wanted)) < len(wanted):
+        elif unknown:
+            text = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
+        elif len(set(replicas)) < len(replicas):
             text = "The manual partition assignment includes the same broker more than once."
         if text:
             raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{text} Brokers are {list(known)}.")

@@ -1,6 +1,6 @@
-"""What is known of clients and users: quotas and ACLs, which this broker has none of, and SCRAM credentials.
+"""Handlers of client quotas, ACLs and SCRAM credentials. This broker has neither quotas nor ACLs.
 
-SASL itself is a matter of the connection (`credentials.Login`); the handlers here answer who has already come in.
+The connection performs SASL authentication (`SaslAuthenticator`); the SASL handlers here respond after that.
 
 Source: KIP-546 (quotas), KIP-554 (credentials); Kafka `ScramControlManager`, `DescribeUserScramCredentialsHandler`.
 """
@@ -14,35 +14,45 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
+    AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
+    CreateAclsRequest,
     CreateAclsResponse,
+    DeleteAclsRequest,
     DeleteAclsResponse,
+    DescribeAclsRequest,
     DescribeAclsResponse,
+    DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
+    DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
-    Message,
+    SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
 from spark_groupsource.wire.sasl_server import MAX_ITERATIONS, MIN_ITERATIONS, scram_credential
 
 _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
-_NO_AUTHORIZER = "No Authorizer is configured on the broker: it has no ACLs, and everything is allowed"
+_NO_AUTHORIZER = "No Authorizer is configured on the broker"
 _ENTITY_TYPES = ("user", "client-id", "ip")
 _Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 _Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 _Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
+_Upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
 _Quota = AlterClientQuotasResponse.EntryData
 
 
 # --- quotas ---
 
 
-def describe_client_quotas(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """No client and no user is limited."""
+def describe_client_quotas(
+    broker: Broker, context: ApiRequestContext, request: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse:
+    """Returns no quotas: this broker has none."""
     unknown = next((each for each in request.components if each.entity_type not in _ENTITY_TYPES), None)
     if unknown is not None:
         code = ErrorCode.UNSUPPORTED_VERSION if unknown.entity_type else ErrorCode.INVALID_REQUEST
@@ -51,12 +61,14 @@ def describe_client_quotas(broker: Broker, context: ApiRequestContext, request: 
     return DescribeClientQuotasResponse(throttle_time_ms=0, error_code=0, error_message=None, entries=[])
 
 
-def alter_client_quotas(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """What is not there can be removed; nothing can be set, for nobody would keep to it."""
+def alter_client_quotas(
+    broker: Broker, context: ApiRequestContext, request: AlterClientQuotasRequest
+) -> AlterClientQuotasResponse:
+    """Accepts the removal of quotas; rejects new ones, because the broker would not enforce them."""
     entries = []
     for entry in request.entries:
         sets = [operation.key for operation in entry.ops if not operation.remove]
-        text = f"this broker limits no client, so {', '.join(sets)} cannot be set" if sets else None
+        text = f"Quotas are not supported: cannot set {', '.join(sets)}." if sets else None
         entity = [_Quota.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity]
         code = ErrorCode.INVALID_REQUEST if sets else ErrorCode.NONE
         entries.append(_Quota(error_code=code, error_message=text, entity=entity))
@@ -66,31 +78,34 @@ def alter_client_quotas(broker: Broker, context: ApiRequestContext, request: Mes
 # --- ACLs ---
 
 
-def describe_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """As a Kafka without ``authorizer.class.name``: everybody who is in may do everything."""
+def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+    """Responds as Kafka without ``authorizer.class.name``."""
     code = ErrorCode.SECURITY_DISABLED
     return DescribeAclsResponse(throttle_time_ms=0, error_code=code, error_message=_NO_AUTHORIZER, resources=[])
 
 
-def create_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """None is taken, each is told so."""
-    refused = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
-    return CreateAclsResponse(throttle_time_ms=0, results=[refused] * len(request.creations))
+def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+    """Rejects each ACL."""
+    code = ErrorCode.SECURITY_DISABLED
+    rejected = CreateAclsResponse.AclCreationResult(error_code=code, error_message=_NO_AUTHORIZER)
+    return CreateAclsResponse(throttle_time_ms=0, results=[rejected] * len(request.creations))
 
 
-def delete_acls(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """There is none."""
-    refused = DeleteAclsResponse.DeleteAclsFilterResult(
+def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+    """Rejects each filter."""
+    rejected = DeleteAclsResponse.DeleteAclsFilterResult(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
     )
-    return DeleteAclsResponse(throttle_time_ms=0, filter_results=[refused] * len(request.filters))
+    return DeleteAclsResponse(throttle_time_ms=0, filter_results=[rejected] * len(request.filters))
 
 
 # --- users ---
 
 
-def describe_scram_credentials(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Which mechanisms users have credentials for, and with how many iterations; never the credentials."""
+def describe_scram_credentials(
+    broker: Broker, context: ApiRequestContext, request: DescribeUserScramCredentialsRequest
+) -> DescribeUserScramCredentialsResponse:
+    """Returns the mechanisms and iterations of users, never the credentials."""
     users = broker.credentials.scram_users
     named = Counter(user.name for user in request.users or ())
     results = []
@@ -110,11 +125,15 @@ def describe_scram_credentials(broker: Broker, context: ApiRequestContext, reque
     return DescribeUserScramCredentialsResponse(throttle_time_ms=0, error_code=0, error_message=None, results=results)
 
 
-def alter_scram_credentials(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Adds, replaces and removes credentials, one of each user: Kafka takes no two of one user in a request."""
-    changes: dict[str, list[Message]] = {}
-    for entry in [*request.deletions, *request.upsertions]:
-        changes.setdefault(entry.name, []).append(entry)
+def alter_scram_credentials(
+    broker: Broker, context: ApiRequestContext, request: AlterUserScramCredentialsRequest
+) -> AlterUserScramCredentialsResponse:
+    """Adds, replaces and removes credentials; like Kafka, rejects two changes of one user in a request."""
+    changes: dict[str, list[_Deletion | _Upsertion]] = {}
+    for deletion in request.deletions:
+        changes.setdefault(deletion.name, []).append(deletion)
+    for upsertion in request.upsertions:
+        changes.setdefault(upsertion.name, []).append(upsertion)
     results = []
     for name, entries in changes.items():
         code, text = ErrorCode.NONE, None
@@ -127,13 +146,13 @@ def alter_scram_credentials(broker: Broker, context: ApiRequestContext, request:
         except ApiError as error:
             code, text = error.code, error.message
         except StorageError as error:
-            broker.report(f"credentials of user {name} are not kept: {error}")
+            broker.report(f"[user={name}] Storing SCRAM credentials failed: {error}")
             code, text = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
         results.append(_Altered(user=name, error_code=code, error_message=text))
     return AlterUserScramCredentialsResponse(throttle_time_ms=0, results=results)
 
 
-def _check(credentials: CredentialStore, entry: Message) -> None:
+def _check(credentials: CredentialStore, entry: _Deletion | _Upsertion) -> None:
     """Raises: ApiError."""
     mechanism = _MECHANISMS.get(entry.mechanism)
     if not entry.name:
@@ -150,7 +169,7 @@ def _check(credentials: CredentialStore, entry: Message) -> None:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
 
 
-def _apply(credentials: CredentialStore, entry: Message) -> None:
+def _apply(credentials: CredentialStore, entry: _Deletion | _Upsertion) -> None:
     mechanism = _MECHANISMS[entry.mechanism]
     if isinstance(entry, _Deletion):
         credentials.remove(entry.name, mechanism)
@@ -159,16 +178,18 @@ def _apply(credentials: CredentialStore, entry: Message) -> None:
     credentials.put(entry.name, mechanism, scram_credential(mechanism, salted, salt, entry.iterations))
 
 
-# --- SASL, where none is due ---
+# --- SASL after authentication ---
 
 
-def sasl_handshake(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """Who is in already, or need not say who he is, is told so."""
+def sasl_handshake(broker: Broker, context: ApiRequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    """Rejects the request: the connection is authenticated already, or SASL is disabled."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
 
 
-def sasl_authenticate(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
-    """The same."""
+def sasl_authenticate(
+    broker: Broker, context: ApiRequestContext, request: SaslAuthenticateRequest
+) -> SaslAuthenticateResponse:
+    """Rejects the request, as `sasl_handshake`."""
     text = "SaslAuthenticate request received after successful authentication"
     return SaslAuthenticateResponse(
         error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text, auth_bytes=b"", session_lifetime_ms=0
