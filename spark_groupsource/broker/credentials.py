@@ -83,19 +83,19 @@ class CredentialStore:
 
     def remove(self, user: str, mechanism: str) -> None:
         """Removes a credential, which must exist. Raises: StorageError."""
-        kept = {name: value for name, value in self._scram[user].items() if name != mechanism}
-        rest = {name: value for name, value in self._scram.items() if name != user}
-        self._write({**rest, user: kept} if kept else rest)
+        remaining = {name: value for name, value in self._scram[user].items() if name != mechanism}
+        others = {name: value for name, value in self._scram.items() if name != user}
+        self._write({**others, user: remaining} if remaining else others)
 
     def _read(self, path: Path) -> None:
         try:
-            for user, kept in json.loads(path.read_bytes())["users"].items():
+            for user, stored in json.loads(path.read_bytes())["users"].items():
                 self._scram[user] = {
                     mechanism: ScramCredential(
                         b64decode(each["salt"]), int(each["iterations"]),
                         b64decode(each["stored_key"]), b64decode(each["server_key"]),
                     )
-                    for mechanism, each in kept.items()
+                    for mechanism, each in stored.items()
                 }  # fmt: skip
         except OSError as error:
             raise StorageError(f"Reading {path} failed: {error.strerror}. Check its permissions.") from error
@@ -104,7 +104,7 @@ class CredentialStore:
 
     def _write(self, users: dict[str, dict[str, ScramCredential]]) -> None:
         assert self._path is not None, "open must be called first"
-        kept = {
+        stored = {
             user: {
                 mechanism: {
                     "iterations": each.iterations,
@@ -116,19 +116,19 @@ class CredentialStore:
             }
             for user, credentials in users.items()
         }
-        replace_file(self._path, json.dumps({"version": 1, "users": kept}).encode())
+        replace_file(self._path, json.dumps({"version": 1, "users": stored}).encode())
         self._path.chmod(0o600)
         self._scram = users
 
 
 def _mechanisms(setting: Sequence[str]) -> tuple[str, ...]:
-    named = tuple(each for each in setting if each)
-    for each in named:
+    mechanisms = tuple(each for each in setting if each)
+    for each in mechanisms:
         if each not in MECHANISMS:
             supported = ", ".join(MECHANISMS)
             text = f"Setting sasl.enabled.mechanisms must list mechanisms of {supported}, got {each!r}."
             raise ConfigurationError(text)
-    return named
+    return mechanisms
 
 
 def _plain_users(jaas: str) -> dict[str, str]:

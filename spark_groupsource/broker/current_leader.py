@@ -5,20 +5,23 @@ The client sends its next request to the new leader without a metadata request i
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Any, Iterable, TypeVar
 
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import FetchResponse, ProduceResponse
 
+_FetchPartition = FetchResponse.FetchableTopicResponse.PartitionData
+_ProducePartition = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+_Entry = TypeVar("_Entry", _FetchPartition, _ProducePartition)
 _LEADER_CHANGED = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
 
 def add_current_leaders(
-    response: Message,
-    failed: Iterable[tuple[TopicPartition, Message]],
+    response: FetchResponse | ProduceResponse,
+    failed: Iterable[tuple[TopicPartition, _Entry]],
     leaders: Leaders,
     nodes: RunningNodes,
 ) -> None:
@@ -34,8 +37,9 @@ def add_current_leaders(
             entry.current_leader = type(entry).LeaderIdAndEpoch(leader_id=leader.node_id, leader_epoch=leader.epoch)
             leader_ids.add(leader.node_id)
     if leader_ids:
+        endpoint: Any = type(response).NodeEndpoint
         response.node_endpoints = [
-            type(response).NodeEndpoint(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            endpoint(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
             for node in nodes
             if node.node_id in leader_ids
         ]

@@ -1,8 +1,8 @@
-"""Which node leads which partition and since which epoch; whoever leads one of the group log coordinates its groups.
+"""Partition leaders and leader epochs of the nodes of one broker.
 
-The nodes of one broker program share one data directory, so each of them is a replica of every partition, in sync while
-it runs, and can lead at once. Partitions are spread over the nodes by name and number; what was moved is kept in
-``leaders.json`` of the data directory, because clients do not believe in an epoch that falls.
+The nodes share a data directory, so each of them is a replica of every partition, in sync while it runs, and can become
+leader at once. Topic name and partition number determine the first leader. Later leaders are in the data directory, in
+``leaders.json``, because clients reject metadata whose leader epoch decreases.
 
 Source: Kafka `Partition.getLocalLog` (order of the checks), KIP-320 (epochs).
 """
@@ -22,7 +22,7 @@ _FILE = "leaders.json"
 
 
 class Leader(NamedTuple):
-    """Who leads a partition; `epoch` rises with each change of leader."""
+    """The leader of a partition; each change of leader increments `epoch`."""
 
     node_id: int
     epoch: int
@@ -33,14 +33,14 @@ def save_first_epoch(directory: Path, epoch: int) -> None:
 
     Raises: StorageError.
     """
-    kept = {"version": 1, "nodes": [], "first_epoch": epoch, "moved": []}
-    replace_file(directory / _FILE, json.dumps(kept).encode())
+    stored = {"version": 1, "nodes": [], "first_epoch": epoch, "moved": []}
+    replace_file(directory / _FILE, json.dumps(stored).encode())
 
 
 class Leaders:
-    """The leaders of every partition, over the nodes `node_ids`; all of them run at first.
+    """The leader of every partition among `node_ids`. Initially all nodes are in `running`.
 
-    A change that cannot be written down is reported and stands until the next start.
+    A change that cannot be stored is reported and applies until the next start.
     """
 
     def __init__(self, node_ids: Sequence[int], report: Callable[[str], None]) -> None:
@@ -52,7 +52,7 @@ class Leaders:
         self._path: Path | None = None
 
     def open(self, directory: Path) -> None:
-        """Takes over what an earlier run has moved; other nodes than then begin with a higher epoch.
+        """Reads the stored changes; if the node ids have changed, drops them and starts with a higher epoch.
 
         Raises: StorageError.
         """
@@ -64,7 +64,7 @@ class Leaders:
             self._write(path)
 
     def leader(self, topic_partition: TopicPartition) -> Leader:
-        """Who leads a partition, also one that does not exist yet."""
+        """The leader of a partition, which need not exist."""
         found = self._moved.get(topic_partition)
         if found is not None:
             return found
@@ -75,11 +75,11 @@ class Leaders:
 
     def replicas(self, topic_partition: TopicPartition) -> list[int]:
         """Every node, the leader first."""
-        at = self.node_ids.index(self.leader(topic_partition).node_id)
-        return [*self.node_ids[at:], *self.node_ids[:at]]
+        index = self.node_ids.index(self.leader(topic_partition).node_id)
+        return [*self.node_ids[index:], *self.node_ids[:index]]
 
     def check_leader(self, node_id: int, topic_partition: TopicPartition, epoch: int = -1) -> Leader:
-        """The leader, when that is `node_id`, and when the client's `epoch` (-1: it knows none) is the present one.
+        """Returns the leader if it is `node_id` and the client's `epoch` (-1: unknown) is current.
 
         Raises: ApiError.
         """
@@ -89,26 +89,29 @@ class Leaders:
         if 0 <= epoch < leader.epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
         if leader.node_id != node_id:
-            text = f"node {leader.node_id} leads {topic_partition}, not node {node_id}"
+            text = f"Node {node_id} is not the leader of {topic_partition}: node {leader.node_id} is."
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
         return leader
 
     def move(self, topic_partition: TopicPartition, node_id: int) -> bool:
-        """Gives a partition to another node; False when it leads already.
+        """Makes a node the leader of a partition; returns False if it is the leader already.
 
         Raises: ValueError for a node that does not run.
         """
         if node_id not in self.running:
-            raise ValueError(f"node {node_id} cannot lead {topic_partition}: {sorted(self.running)} run")
+            raise ValueError(f"Node {node_id} cannot lead {topic_partition}: running nodes are {sorted(self.running)}.")
         leader = self.leader(topic_partition)
         if leader.node_id == node_id:
             return False
         self._moved[topic_partition] = Leader(node_id, leader.epoch + 1)
-        self._keep()
+        self._save()
         return True
 
     def elect(self, topic_partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """Gives each partition whose leader does not run to the next node that does; returns those partitions."""
+        """Elects the next running node for each partition without a running leader.
+
+        Returns: the partitions with a new leader.
+        """
         moved = []
         for topic_partition in topic_partitions:
             running = [node_id for node_id in self.replicas(topic_partition) if node_id in self.running]
@@ -117,43 +120,43 @@ class Leaders:
                 self._moved[topic_partition] = Leader(running[0], leader.epoch + 1)
                 moved.append(topic_partition)
         if moved:
-            self._keep()
+            self._save()
         return tuple(moved)
 
     def remove(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Drops what is known of partitions that are gone."""
+        """Removes deleted partitions."""
         known = [topic_partition for topic_partition in topic_partitions if topic_partition in self._moved]
         for topic_partition in known:
             del self._moved[topic_partition]
         if known:
-            self._keep()
+            self._save()
 
     def _read(self, path: Path) -> None:
         try:
-            kept = json.loads(path.read_bytes())
-            nodes, self._first_epoch = [int(node_id) for node_id in kept["nodes"]], int(kept["first_epoch"])
+            stored = json.loads(path.read_bytes())
+            nodes, self._first_epoch = [int(node_id) for node_id in stored["nodes"]], int(stored["first_epoch"])
             moved = {
                 TopicPartition(str(topic), int(number)): Leader(int(node_id), int(epoch))
-                for topic, number, node_id, epoch in kept["moved"]
+                for topic, number, node_id, epoch in stored["moved"]
             }
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from error
+            raise StorageError(f"Reading {path} failed: {error.strerror}. Restore it from a backup.") from error
         except (KeyError, TypeError, ValueError) as error:
-            raise StorageError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+            raise StorageError(f"File {path} is corrupt: {error!r}. Restore it from a backup.") from error
         if nodes == list(self.node_ids):
             self._moved = moved
         else:
             self._first_epoch = max([self._first_epoch, *(leader.epoch for leader in moved.values())]) + 1
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         if self._path is None:
             return
         try:
             self._write(self._path)
         except StorageError as error:
-            self._report(f"a change of leaders will be forgotten at the next start: {error}")
+            self._report(f"[broker] Storing leaders failed, the change applies until the next start: {error}")
 
     def _write(self, path: Path) -> None:
         moved = [[*topic_partition, *leader] for topic_partition, leader in sorted(self._moved.items())]
-        kept = {"version": 1, "nodes": self.node_ids, "first_epoch": self._first_epoch, "moved": moved}
-        replace_file(path, json.dumps(kept).encode())
+        stored = {"version": 1, "nodes": self.node_ids, "first_epoch": self._first_epoch, "moved": moved}
+        replace_file(path, json.dumps(stored).encode())

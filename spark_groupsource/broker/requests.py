@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from enum import Enum
 from typing import Callable, NamedTuple
 
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import ApiMessage
+
+ZERO_UUID = uuid.UUID(int=0)
+"""The topic id of a topic that a request names."""
 
 
 class ApiRequestContext(NamedTuple):
@@ -30,5 +34,5 @@ class ResponseAction(Enum):
     NO_RESPONSE = "the client expects no response (Produce with acks=0)"
 
 
-SendResponse = Callable[[int, "Message | None"], None]
+SendResponse = Callable[[int, "ApiMessage | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""

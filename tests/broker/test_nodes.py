@@ -230,7 +230,7 @@ def test_a_move_to_where_it_is_changes_nothing(broker, nodes, topic):
     leader = broker.leader(topic, 0)
     broker.move_leader(topic, 0, leader.node_id)
     assert broker.leader(topic, 0) == leader
-    with pytest.raises(ValueError, match="node 9 cannot lead"):
+    with pytest.raises(ValueError, match="Node 9 cannot lead"):
         broker.move_leader(topic, 0, 9)
 
 

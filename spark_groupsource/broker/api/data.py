@@ -5,12 +5,11 @@ Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special times
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 
 from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import BatchHeader
@@ -38,7 +37,6 @@ _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 _SPECIAL_TIMESTAMP_SINCE = {_EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
-_NO_TOPIC_ID = uuid.UUID(int=0)
 _NOT_FOUND = TimestampAndOffset(-1, -1)
 _READ_COMMITTED = 1
 _PRODUCE_TOPIC_IDS_SINCE = 13
@@ -163,7 +161,7 @@ def _produce_partition(
 def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
     if context.api_version < _PRODUCE_TOPIC_IDS_SINCE:
         return topic.name
-    return broker.partitions.topic_name(topic.topic_id or _NO_TOPIC_ID)
+    return broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
 
 
 def _verification(

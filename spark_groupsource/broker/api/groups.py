@@ -9,7 +9,7 @@ import uuid
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
@@ -29,7 +29,6 @@ _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
 _BATCHED_SINCE = 4
 _TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
-_NO_TOPIC_ID = uuid.UUID(int=0)
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _CommittedTopic = OffsetCommitResponse.OffsetCommitResponseTopic
@@ -236,7 +235,7 @@ def add_topics(entries: Sequence[Any]) -> CompleteResponse:
 def _topic_name(broker: Broker, topic_id: uuid.UUID | None) -> str:
     """The name of a topic id, empty if it is unknown."""
     try:
-        return broker.partitions.topic_name(topic_id or _NO_TOPIC_ID)
+        return broker.partitions.topic_name(topic_id or ZERO_UUID)
     except ApiError:
         return ""
 

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Sequence, TypedDict
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -30,7 +30,6 @@ from spark_groupsource.wire.messages import (
     MetadataResponse,
 )
 
-_NO_ID = uuid.UUID(int=0)
 # codes of org.apache.kafka.common.acl.AclOperation; without an authorizer all operations are allowed
 TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
@@ -89,7 +88,7 @@ def _requested_topic(
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
 ) -> _MetadataTopic:
-    name, topic_id = requested.name, requested.topic_id or _NO_ID
+    name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
         if name is None:
             name = broker.partitions.topic_name(topic_id)
@@ -202,7 +201,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
             results.append(
                 _CreatedTopic(
                     name=topic.name,
-                    topic_id=_NO_ID,
+                    topic_id=ZERO_UUID,
                     error_code=error.code,
                     error_message=error.message,
                     num_partitions=-1,
@@ -269,16 +268,16 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
     """Deletes topics by name, or by id from version 6."""
     requested: list[tuple[str | None, uuid.UUID]]
     if context.api_version >= 6:
-        requested = [(topic.name, topic.topic_id or _NO_ID) for topic in request.topics]
+        requested = [(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
-        requested = [(name, _NO_ID) for name in request.topic_names]
+        requested = [(name, ZERO_UUID) for name in request.topic_names]
     names = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
     counts = Counter(names.get(topic_id) if name is None else name for name, topic_id in requested)
     results = []
     for name, topic_id in dict.fromkeys(requested):
         code, message = ErrorCode.NONE, None
         try:
-            if name is not None and topic_id != _NO_ID:
+            if name is not None and topic_id != ZERO_UUID:
                 text = "The request contains both name and id of a topic. Use one of them."
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
             if counts[names.get(topic_id) if name is None else name] > 1:

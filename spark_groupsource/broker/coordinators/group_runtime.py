@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from typing import Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
@@ -37,7 +37,7 @@ from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decod
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.partition import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
-from spark_groupsource.wire.messages import JoinGroupRequest, ListGroupsRequest, Message
+from spark_groupsource.wire.messages import ApiMessage, JoinGroupRequest, ListGroupsRequest
 
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
 
@@ -52,11 +52,11 @@ class _ShardToken(NamedTuple):
 class _FanOut:
     """A request that was split over several shards, and the responses so far."""
 
-    def __init__(self, token: int, request: Message, api_version: int, partitions: list[int]) -> None:
+    def __init__(self, token: int, request: ApiMessage, api_version: int, partitions: list[int]) -> None:
         self.token = token
         self.request = request
         self.api_version = api_version
-        self.responses: dict[int, Message | None] = dict.fromkeys(partitions)
+        self.responses: dict[int, ApiMessage | None] = dict.fromkeys(partitions)
 
 
 class GroupRuntime:
@@ -72,7 +72,7 @@ class GroupRuntime:
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
         self._expiry_timer = services.timers.timer(self._expire_offsets)
-        self._complete_response: dict[int, Callable[[Message], None]] = {}
+        self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
 
@@ -125,8 +125,8 @@ class GroupRuntime:
     def handle(
         self,
         context: ApiRequestContext,
-        request: Message,
-        complete_response: Callable[[Message], None] | None = None,
+        request: ApiMessage,
+        complete_response: Callable[[Any], None] | None = None,
     ) -> None:
         """Passes a request to the shards it concerns; the response is sent when all of them have responded.
 
@@ -176,7 +176,7 @@ class GroupRuntime:
         outcome = shard.state_machine.on_partitions_deleted(topic_partitions, self._clock.instant())
         self._apply(shard, outcome)
 
-    def _handle_part(self, context: ApiRequestContext, partition: int, request: Message, token: object) -> None:
+    def _handle_part(self, context: ApiRequestContext, partition: int, request: ApiMessage, token: object) -> None:
         is_leader = self.shards.is_leader(context.node_id, partition)
         shard = self.shards.get_or_load(partition) if is_leader else None
         if shard is None:
@@ -240,7 +240,7 @@ class GroupRuntime:
         appended = target.append_from_coordinator(batch, timestamp_ms)
         self._services.on_append(target.topic_partition, appended.size)
 
-    def _reply(self, token: object, response: Message) -> None:
+    def _reply(self, token: object, response: ApiMessage) -> None:
         if not isinstance(token, _ShardToken):
             assert isinstance(token, int)
             complete_response = self._complete_response.pop(token, None)

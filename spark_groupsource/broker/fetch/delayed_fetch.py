@@ -19,7 +19,7 @@ from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.requests import SendResponse
+from spark_groupsource.broker.requests import ZERO_UUID, SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
@@ -28,7 +28,7 @@ from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.timers import Timers
-from spark_groupsource.wire.messages import FetchResponse, Message
+from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
 _PartitionData = _TopicData.PartitionData
@@ -49,7 +49,7 @@ class _ReadResult(NamedTuple):
 
 class _PendingFetch(NamedTuple):
     node_id: int
-    request: Message
+    request: FetchRequest
     api_version: int
     context: FetchContext
 
@@ -85,7 +85,7 @@ class FetchManager:
     def __len__(self) -> int:
         return len(self._delayed)
 
-    def fetch(self, token: int, node_id: int, request: Message, api_version: int) -> Message | None:
+    def fetch(self, token: int, node_id: int, request: FetchRequest, api_version: int) -> FetchResponse | None:
         """Returns the response of a node, None when it is sent later."""
         now_ms = self._clock.now_ms()
         context = self._sessions[node_id].new_context(request, api_version, now_ms)
@@ -147,16 +147,16 @@ class FetchManager:
 
     # --- responses ---
 
-    def _response(self, pending: _PendingFetch, result: _ReadResult) -> Message:
+    def _response(self, pending: _PendingFetch, result: _ReadResult) -> FetchResponse:
         sessions, now_ms = self._sessions[pending.node_id], self._clock.now_ms()
         session_response = sessions.update_and_respond(pending.context, result.entries, now_ms)
-        responses: list[Message] = []
-        failed: list[tuple[TopicPartition, Message]] = []
+        responses: list[_TopicData] = []
+        failed: list[tuple[TopicPartition, _PartitionData]] = []
         last: object = responses  # equal to no topic
         for partition, entry in session_response.entries:
             topic = partition.key[0]
             if topic != last:  # in reading order, so a topic may occur more than once
-                entries: list[Message] = []
+                entries: list[_PartitionData] = []
                 responses.append(
                     _TopicData(topic=partition.topic or "", topic_id=partition.topic_id, partitions=entries)
                 )
@@ -176,7 +176,7 @@ class FetchManager:
 
     # --- reading ---
 
-    def _byte_limit(self, request: Message) -> int:
+    def _byte_limit(self, request: FetchRequest) -> int:
         return min(int(request.max_bytes), self._max_bytes)
 
     def _read(self, pending: _PendingFetch) -> _ReadResult:
@@ -185,7 +185,7 @@ class FetchManager:
         size, has_error = 0, False
         committed = _reads_committed(request)
         partitions: list[TopicPartition] = []
-        entries: list[tuple[CachedPartition, Message]] = []
+        entries: list[tuple[CachedPartition, _PartitionData]] = []
         # unknown partitions come last in the response and do not complete a delayed fetch
         unknown_ids, unknown_names = [], []
         for requested in context.partitions:
@@ -196,7 +196,7 @@ class FetchManager:
                     continue
                 entry = self._read_partition(partition, requested, limit - size, size == 0, committed)
                 has_error = has_error or entry.diverging_epoch is not None
-                size += len(entry.records)
+                size += len(entry.records or b"")
                 entries.append((requested, entry))
             except ApiError as error:
                 if error.code is ErrorCode.UNKNOWN_TOPIC_ID:
@@ -210,7 +210,7 @@ class FetchManager:
 
     def _find(self, node_id: int, requested: CachedPartition) -> Partition:
         if requested.topic is None:
-            requested.topic = self._partitions.topic_name(requested.topic_id)
+            requested.topic = self._partitions.topic_name(requested.topic_id or ZERO_UUID)
         partition = self._partitions.partition(requested.topic, requested.number)
         if requested.topic_id is not None and requested.topic_id != partition.topic_id:
             raise ApiError(
@@ -221,7 +221,7 @@ class FetchManager:
 
     def _read_partition(
         self, partition: Partition, requested: CachedPartition, left: int, is_first: bool, committed: bool
-    ) -> Message:
+    ) -> _PartitionData:
         log = partition.log
         stable = partition.last_stable_offset
         before = stable if committed and stable < log.log_end_offset else None
@@ -251,7 +251,9 @@ class FetchManager:
             records=records,
         )
 
-    def _diverging_epoch(self, partition: Partition, requested: CachedPartition) -> Message | None:
+    def _diverging_epoch(
+        self, partition: Partition, requested: CachedPartition
+    ) -> _PartitionData.EpochEndOffset | None:
         """Where the client's log diverges from this one, None if it does not (KIP-595)."""
         epoch = requested.last_fetched_epoch
         if epoch < 0:
@@ -282,11 +284,11 @@ def _is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
     )
 
 
-def _reads_committed(request: Message) -> bool:
+def _reads_committed(request: FetchRequest) -> bool:
     return bool(request.isolation_level == _READ_COMMITTED)
 
 
-def _aborted(partition: Partition, start: int, records: memoryview) -> list[Message]:
+def _aborted(partition: Partition, start: int, records: memoryview) -> list[_AbortedTransaction]:
     """The aborted transactions in `records`, which begin at offset `start`."""
     if not len(partition.transaction_index) or not records:
         return []
@@ -296,7 +298,7 @@ def _aborted(partition: Partition, start: int, records: memoryview) -> list[Mess
     return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 
-def _error_entry(partition: int, code: ErrorCode) -> Message:
+def _error_entry(partition: int, code: ErrorCode) -> _PartitionData:
     return _PartitionData(
         partition_index=partition,
         error_code=code,
@@ -309,7 +311,7 @@ def _error_entry(partition: int, code: ErrorCode) -> Message:
     )
 
 
-def _unknown_entry(partition: int, code: ErrorCode) -> Message:
+def _unknown_entry(partition: int, code: ErrorCode) -> _PartitionData:
     """An error entry with an empty list of aborted transactions, as Kafka's for partitions that it does not know."""
     entry = _error_entry(partition, code)
     entry.aborted_transactions = []

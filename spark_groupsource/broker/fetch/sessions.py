@@ -11,12 +11,13 @@ Source: KIP-227; Kafka `FetchSession.scala`, `FetchMetadata`; KIP-516 (topic ids
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
-from typing import Any, Callable, Collection, NamedTuple, Sequence, Tuple
+from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
 from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 NO_SESSION = 0
 INITIAL_EPOCH = 0
@@ -26,10 +27,12 @@ MIN_EVICTION_MS = 120_000
 MAX_PARTITIONS = 500_000
 """Limit of all sessions of a node together (about 150 MB), against hostile clients. Kafka has no such limit."""
 
+_RequestedPartition = FetchRequest.FetchTopic.FetchPartition
+_Entry = FetchResponse.FetchableTopicResponse.PartitionData
 _INT32_MAX = 2**31 - 1
 _NO_OFFSET = -1
 
-Key = Tuple[Any, int]
+Key = Tuple[Union[str, uuid.UUID, None], int]
 """Topic (id from version 13 on, name before) and partition."""
 
 
@@ -58,7 +61,7 @@ class CachedPartition:
         "log_start_offset",
     )
 
-    def __init__(self, key: Key, topic: str | None, topic_id: Any, requested: Message) -> None:
+    def __init__(self, key: Key, topic: str | None, topic_id: uuid.UUID | None, requested: _RequestedPartition) -> None:
         self.key = key
         self.topic = topic
         self.topic_id = topic_id
@@ -70,7 +73,7 @@ class CachedPartition:
         self.max_bytes: int
         self.update(requested)
 
-    def update(self, requested: Message) -> None:
+    def update(self, requested: _RequestedPartition) -> None:
         """Takes the parameters of a later request."""
         self.current_leader_epoch = requested.current_leader_epoch
         self.fetch_offset = requested.fetch_offset
@@ -81,24 +84,24 @@ class CachedPartition:
         """Returns whether the offsets differ from those of the last response."""
         return high_watermark != self.high_watermark or log_start_offset != self.log_start_offset
 
-    def should_include(self, entry: Message) -> bool:
+    def should_include(self, entry: _Entry) -> bool:
         """Returns whether an incremental response must contain `entry`."""
         return (
             entry.error_code != ErrorCode.NONE
-            or len(entry.records) > 0
+            or bool(entry.records)
             or entry.diverging_epoch is not None
             or entry.preferred_read_replica >= 0
             or self.has_changes(entry.high_watermark, entry.log_start_offset)
         )
 
-    def record_response(self, entry: Message) -> None:
+    def record_response(self, entry: _Entry) -> None:
         """Remembers the offsets of `entry` as those of the last response."""
         self.log_start_offset = entry.log_start_offset
         # after an error the next response includes the partition, even without other changes
         self.high_watermark = entry.high_watermark if entry.error_code == ErrorCode.NONE else _NO_OFFSET
 
 
-PartitionEntries = Sequence["tuple[CachedPartition, Message]"]
+PartitionEntries = Sequence[Tuple[CachedPartition, _Entry]]
 """Partitions with their response entries, in response order."""
 
 
@@ -160,7 +163,7 @@ class FetchSessionCache:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def new_context(self, request: Message, api_version: int, now_ms: int) -> FetchContext:
+    def new_context(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
         """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
         by_id = api_version >= TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
@@ -206,7 +209,7 @@ class FetchSessionCache:
         for partition, entry in entries:
             partition.record_response(entry)
         for partition, entry in included:
-            if len(entry.records):
+            if entry.records:
                 # move to the end, so that a byte limit does not starve the other partitions
                 session.partitions[partition.key] = session.partitions.pop(partition.key)
         return SessionResponse(ErrorCode.NONE, session.session_id, included)
@@ -260,12 +263,13 @@ class FetchSessionCache:
         self._partition_count -= session.size
 
 
-def _merge(partitions: dict[Key, CachedPartition], request: Message, by_id: bool) -> dict[Key, CachedPartition]:
+def _merge(partitions: dict[Key, CachedPartition], request: FetchRequest, by_id: bool) -> dict[Key, CachedPartition]:
     """Adds the partitions of a request; known ones keep their position, the last of duplicates counts."""
     for topic in request.topics:
-        name, topic_key = (None, topic.topic_id) if by_id else (topic.topic, topic.topic)
+        name = None if by_id else topic.topic
+        topic_key = topic.topic_id if by_id else topic.topic
         for requested in topic.partitions:
-            key = (topic_key, requested.partition)
+            key: Key = (topic_key, requested.partition)
             known = partitions.get(key)
             if known is None:
                 partitions[key] = CachedPartition(key, name, topic.topic_id, requested)
