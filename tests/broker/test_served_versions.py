@@ -435,7 +435,7 @@ def test_a_coordinator_of_shares_is_refused_with_a_reason(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         request = messages.FindCoordinatorRequest(key="t", key_type=2, coordinator_keys=["t"])
         (answer,) = connection.call(request, 6).coordinators
-        assert answer.error_code == 42 and "not shares" in answer.error_message
+        assert answer.error_code == 42 and "Coordinator type 2 is not supported" in answer.error_message
 
 
 def test_delete_by_topic_id(broker):
