@@ -8,6 +8,8 @@ from typing import Callable, NamedTuple
 
 from spark_groupsource.wire.messages import ApiMessage
 
+TopicId = uuid.UUID
+
 ZERO_UUID = uuid.UUID(int=0)
 """The topic id of a topic that a request names."""
 

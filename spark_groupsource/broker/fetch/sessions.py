@@ -11,11 +11,11 @@ Source: KIP-227; Kafka `FetchSession.scala`, `FetchMetadata`; KIP-516 (topic ids
 
 from __future__ import annotations
 
-import uuid
 from collections import OrderedDict
 from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
 from spark_groupsource.broker.fetch.size_order import SizeOrder
+from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
@@ -32,7 +32,7 @@ _Entry = FetchResponse.FetchableTopicResponse.PartitionData
 _INT32_MAX = 2**31 - 1
 _NO_OFFSET = -1
 
-Key = Tuple[Union[str, uuid.UUID, None], int]
+Key = Tuple[Union[str, TopicId, None], int]
 """Topic (id from version 13 on, name before) and partition."""
 
 
@@ -61,7 +61,7 @@ class CachedPartition:
         "log_start_offset",
     )
 
-    def __init__(self, key: Key, topic: str | None, topic_id: uuid.UUID | None, requested: _RequestedPartition) -> None:
+    def __init__(self, key: Key, topic: str | None, topic_id: TopicId | None, requested: _RequestedPartition) -> None:
         self.key = key
         self.topic = topic
         self.topic_id = topic_id
