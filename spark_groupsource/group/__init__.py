@@ -1,4 +1,4 @@
-"""The group coordinator as a pure state machine: it decides, others append, send and keep the time."""
+"""Group coordinator: a pure state machine; the broker appends its records and sends its responses."""
 
 from spark_groupsource.group.config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
@@ -14,6 +14,7 @@ from spark_groupsource.group.outcome import (
     TransactionProducer,
 )
 from spark_groupsource.group.request_splitting import coordinator_partition, merge_responses, split_request
+from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 
@@ -21,6 +22,7 @@ __all__ = [
     "CancelTimer",
     "GroupConfig",
     "GroupEvent",
+    "GroupRequest",
     "GroupShard",
     "GroupState",
     "GroupTimer",

@@ -1,8 +1,8 @@
-"""A classic group between its members: the book-keeping that join, sync and session handling share.
+"""State of a classic group: members, generation, protocols.
 
-Everything here is soft: it is rebuilt from the stored group when a partition is loaded, and a request in flight may
-be lost with it. Methods keep the counters and maps consistent with one another; when to call them, what to answer
-and which timers to set is decided in the other modules of this room. Costs are constant per call except where said.
+This state is in memory only: it is rebuilt from the stored group when a partition is loaded, and delayed requests are
+lost with it. The methods keep the counters and maps consistent; the other modules decide when to call them, what to
+return and which timers to set. Every call takes constant time unless its docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -68,34 +68,39 @@ class ClassicGroup:
     # --- state
 
     def transition(self, new_state: GroupState, timestamp_ms: int) -> None:
-        """Raises IllegalTransition unless the tables allow it."""
+        """Raises IllegalTransitionError unless GROUP_TRANSITIONS allows it."""
         check_transition(self.group_id, self.state, new_state)
         self.state = new_state
         self.state_timestamp_ms = timestamp_ms
 
-    def rule(self, ask: GroupOperation) -> GroupRule:
-        """What the table says for the present state."""
-        return GROUP_RULES[self.state][ask]
+    def rule(self, operation: GroupOperation) -> GroupRule:
+        """Returns the rule for an operation in the current state."""
+        return GROUP_RULES[self.state][operation]
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of the members', O(members); 0 without members."""
+        """Returns the longest rebalance timeout of the members, 0 without members. O(members)."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
     def has_all_members_joined(self) -> bool:
-        """Whether a join phase waits for nobody: every member's join is parked, and no id is pending."""
+        """Whether every member has sent JoinGroup and no member id is pending."""
         return self.awaiting_join_count == len(self.members) and not self.pending_joins
 
     # --- members
 
     def add(self, member: Member) -> None:
-        """Raises ValueError if its id or instance id is taken."""
+        """Adds a member; the first one becomes the leader.
+
+        Raises: ValueError if the member id or the group instance id is in use.
+        """
         if member.member_id in self.members:
-            raise ValueError(f"member {member.member_id} is already in group {self.group_id}")
+            raise ValueError(f"Member '{member.member_id}' is already in group '{self.group_id}'.")
         if member.group_instance_id is not None:
             if member.group_instance_id in self.static_members:
-                raise ValueError(f"instance {member.group_instance_id} is already in group {self.group_id}")
+                raise ValueError(
+                    f"Group instance id '{member.group_instance_id}' is already in group '{self.group_id}'."
+                )
             self.static_members[member.group_instance_id] = member.member_id
         self.members[member.member_id] = member
         self._count_protocols(member, 1)
@@ -105,7 +110,7 @@ class ClassicGroup:
             self.leader_id = member.member_id
 
     def remove(self, member_id: str) -> Member:
-        """Takes a member out of every map; the leader's place goes to the longest known member."""
+        """Removes a member; if it was the leader, the member that joined first becomes the leader."""
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -118,25 +123,25 @@ class ClassicGroup:
         return member
 
     def add_pending_join(self, member_id: str) -> None:
-        """Raises ValueError if the id is a member already."""
+        """Raises ValueError if the id is that of a member."""
         if member_id in self.members:
-            raise ValueError(f"{member_id} is a member of group {self.group_id} and cannot become pending")
+            raise ValueError(f"Member id '{member_id}' cannot be pending: it is a member of group '{self.group_id}'.")
         self.pending_joins.add(member_id)
 
     def add_pending_sync(self, member_id: str) -> None:
-        """Raises ValueError if the id is not a member."""
+        """Raises ValueError if the id is not that of a member."""
         if member_id not in self.members:
-            raise ValueError(f"{member_id} is not a member of group {self.group_id} and owes no SyncGroup")
+            raise ValueError(f"No SyncGroup expected of '{member_id}': it is not a member of group '{self.group_id}'.")
         self.pending_syncs.add(member_id)
 
     def replace_static_member(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
-        """Moves a static member to a new id and returns it as it was, and as it is; what was parked stays behind.
+        """Gives a static member a new id. Returns the former member, with its delayed requests, and the new one.
 
-        Raises: ValueError if the instance is not in the group.
+        Raises: ValueError if the group instance id is not in the group.
         """
         old_id = self.static_members.get(group_instance_id)
         if old_id is None:
-            raise ValueError(f"instance {group_instance_id} is not in group {self.group_id}")
+            raise ValueError(f"Group instance id '{group_instance_id}' is not in group '{self.group_id}'.")
         old = self.members[old_id]
         new = old.copy()
         new.member_id, new.awaiting_join, new.awaiting_sync = new_member_id, None, None
@@ -144,7 +149,7 @@ class ClassicGroup:
         return old, new
 
     def restore_static_member(self, old: Member, new_member_id: str, leader_id: str) -> None:
-        """Undoes `replace_static_member`; requests the old member had parked were answered and do not come back."""
+        """Undoes `replace_static_member`, without the delayed requests of the former member: they got responses."""
         restored = old.copy()
         restored.awaiting_join = restored.awaiting_sync = None
         self._swap(self.members[new_member_id], restored)
@@ -163,27 +168,27 @@ class ClassicGroup:
     def update(
         self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int
     ) -> None:
-        """Takes over what a further JoinGroup of the member says."""
+        """Updates a member from a further JoinGroup."""
         self._count_protocols(member, -1)
         member.protocols = protocols
         self._count_protocols(member, 1)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
 
-    def await_join(self, member: Member, parked: DelayedRequest) -> DelayedRequest | None:
-        """Returns the request it replaces."""
-        displaced, member.awaiting_join = member.awaiting_join, parked
-        self.awaiting_join_count += displaced is None
-        return displaced
+    def await_join(self, member: Member, request: DelayedRequest) -> DelayedRequest | None:
+        """Delays the response of a JoinGroup; returns the delayed request that it replaces."""
+        replaced, member.awaiting_join = member.awaiting_join, request
+        self.awaiting_join_count += replaced is None
+        return replaced
 
     def take_awaiting_join(self, member: Member) -> DelayedRequest | None:
-        """The member's parked JoinGroup, which is thereby no longer parked."""
-        parked, member.awaiting_join = member.awaiting_join, None
-        self.awaiting_join_count -= parked is not None
-        return parked
+        """Removes and returns the delayed JoinGroup of a member."""
+        delayed, member.awaiting_join = member.awaiting_join, None
+        self.awaiting_join_count -= delayed is not None
+        return delayed
 
     def maybe_elect_joined_leader(self) -> bool:
-        """Keeps a leader that has joined, else takes the first member that has; False if none has. O(members)."""
+        """Replaces a leader that has not joined by the first member that has; False if none has. O(members)."""
         leader = self.members.get(self.leader_id or "")
         if leader is not None and leader.awaiting_join is not None:
             return True
@@ -194,7 +199,7 @@ class ClassicGroup:
         return False
 
     def validate_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """NONE if the ids name one member, else the error that says why not."""
+        """Returns NONE if the ids are those of one member, else the error."""
         if group_instance_id is not None:
             mapped = self.static_members.get(group_instance_id)
             if mapped is None:
@@ -206,7 +211,7 @@ class ClassicGroup:
     # --- protocols
 
     def supports_protocols(self, protocol_type: str, protocol_names: Collection[str]) -> bool:
-        """Whether a member offering these could be in the group."""
+        """Whether a member with these protocols can join: all members support one of them."""
         if not self.members:
             return bool(protocol_type) and bool(protocol_names)
         count = len(self.members)
@@ -215,12 +220,15 @@ class ClassicGroup:
         )
 
     def candidate_protocols(self) -> frozenset[str]:
-        """Protocol names every member supports."""
+        """Returns the protocols that every member supports."""
         count = len(self.members)
         return frozenset(name for name, support in self._protocol_support.items() if support == count)
 
     def select_protocol(self) -> str:
-        """The outcome of the members' vote, O(members). Raises ValueError without members."""
+        """Returns the protocol that the members vote for. O(members).
+
+        Raises: ValueError without members.
+        """
         return most_voted(self.members.values(), self.candidate_protocols())
 
     def _count_protocols(self, member: Member, step: int) -> None:
@@ -234,7 +242,7 @@ class ClassicGroup:
     # --- generations
 
     def init_next_generation(self, timestamp_ms: int) -> None:
-        """Ends a join phase: to CompletingRebalance with members, to Empty without. O(members)."""
+        """Ends a join phase: CompletingRebalance with members, Empty without. O(members)."""
         self.generation_id += 1
         self.pending_syncs.clear()
         self.is_initial_rebalance = False
@@ -248,7 +256,7 @@ class ClassicGroup:
         self.subscribed_topics = self.compute_subscribed_topics()
 
     def compute_subscribed_topics(self) -> frozenset[str] | None:
-        """Union of the members' topics under the chosen protocol, None where it cannot be known. O(members)."""
+        """Returns the topics of all members under the selected protocol, None if unknown. O(members)."""
         if self.protocol_type != PROTOCOL_TYPE:
             return None
         if not self.members:
@@ -263,15 +271,15 @@ class ClassicGroup:
             return None
 
     def subscribes_to(self, topic: str) -> bool:
-        """Whether offsets of `topic` are in use: when that is not known, they are."""
+        """Whether a member subscribes to `topic`; true if the subscriptions are unknown."""
         if self.state in (EMPTY, DEAD) or self.protocol_type != PROTOCOL_TYPE:
             return False
         return self.subscribed_topics is None or topic in self.subscribed_topics
 
-    # --- storing
+    # --- records
 
     def to_value(self, timestamp_ms: int, assignment_of: Callable[[Member], bytes]) -> GroupValue:
-        """The group as it is stored, with the assignments given. O(members)."""
+        """Returns the record of the group with the given assignments. O(members)."""
         protocol_name = self.protocol_name
         return GroupValue(
             protocol_type=self.protocol_type or "",
@@ -285,12 +293,12 @@ class ClassicGroup:
         )
 
     def to_empty_value(self) -> GroupValue:
-        """The group without members as it is stored."""
+        """Returns the record of the group without members."""
         return GroupValue(self.protocol_type or "", self.generation_id, None, None, self.state_timestamp_ms, ())
 
     @classmethod
     def from_value(cls, group_id: str, value: GroupValue | None) -> ClassicGroup:
-        """The group a stored value tells of; None is a group of which only offsets are stored."""
+        """Returns the group of a record; None is a group that has offsets but no record."""
         group = cls(group_id)
         if value is None:
             return group
@@ -301,15 +309,15 @@ class ClassicGroup:
         for member in value.members:
             group.add(Member.from_value(member, value.protocol_name))
         group.leader_id = value.leader if group.members else None
-        # what was stored is a finished round: the one state no transition leads to here
+        # a stored group with members has completed its rebalance; no transition leads here
         group.state = STABLE if group.members else EMPTY
         group.subscribed_topics = group.compute_subscribed_topics()
         return group
 
 
 def _subscribed_topics(metadata: bytes) -> tuple[str, ...]:
-    # coordinators read version 0 of the subscription whatever its version says: a newer assignor's own fields are
-    # none of their business and must not make the topics unknown
+    # as Kafka's coordinator, decodes version 0 whatever the version: fields of newer versions do not make the topics
+    # unknown
     if len(metadata) >= 2 and not metadata[0] & 0x80:
         metadata = b"\x00\x00" + metadata[2:]
     return decode_subscription(metadata).topics

@@ -1,48 +1,56 @@
-"""Committed offsets: commit, fetch, delete, and when they expire.
+"""Committed offsets: commit, fetch, delete, expiration.
 
-Reads the ledger and never writes it: what is decided here leaves as records. Costs are in the partitions named,
-except for expiry, which walks every offset.
+The functions read the stored offsets and return changes as records. Their cost is in the number of partitions named,
+except for expiration, which iterates over all offsets. C1 to C8 number the cases of a commit; the first match decides.
 
-Version notes. OffsetCommit: versions 2 to 4 carry a retention time, and version 1 (not served) a timestamp per
-partition; version 9 may answer GROUP_ID_NOT_FOUND. TxnOffsetCommit: the committer's member and generation come with
-version 3. OffsetFetch: null topics mean all from version 2, require_stable comes with 7 and several groups with 8.
+Version notes. OffsetCommit: versions 2 to 4 have a retention time, version 1 (
+    not served
+) has a timestamp per partition,
+version 9 may return GROUP_ID_NOT_FOUND. TxnOffsetCommit: member and generation from version 3. OffsetFetch: null topics
+are all topics from version 2; require_stable from version 7, several groups from version 8.
 
 Source: KIP-211, KIP-447, KIP-496; Kafka's OffsetMetadataManager and OffsetExpirationConditionImpl.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import AbstractSet, Collection, Iterable, Iterator, Mapping, Sequence, overload
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.member_sessions import renew_session
 from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets, TransactionProducer
-from spark_groupsource.group.responses import commit_response
+from spark_groupsource.group.requests import OffsetFetchTopic
+from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
-    Message,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
     OffsetDeleteResponse,
+    OffsetFetchRequest,
     OffsetFetchResponse,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
 
-_ANY_NOT_FOUND_VERSION = 9
+_GROUP_NOT_FOUND_VERSION = 9
 _GROUPS_VERSION = 8
 NO_OFFSET = OffsetValue(offset=-1)
+
+_FetchPartition = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
 
 
 # --- commit
 
 
 def commit_offsets(
-    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: OffsetCommitRequest, context: RequestContext
 ) -> None:
-    """Checks the committer, then each partition; `group` is None where there is none yet."""
+    """Checks the member, then each partition; `group` is None if it does not exist yet."""
     error = _check_commit(builder, group, request, context)
     if error is not ErrorCode.NONE:
         builder.reply(context.token, commit_error_response(request, error))
@@ -54,22 +62,22 @@ def commit_offsets(
 
 
 def commit_transactional_offsets(
-    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: TxnOffsetCommitRequest, context: RequestContext
 ) -> None:
-    """Like `commit`, as part of a producer's transaction: nobody sees the offsets before it has committed."""
+    """As `commit_offsets`, in a transaction: the offsets are pending until the transaction commits."""
     error = _check_transactional(group, request)
     if error is not ErrorCode.NONE:
         builder.reply(context.token, commit_error_response(request, error))
         return
     builder.producer = TransactionProducer(request.producer_id, request.producer_epoch)
-    builder.reply(context.token, commit_response(_store(builder, request, -1), transactional=True))
+    builder.reply(context.token, transactional_commit_response(_store(builder, request, -1)))
 
 
-def _store(builder: OutcomeBuilder, request: Message, expire_timestamp_ms: int) -> list[
-    tuple[str, list[tuple[int, ErrorCode]]]
-]:
-    """Records of the request's offsets, and what is answered about each."""
-    results: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
+def _store(
+    builder: OutcomeBuilder, request: OffsetCommitRequest | TxnOffsetCommitRequest, expire_timestamp_ms: int
+) -> CommitResults:
+    """Adds a record for each valid partition; returns the result of every partition."""
+    results = []
     for topic in request.topics:
         partitions: list[tuple[int, ErrorCode]] = []
         for partition in topic.partitions:
@@ -93,18 +101,18 @@ def _store(builder: OutcomeBuilder, request: Message, expire_timestamp_ms: int) 
 
 
 def _length(metadata: str) -> int:
-    # Kafka compares its setting, a count of bytes by name, with the length of a Java string
+    # Kafka compares offset.metadata.max.bytes with the length of a Java string
     return len(metadata) if metadata.isascii() else len(metadata.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _check_commit(
-    builder: OutcomeBuilder, group: ClassicGroup | None, request: Message, context: RequestContext
+    builder: OutcomeBuilder, group: ClassicGroup | None, request: OffsetCommitRequest, context: RequestContext
 ) -> ErrorCode:
     generation_id = request.generation_id_or_member_epoch
     if group is None:
         if generation_id < 0:
-            return ErrorCode.NONE  # C1: a simple group comes into being with its first offset
-        if context.api_version >= _ANY_NOT_FOUND_VERSION:  # C2
+            return ErrorCode.NONE  # C1: the first offset creates a simple group
+        if context.api_version >= _GROUP_NOT_FOUND_VERSION:  # C2
             return ErrorCode.GROUP_ID_NOT_FOUND
         return ErrorCode.ILLEGAL_GENERATION
     if group.state is DEAD:  # C3
@@ -124,13 +132,15 @@ def _check_commit(
     return rule.error  # C7 or NONE
 
 
-def _check_transactional(group: ClassicGroup | None, request: Message) -> ErrorCode:
+def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitRequest) -> ErrorCode:
     if group is None:
         return ErrorCode.NONE if request.generation_id < 0 else ErrorCode.ILLEGAL_GENERATION
     rule = group.rule(GroupOperation.COMMIT_TRANSACTIONAL)
-    # producers from before version 3 do not say who they are
-    says_who = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
-    if rule.action is not GroupAction.ACCEPT or not says_who or (request.generation_id < 0 and group.state is EMPTY):
+    # below version 3 a request names no member
+    names_member = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+    if rule.action is not GroupAction.ACCEPT or not names_member or (
+        request.generation_id < 0 and group.state is EMPTY
+    ):
         return rule.error
     error = group.validate_member(request.member_id, request.group_instance_id)
     if error is ErrorCode.NONE and request.generation_id != group.generation_id:
@@ -138,29 +148,41 @@ def _check_transactional(group: ClassicGroup | None, request: Message) -> ErrorC
     return error
 
 
-def commit_error_response(request: Message, error: ErrorCode) -> Message:
-    """A whole request's error: OffsetCommit and TxnOffsetCommit have no place for it but every partition."""
-    return commit_response(
-        [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics],
-        transactional=isinstance(request, TxnOffsetCommitRequest),
-    )
+@overload
+def commit_error_response(request: OffsetCommitRequest, error: ErrorCode) -> OffsetCommitResponse: ...
 
 
-def failed_commit_response(response: Message, error: ErrorCode) -> Message:
-    """The answer to a commit that could not be stored; what was refused before keeps its own error."""
-    return commit_response(
-        [
-            (
-                topic.name,
-                [
-                    (entry.partition_index, ErrorCode(entry.error_code) if entry.error_code else error)
-                    for entry in topic.partitions
-                ],
-            )
-            for topic in response.topics
-        ],
-        transactional=isinstance(response, TxnOffsetCommitResponse),
-    )
+@overload
+def commit_error_response(request: TxnOffsetCommitRequest, error: ErrorCode) -> TxnOffsetCommitResponse: ...
+
+
+def commit_error_response(
+    request: OffsetCommitRequest | TxnOffsetCommitRequest, error: ErrorCode
+) -> OffsetCommitResponse | TxnOffsetCommitResponse:
+    """Returns the error of a whole request: OffsetCommit and TxnOffsetCommit have an error per partition only."""
+    results = [(topic.name, [(entry.partition_index, error) for entry in topic.partitions]) for topic in request.topics]
+    if isinstance(request, TxnOffsetCommitRequest):
+        return transactional_commit_response(results)
+    return commit_response(results)
+
+
+def failed_commit_response(
+    response: OffsetCommitResponse | TxnOffsetCommitResponse, error: ErrorCode
+) -> OffsetCommitResponse | TxnOffsetCommitResponse:
+    """Returns the response to a commit whose append failed; a partition that already has an error keeps it."""
+    results = [
+        (
+            topic.name,
+            [
+                (entry.partition_index, ErrorCode(entry.error_code) if entry.error_code else error)
+                for entry in topic.partitions
+            ],
+        )
+        for topic in response.topics
+    ]
+    if isinstance(response, TxnOffsetCommitResponse):
+        return transactional_commit_response(results)
+    return commit_response(results)
 
 
 # --- fetch
@@ -170,13 +192,13 @@ def fetch_offsets(
     group: ClassicGroup | None,
     group_id: str,
     stored: Mapping[TopicPartition, OffsetValue],
-    topics: Sequence[Message] | None,
+    topics: Sequence[OffsetFetchTopic] | None,
     unstable: Collection[TopicPartition] = (),
-) -> Message:
-    """One group's part of an OffsetFetch answer, in the form of version 8 on; null topics mean all.
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    """Returns one group of an OffsetFetch response, in the form of version 8; null topics are all topics.
 
-    A Dead or unknown group, and a partition without an offset, is offset -1 and no error. `unstable` are the partitions
-    with an offset in an open transaction, for who asked to be told.
+    A partition without an offset, and every partition of a Dead or unknown group, has offset -1 and no error. The
+    partitions in `unstable` get UNSTABLE_OFFSET_COMMIT.
     """
     if group is not None and group.state is DEAD:
         stored = {}
@@ -193,7 +215,6 @@ def fetch_offsets(
                 name=name,
                 partitions=[
                     _fetched(
-                        topic_class.OffsetFetchResponsePartitions,
                         partition,
                         stored.get(TopicPartition(name, partition), NO_OFFSET),
                         TopicPartition(name, partition) in unstable,
@@ -214,10 +235,10 @@ def _by_topic(stored: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
     return list(topics.items())
 
 
-def _fetched(partition_class: Any, partition: int, value: OffsetValue, is_unstable: bool) -> Message:
+def _fetched(partition: int, value: OffsetValue, is_unstable: bool) -> _FetchPartition:
     if is_unstable:
         value = NO_OFFSET
-    return partition_class(
+    return _FetchPartition(
         partition_index=partition,
         committed_offset=value.offset,
         committed_leader_epoch=value.leader_epoch,
@@ -226,8 +247,10 @@ def _fetched(partition_class: Any, partition: int, value: OffsetValue, is_unstab
     )
 
 
-def offset_fetch_response(groups: Sequence[Message], api_version: int) -> Message:
-    """The whole answer from its groups' parts; below version 8 there is exactly one."""
+def offset_fetch_response(
+    groups: Sequence[OffsetFetchResponse.OffsetFetchResponseGroup], api_version: int
+) -> OffsetFetchResponse:
+    """Returns the response for these groups; below version 8 there is exactly one."""
     if api_version >= _GROUPS_VERSION:
         return OffsetFetchResponse(throttle_time_ms=0, groups=list(groups))
     (group,) = groups
@@ -252,15 +275,19 @@ def offset_fetch_response(groups: Sequence[Message], api_version: int) -> Messag
     return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=group.error_code)
 
 
-def requested_groups(request: Message, api_version: int) -> list[tuple[str, Sequence[Message] | None]]:
-    """(group id, topics or None for all) of an OffsetFetch in any version."""
+def requested_groups(
+    request: OffsetFetchRequest, api_version: int
+) -> list[tuple[str, Sequence[OffsetFetchTopic] | None]]:
+    """Returns (group id, topics or None for all topics) of an OffsetFetch of any version."""
     if api_version >= _GROUPS_VERSION:
         return [(group.group_id, group.topics) for group in request.groups]
     return [(request.group_id, request.topics)]
 
 
-def group_fetch_error(group_id: str, topics: Sequence[Message] | None, error: ErrorCode, api_version: int) -> Message:
-    """One group's part where it cannot be served."""
+def group_fetch_error(
+    group_id: str, topics: Sequence[OffsetFetchTopic] | None, error: ErrorCode, api_version: int
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    """Returns one group of an OffsetFetch response, with an error; below version 2 its partitions have the error."""
     group = fetch_offsets(None, group_id, {}, topics if api_version < 2 else [])
     group.error_code = error
     for topic in group.topics:
@@ -276,10 +303,10 @@ def delete_offsets(
     builder: OutcomeBuilder,
     group: ClassicGroup | None,
     stored: AbstractSet[TopicPartition],
-    request: Message,
+    request: OffsetDeleteRequest,
     context: RequestContext,
 ) -> None:
-    """Removes the offsets of partitions nobody in the group subscribes to, pending ones too."""
+    """Adds tombstones for the committed and pending offsets of topics to which no member subscribes."""
     error = _check_delete(group)
     if error is not ErrorCode.NONE:
         builder.reply(context.token, offset_delete_error_response(error))
@@ -307,21 +334,25 @@ def _check_delete(group: ClassicGroup | None) -> ErrorCode:
     return group.rule(GroupOperation.DELETE_OFFSETS if is_consumer else GroupOperation.DELETE_OFFSETS_OTHER).error
 
 
-def offset_delete_error_response(error: ErrorCode) -> Message:
+def offset_delete_error_response(error: ErrorCode) -> OffsetDeleteResponse:
     return OffsetDeleteResponse(error_code=error, throttle_time_ms=0, topics=[])
 
 
-# --- expiry
+# --- expiration
 
 
 def expired_offsets(
     group: ClassicGroup, stored: Mapping[TopicPartition, OffsetValue], retention_ms: int, timestamp_ms: int
 ) -> Iterator[TopicPartition]:
-    """The offsets of a group whose time is over.
+    """Returns the partitions of a group whose offsets have expired.
 
-    An offset with an expiry of its own goes by that; any other by the group's kind: without protocol type since its
-    commit; in an Empty group since the group emptied (since its commit where that is unknown); in a Stable consumer
-    group since its commit if nobody subscribes to its topic any more. No other group loses any.
+    An offset with an expiration time of its own expires then. Any other offset expires after `retention_ms`:
+
+    - without a protocol type, since its commit;
+    - in an Empty group, since the group became Empty (if unknown, since its commit);
+    - in a Stable consumer group, since its commit, if no member subscribes to its topic.
+
+    Groups in other states, and Stable groups of other types, keep their offsets.
     """
     since_empty = group.state is EMPTY and group.protocol_type is not None and group.state_timestamp_ms >= 0
     unsubscribed_only = group.state is STABLE
@@ -335,9 +366,9 @@ def expired_offsets(
         if unsubscribed_only and group.subscribes_to(topic_partition.topic):
             continue
         if value.expire_timestamp_ms >= 0:
-            over = timestamp_ms >= value.expire_timestamp_ms
+            is_expired = timestamp_ms >= value.expire_timestamp_ms
         else:
             since = group.state_timestamp_ms if since_empty else value.commit_timestamp_ms
-            over = timestamp_ms - since >= retention_ms
-        if over:
+            is_expired = timestamp_ms - since >= retention_ms
+        if is_expired:
             yield topic_partition

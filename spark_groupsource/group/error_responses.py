@@ -1,11 +1,11 @@
-"""Whole-request errors of the group APIs, and what a failed append means to a client.
+"""Error responses of the group APIs, and the errors that follow from failed appends.
 
-Source: Kafka's CoordinatorOperationExceptionHelper; KafkaApis for the shape of each API's error.
+Source: Kafka's CoordinatorOperationExceptionHelper; KafkaApis for the form of each API's error.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from typing import Any, Mapping, TypeVar, overload
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.committed_offsets import (
@@ -16,6 +16,7 @@ from spark_groupsource.group.committed_offsets import (
     requested_groups,
 )
 from spark_groupsource.group.group_admin import delete_groups_response, described_group_error
+from spark_groupsource.group.requests import GroupRequest, GroupResponse
 from spark_groupsource.group.responses import (
     heartbeat_response,
     join_error_response,
@@ -23,21 +24,23 @@ from spark_groupsource.group.responses import (
     sync_error_response,
 )
 from spark_groupsource.wire.messages import (
+    ApiMessage,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
-    ListGroupsRequest,
     ListGroupsResponse,
-    Message,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
+    Request,
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
+
+ResponseT = TypeVar("ResponseT", bound="ApiMessage")
 
 _APPEND_ERRORS: Mapping[int, ErrorCode] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -50,64 +53,67 @@ _APPEND_ERRORS: Mapping[int, ErrorCode] = {
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 
-# producers up to Kafka 2.0 know no loading coordinator of groups
-_LOADING_KNOWN_SINCE = 2
-_ABORTABLE_KNOWN_SINCE = 4
-_UNTIL_2_0 = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+# producers up to Kafka 2.0 do not expect COORDINATOR_LOAD_IN_PROGRESS in TxnOffsetCommit
+_LOAD_IN_PROGRESS_VERSION = 2
+_ABORTABLE_VERSION = 4
 
 
 def verification_error(error: ErrorCode, api_version: int) -> ErrorCode:
-    """What a transactional commit is answered when the transaction's coordinator does not vouch for it."""
+    """Returns the error of a TxnOffsetCommit whose transaction the transaction coordinator could not verify."""
     if error is ErrorCode.NETWORK_EXCEPTION:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    if error is ErrorCode.TRANSACTION_ABORTABLE and api_version < _ABORTABLE_KNOWN_SINCE:
+    if error is ErrorCode.TRANSACTION_ABORTABLE and api_version < _ABORTABLE_VERSION:
         return ErrorCode.INVALID_TXN_STATE
     return append_error(error)
 
 
 def append_error(error: int) -> ErrorCode:
-    """The error a group's client is told when its record could not be appended; most are about a log, not a group."""
+    """Returns the error for a client whose record could not be appended: most append errors are about a log."""
     mapped = _APPEND_ERRORS.get(error)
     return ErrorCode(error) if mapped is None else mapped
 
 
-def _describe(request: Message, error: ErrorCode) -> Message:
-    return DescribeGroupsResponse(
-        throttle_time_ms=0, groups=[described_group_error(group_id, error) for group_id in request.groups]
-    )
+@overload
+def error_response(request: Request[ResponseT], error: ErrorCode, api_version: int) -> ResponseT: ...
 
 
-def _fetch(request: Message, error: ErrorCode, version: int) -> Message:
-    groups = [
-        group_fetch_error(group_id, topics, error, version) for group_id, topics in requested_groups(request, version)
-    ]
-    return offset_fetch_response(groups, version)
+@overload
+def error_response(request: GroupRequest, error: ErrorCode, api_version: int) -> GroupResponse: ...
 
 
-_REFUSALS: Mapping[int, Callable[[Message, ErrorCode, int], Message]] = {
-    JoinGroupRequest.API_KEY: lambda request, error, version: join_error_response(error, request.member_id, version),
-    SyncGroupRequest.API_KEY: lambda request, error, version: sync_error_response(error),
-    HeartbeatRequest.API_KEY: lambda request, error, version: heartbeat_response(error),
-    LeaveGroupRequest.API_KEY: lambda request, error, version: leave_error_response(error),
-    OffsetCommitRequest.API_KEY: lambda request, error, version: commit_error_response(request, error),
-    TxnOffsetCommitRequest.API_KEY: lambda request, error, version: commit_error_response(
-        request, _UNTIL_2_0.get(error, error) if version < _LOADING_KNOWN_SINCE else error
-    ),
-    OffsetFetchRequest.API_KEY: _fetch,
-    OffsetDeleteRequest.API_KEY: lambda request, error, version: offset_delete_error_response(error),
-    DescribeGroupsRequest.API_KEY: lambda request, error, version: _describe(request, error),
-    ListGroupsRequest.API_KEY: lambda request, error, version: ListGroupsResponse(
-        throttle_time_ms=0, error_code=error, groups=[]
-    ),
-    DeleteGroupsRequest.API_KEY: lambda request, error, version: delete_groups_response(
-        (group_id, error) for group_id in request.groups_names
-    ),
-}
+def error_response(request: Any, error: ErrorCode, api_version: int) -> Any:
+    """Returns a response that has nothing but `error`, in the field that the API has for it."""
+    return _error_response(request, error, api_version)
 
 
-def error_response(request: Message, error: ErrorCode, api_version: int) -> Message:
-    """The answer of a group API that says nothing but `error`, in the place its schema has for it.
-
-    Raises: KeyError for a request that is not of the group APIs.
-    """
-    return _REFUSALS[request.API_KEY](request, error, api_version)
+def _error_response(request: GroupRequest, error: ErrorCode, api_version: int) -> GroupResponse:
+    match request:
+        case JoinGroupRequest():
+            return join_error_response(error, request.member_id, api_version)
+        case SyncGroupRequest():
+            return sync_error_response(error)
+        case HeartbeatRequest():
+            return heartbeat_response(error)
+        case LeaveGroupRequest():
+            return leave_error_response(error)
+        case OffsetCommitRequest():
+            return commit_error_response(request, error)
+        case TxnOffsetCommitRequest():
+            if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and api_version < _LOAD_IN_PROGRESS_VERSION:
+                error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            return commit_error_response(request, error)
+        case OffsetFetchRequest():
+            groups = [
+                group_fetch_error(group_id, topics, error, api_version)
+                for group_id, topics in requested_groups(request, api_version)
+            ]
+            return offset_fetch_response(groups, api_version)
+        case OffsetDeleteRequest():
+            return offset_delete_error_response(error)
+        case DescribeGroupsRequest():
+            described = [described_group_error(group_id, error) for group_id in request.groups]
+            return DescribeGroupsResponse(throttle_time_ms=0, groups=described)
+        case DeleteGroupsRequest():
+            return delete_groups_response((group_id, error) for group_id in request.groups_names)
+        case _:
+            return ListGroupsResponse(throttle_time_ms=0, error_code=error, groups=[])

@@ -1,8 +1,8 @@
-"""DescribeGroups, ListGroups and DeleteGroups: what operators see and remove.
+"""DescribeGroups, ListGroups and DeleteGroups.
 
-Version notes. DescribeGroups: authorized operations from version 3, instance id from 4; from 6 an unknown group is
-GROUP_ID_NOT_FOUND, below it is a group in state Dead and no error. ListGroups: state and its filter from version 4,
-type and its filter from 5.
+Version notes. DescribeGroups: authorized operations from version 3, group instance id from version 4; an unknown group
+is GROUP_ID_NOT_FOUND from version 6, and a group in state Dead without an error below. ListGroups: state and states
+filter from version 4, type and types filter from version 5.
 
 Source: KIP-518, KIP-1043; Kafka's GroupMetadataManager, `describeGroups` and `listGroups`.
 """
@@ -17,39 +17,31 @@ from spark_groupsource.group.outcome import OutcomeBuilder
 from spark_groupsource.group.states import DEAD, STABLE, GroupOperation
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey
-from spark_groupsource.wire.messages import (
-    DeleteGroupsResponse,
-    DescribeGroupsResponse,
-    ListGroupsResponse,
-    Message,
-)
+from spark_groupsource.wire.messages import DeleteGroupsResponse, DescribeGroupsResponse, ListGroupsResponse
 
 GROUP_TYPE = "classic"
 _NOT_FOUND_VERSION = 6
-# everybody may do everything a group knows: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
+# there is no authorizer: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
 _ALL_OPERATIONS = frozenset({3, 6, 8, 10, 11})
 
 
 def describe(
     group: ClassicGroup | None, group_id: str, api_version: int, include_authorized_operations: bool = False
-) -> Message:
-    """One group's part of a DescribeGroups answer; protocol and metadata are shown of a Stable group only.
-
-    O(members).
-    """
+) -> DescribeGroupsResponse.DescribedGroup:
+    """Returns one group of a DescribeGroups response; only a Stable group has protocol and metadata. O(members)."""
     if group is None or group.state is DEAD:
         return _describe_unknown(group_id, api_version, include_authorized_operations)
     is_stable = group.state is STABLE
     protocol_name = (group.protocol_name or "") if is_stable else ""
-    described = DescribeGroupsResponse.DescribedGroup
-    return described(
+    group_class = DescribeGroupsResponse.DescribedGroup
+    return group_class(
         error_code=ErrorCode.NONE,
         group_id=group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type or "",
         protocol_data=protocol_name,
         members=[
-            described.DescribedGroupMember(
+            group_class.DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 client_id=member.client_id,
@@ -63,7 +55,9 @@ def describe(
     )
 
 
-def _describe_unknown(group_id: str, api_version: int, include_authorized_operations: bool) -> Message:
+def _describe_unknown(
+    group_id: str, api_version: int, include_authorized_operations: bool
+) -> DescribeGroupsResponse.DescribedGroup:
     unknown = described_group_error(group_id, ErrorCode.NONE)
     unknown.group_state = DEAD.value
     if api_version >= _NOT_FOUND_VERSION:
@@ -74,7 +68,7 @@ def _describe_unknown(group_id: str, api_version: int, include_authorized_operat
     return unknown
 
 
-def described_group_error(group_id: str, error: ErrorCode) -> Message:
+def described_group_error(group_id: str, error: ErrorCode) -> DescribeGroupsResponse.DescribedGroup:
     return DescribeGroupsResponse.DescribedGroup(
         error_code=error,
         error_message=None,
@@ -88,11 +82,11 @@ def described_group_error(group_id: str, error: ErrorCode) -> Message:
 
 
 def list_groups(
-    groups: Iterable[ClassicGroup], states_filter: Iterable[str], types_filter: Iterable[str]
-) -> list[Message]:
-    """Entries of a ListGroups answer; filters ignore case, an empty one lets everything through."""
-    states = _lowered(states_filter)
-    types = _lowered(types_filter)
+    groups: Iterable[ClassicGroup], states_filter: Iterable[str] | None, types_filter: Iterable[str] | None
+) -> list[ListGroupsResponse.ListedGroup]:
+    """Returns the groups of a ListGroups response; filters ignore case, an empty filter accepts every group."""
+    states = _lower(states_filter)
+    types = _lower(types_filter)
     if types and GROUP_TYPE not in types:
         return []
     return [
@@ -107,7 +101,7 @@ def list_groups(
     ]
 
 
-def _lowered(names: Iterable[str] | None) -> AbstractSet[str]:
+def _lower(names: Iterable[str] | None) -> AbstractSet[str]:
     return {name.lower() for name in names or ()}
 
 
@@ -117,7 +111,7 @@ def delete_group(
     offsets: AbstractSet[TopicPartition],
     is_stored: bool,
 ) -> ErrorCode:
-    """Tombstones for an Empty group and all its offsets, or the error that says why not."""
+    """Adds the tombstones of an Empty group and of its offsets, or returns the error."""
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
     error = group.rule(GroupOperation.DELETE_GROUP).error
@@ -126,15 +120,17 @@ def delete_group(
     return error
 
 
-def remove_group(builder: OutcomeBuilder, group_id: str, offsets: AbstractSet[TopicPartition], is_stored: bool) -> None:
-    """Tombstones, also for pending offsets; none for the group itself where none of its records was ever written."""
+def remove_group(
+    builder: OutcomeBuilder, group_id: str, offsets: AbstractSet[TopicPartition], is_stored: bool
+) -> None:
+    """Adds tombstones of the committed and pending offsets, and of the group itself if it has a record."""
     for topic, partition in sorted(offsets):
         builder.store_offset(OffsetKey(group_id, topic, partition), None)
     if is_stored:
         builder.store_group(group_id, None)
 
 
-def delete_groups_response(results: Iterable[tuple[str, ErrorCode]]) -> Message:
+def delete_groups_response(results: Iterable[tuple[str, ErrorCode]]) -> DeleteGroupsResponse:
     """`results`: (group id, error)."""
     result_class = DeleteGroupsResponse.DeletableGroupResult
     return DeleteGroupsResponse(

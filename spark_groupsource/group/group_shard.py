@@ -1,10 +1,10 @@
-"""The coordinator of the groups in one partition of `__consumer_offsets`: dispatch, replay, load and unload.
+"""Group coordinator shard: the groups of one partition of `__consumer_offsets`.
 
-Decide, append, replay, reply. `handle` and `expire` decide: they move the soft state (who is parked, whose session
-runs until when, which round the group is in) and return an `Outcome`. Only `replay` changes the lasting state, the
-ledger. What the caller owes an outcome stands in `outcome.py`.
+A request is handled in four steps: decide, append, replay, reply. `handle` and `expire` decide: they change the
+in-memory state (delayed requests, sessions, the state of each group) and return an `Outcome`. `replay` alone changes
+the stored state, `store`. `outcome.py` says what the caller does with an outcome.
 
-Knows no clock, no socket, no log and no chance: times and fresh ids come as arguments. Not thread-safe: one writer.
+The shard uses no clock, socket, log or randomness: the caller passes the time and new uuids. Not thread-safe.
 
 Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 """
@@ -12,7 +12,7 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
@@ -32,6 +32,7 @@ from spark_groupsource.group.outcome import (
     StoreRemoval,
     StoreReplacement,
 )
+from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
 from spark_groupsource.group.states import DEAD, EMPTY
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
@@ -39,6 +40,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import GroupValue, OffsetKey
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
+    DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     HeartbeatRequest,
@@ -46,7 +48,6 @@ from spark_groupsource.wire.messages import (
     LeaveGroupRequest,
     ListGroupsRequest,
     ListGroupsResponse,
-    Message,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
@@ -56,28 +57,25 @@ from spark_groupsource.wire.messages import (
 
 
 class ShardState(Enum):
-    """Whether a shard may be asked."""
+    """Whether a shard serves requests, as Kafka's CoordinatorState."""
 
     LOADING = "loading"
-    ACTIVE = "owned"
-    CLOSED = "unloaded"
+    ACTIVE = "active"
+    CLOSED = "closed"
 
 
-# the APIs that take no empty group id
-_GROUP_ID_REQUIRED = frozenset(
-    api.API_KEY
-    for api in (
-        JoinGroupRequest,
-        SyncGroupRequest,
-        HeartbeatRequest,
-        LeaveGroupRequest,
-        OffsetDeleteRequest,
-        TxnOffsetCommitRequest,
-    )
+# APIs that require a group id
+_GROUP_ID_REQUIRED = (
+    JoinGroupRequest,
+    SyncGroupRequest,
+    HeartbeatRequest,
+    LeaveGroupRequest,
+    OffsetDeleteRequest,
+    TxnOffsetCommitRequest,
 )
-# Old clients know no loading error in these answers: a heartbeat is simply believed, and a SyncGroup that is told
-# REBALANCE_IN_PROGRESS makes its sender join again, by when loading is over.
-_LOADING_ANSWERS: Mapping[int, ErrorCode] = {
+# Old clients do not expect COORDINATOR_LOAD_IN_PROGRESS here: Heartbeat succeeds, and after REBALANCE_IN_PROGRESS a
+# client sends JoinGroup.
+_LOADING_ERRORS: Mapping[int, ErrorCode] = {
     HeartbeatRequest.API_KEY: ErrorCode.NONE,
     SyncGroupRequest.API_KEY: ErrorCode.REBALANCE_IN_PROGRESS,
 }
@@ -86,9 +84,10 @@ _NOTHING = Outcome()
 
 
 class GroupShard:
-    """Groups of one partition; begins as loading: `replay` the log, then call `on_loaded`.
+    """The groups of one partition. A new shard is LOADING: `replay` the log, then call `on_loaded`.
 
-    Attributes: `store` (the lasting state; read only), `state`.
+    Attributes: `store`, the replayed state, and `groups`, the in-memory state by group id; both are read-only for
+    callers. `groups` has a stored group only after its first use.
     """
 
     def __init__(self, partition: int, config: GroupConfig | None = None) -> None:
@@ -97,7 +96,7 @@ class GroupShard:
         self.store = GroupStore()
         self.state = ShardState.LOADING
         self.groups: dict[str, ClassicGroup] = {}
-        self._handlers: Mapping[int, Callable[[OutcomeBuilder, Message, RequestContext], None]] = {
+        self._handlers: Mapping[int, Callable[[OutcomeBuilder, Any, RequestContext], None]] = {
             JoinGroupRequest.API_KEY: self._join,
             SyncGroupRequest.API_KEY: self._sync,
             HeartbeatRequest.API_KEY: self._heartbeat,
@@ -113,12 +112,12 @@ class GroupShard:
 
     # --- decisions
 
-    def handle(self, request: Message, context: RequestContext, instant: Instant) -> Outcome:
-        """Decides one request of a group API; its answer is in this outcome or comes in a later one.
+    def handle(self, request: GroupRequest, context: RequestContext, instant: Instant) -> Outcome:
+        """Handles a request of a group API; its response is in this outcome or in a later one.
 
-        Every group the request names belongs to this shard (`fanout.split` sees to that).
+        Every group in the request belongs to this shard (see `request_splitting`).
 
-        Raises: KeyError for a request of another API; RuntimeError on a bug.
+        Raises: KeyError for a request of another API.
         """
         builder = self._builder(instant)
         error = self._check(request, context)
@@ -143,28 +142,28 @@ class GroupShard:
         return builder.outcome()
 
     def append_succeeded(self, outcome: Outcome, instant: Instant) -> Outcome:
-        """Goes on after the records of `outcome` were replayed and are durable; its replies are the caller's."""
+        """Continues after the records of `outcome` were replayed and are durable; the caller sends its replies."""
         stored = outcome.after_append
         if stored is None or isinstance(stored, StoreOffsets):
             return _NOTHING
         builder = self._builder(instant)
         if isinstance(stored, StoreRemoval):
             for group_id in stored.group_ids:
-                self._drop_if_gone(builder, group_id)
+                self._remove_if_unused(builder, group_id)
         elif isinstance(stored, (StoreAssignment, StoreReplacement)):
             group = self.groups.get(stored.group_id)
             if group is None:
                 return builder.outcome()
             if isinstance(stored, StoreReplacement):
                 join_group.replacement_stored(builder, group, stored)
-            elif stored.group_id in self.store.groups:  # else it has emptied and was deleted meanwhile
+            elif stored.group_id in self.store.groups:  # else the group became Empty and was deleted since
                 sync_group.assignment_stored(builder, group, stored, self.store.groups[stored.group_id])
         return builder.outcome()
 
     def append_failed(self, outcome: Outcome, error_code: int, instant: Instant) -> Outcome:
-        """Goes on after the records of `outcome` could not be appended, and were not replayed.
+        """Continues after the append of the records of `outcome` failed.
 
-        The outcome returned stands in for the replies of `outcome`, which must not be sent.
+        The returned outcome replaces the replies of `outcome`, which must not be sent.
         """
         builder = self._builder(instant)
         error = append_error(error_code)
@@ -187,14 +186,14 @@ class GroupShard:
                 join_group.replacement_failed(builder, group, stored, error)
         return builder.outcome()
 
-    # --- lasting state
+    # --- replay, load, unload
 
     def replay(self, key: bytes, value: bytes | None, *, producer_id: int = -1) -> None:
-        """Takes one record of the log over, at load and after each append: the only change of lasting state.
+        """Replays one record, while loading and after each append.
 
-        `producer_id` is that of the transaction the record belongs to, -1 for none.
+        `producer_id` is that of the record's transaction, -1 outside of transactions.
 
-        Raises: CorruptRecordError on bytes that cannot be understood; the partition must not be served then.
+        Raises: CorruptRecordError if the bytes cannot be decoded; the partition must not be served then.
         """
         if producer_id < 0:
             self.store.replay(key, value)
@@ -202,11 +201,11 @@ class GroupShard:
             self.store.replay_transactional(producer_id, key, value)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
-        """Takes over the marker of a transaction, at load and after each append."""
+        """Replays the marker of a transaction, while loading and after each append."""
         self.store.end_transaction(producer_id, committed)
 
     def on_loaded(self, instant: Instant) -> Outcome:
-        """Begins to serve after the log was replayed: every member gets a full session from now."""
+        """Activates the shard after the log was replayed; the session of every member starts now."""
         self.state = ShardState.ACTIVE
         builder = self._builder(instant)
         for group_id, value in self.store.groups.items():
@@ -228,14 +227,14 @@ class GroupShard:
         return builder.outcome()
 
     def on_unloaded(self, instant: Instant) -> Outcome:
-        """Ends serving: every parked request is answered NOT_COORDINATOR. All timers of this shard are void."""
+        """Closes the shard: every delayed request gets NOT_COORDINATOR. The caller cancels the timers of the shard."""
         builder = self._builder(instant)
         for group in self.groups.values():
             for member in group.members.values():
-                parked = group.take_awaiting_join(member)
-                if parked is not None:
-                    error = join_error_response(ErrorCode.NOT_COORDINATOR, member.member_id, parked.api_version)
-                    builder.reply(parked.token, error)
+                delayed = group.take_awaiting_join(member)
+                if delayed is not None:
+                    error = join_error_response(ErrorCode.NOT_COORDINATOR, member.member_id, delayed.api_version)
+                    builder.reply(delayed.token, error)
                 if member.awaiting_sync is not None:
                     builder.reply(member.awaiting_sync.token, sync_error_response(ErrorCode.NOT_COORDINATOR))
                     member.awaiting_sync = None
@@ -247,7 +246,7 @@ class GroupShard:
         return builder.outcome()
 
     def on_partitions_deleted(self, topic_partitions: Collection[TopicPartition], instant: Instant) -> Outcome:
-        """Tombstones for the offsets of deleted partitions in every group, whatever their age."""
+        """Adds tombstones for the offsets of deleted partitions in every group."""
         builder = self._builder(instant)
         deleted = set(topic_partitions)
         for group_id in self.store.group_ids():
@@ -256,27 +255,27 @@ class GroupShard:
         return builder.outcome()
 
     def expire_offsets(self, instant: Instant) -> Outcome:
-        """Tombstones for offsets whose time is over, and for Empty groups that have none left. O(offsets).
+        """Adds tombstones for expired offsets, and for Empty groups without remaining offsets. O(offsets).
 
-        To be called every `offsets.retention.check.interval.ms`.
+        The caller calls this every offsets.retention.check.interval.ms.
         """
         builder = self._builder(instant)
         removed = []
         count = 0
         for group in self._all_groups():
             stored = self.store.offsets_of(group.group_id)
-            pending = self.store.pending.of(group.group_id)
-            over = committed_offsets.expired_offsets(
+            pending = self.store.pending.partitions_of(group.group_id)
+            expired = committed_offsets.expired_offsets(
                 group, stored, self.config.offsets_retention_ms, instant.timestamp_ms
             )
-            gone = [topic_partition for topic_partition in over if topic_partition not in pending]
-            count += len(gone)
+            removable = [topic_partition for topic_partition in expired if topic_partition not in pending]
+            count += len(removable)
             unused = group.state is EMPTY and not group.pending_joins and not pending
-            if unused and len(gone) == len(stored):
+            if unused and len(removable) == len(stored):
                 group_admin.remove_group(builder, group.group_id, stored.keys(), group.group_id in self.store.groups)
                 removed.append(group.group_id)
             else:
-                for topic, partition in sorted(gone):
+                for topic, partition in sorted(removable):
                     builder.store_offset(OffsetKey(group.group_id, topic, partition), None)
         if count:
             builder.event("offsets_expired", "", f"Removed {count} expired offsets.")
@@ -289,6 +288,7 @@ class GroupShard:
         return OutcomeBuilder(self.config, self.partition, instant)
 
     def group(self, group_id: str) -> ClassicGroup | None:
+        """Returns a group with a record, an offset or a pending member id, None if there is none."""
         group = self.groups.get(group_id)
         if group is None and self.store.contains(group_id):
             group = ClassicGroup.from_value(group_id, self.store.groups.get(group_id))
@@ -307,51 +307,50 @@ class GroupShard:
         if builder.records:
             builder.after_append = StoreRemoval(tuple(group_ids))
             return
-        for group_id in group_ids:  # the log knows nothing of them any more
-            self._drop_if_gone(builder, group_id)
+        for group_id in group_ids:  # the log has no record of them
+            self._remove_if_unused(builder, group_id)
 
-    def _drop_if_gone(self, builder: OutcomeBuilder, group_id: str) -> None:
+    def _remove_if_unused(self, builder: OutcomeBuilder, group_id: str) -> None:
         group = self.groups.get(group_id)
         if group is None or group_id in self.store.groups or group.state is not EMPTY:
             return
-        # where somebody has committed meanwhile, it comes back as what its offsets make it: a group without a past
-        for member_id in sorted(group.pending_joins):  # they will be told to begin again
+        # if offsets were committed since, `group` creates a new group from them
+        for member_id in sorted(group.pending_joins):  # their JoinGroup will get UNKNOWN_MEMBER_ID
             builder.cancel_timer(SessionTimer(group_id, member_id))
         group.transition(DEAD, builder.instant.timestamp_ms)
         del self.groups[group_id]
 
     # --- requests
 
-    def _check(self, request: Message, context: RequestContext) -> ErrorCode | None:
-        """The checks before every group request, in Kafka's order; None lets it through."""
-        key = request.API_KEY
-        if key == SyncGroupRequest.API_KEY and context.api_version >= _SYNC_NAMES_VERSION:
+    def _check(self, request: GroupRequest, context: RequestContext) -> ErrorCode | None:
+        """Checks every request in Kafka's order; returns None if it passes."""
+        if isinstance(request, SyncGroupRequest) and context.api_version >= _SYNC_NAMES_VERSION:
             if request.protocol_type is None or request.protocol_name is None:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if key in _GROUP_ID_REQUIRED and not request.group_id:
+        if isinstance(request, _GROUP_ID_REQUIRED) and not request.group_id:
             return ErrorCode.INVALID_GROUP_ID
-        if key == OffsetCommitRequest.API_KEY and request.group_id is None:
+        if isinstance(request, OffsetCommitRequest) and request.group_id is None:
             return ErrorCode.INVALID_GROUP_ID
         if self.state is ShardState.LOADING:
-            return _LOADING_ANSWERS.get(key, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            return _LOADING_ERRORS.get(request.API_KEY, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         if self.state is ShardState.CLOSED:
             return ErrorCode.NOT_COORDINATOR
         return None
 
-    def _join(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _join(self, builder: OutcomeBuilder, request: JoinGroupRequest, context: RequestContext) -> None:
         config = self.config
         low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
         if not low <= request.session_timeout_ms <= high:
-            return self._refuse(builder, request, context, ErrorCode.INVALID_SESSION_TIMEOUT)
+            return self._reject(builder, request, context, ErrorCode.INVALID_SESSION_TIMEOUT)
         group = self.group(request.group_id)
         if group is not None:
             return join_group.join_group(builder, group, request, context)
         if request.member_id:
-            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+            return self._reject(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
         group = ClassicGroup(request.group_id, builder.instant.timestamp_ms)
         join_group.join_group(builder, group, request, context)
         if not group.members and not group.pending_joins:
-            return  # refused: nothing has come into being
+            return  # rejected: the group is not created
         self.groups[request.group_id] = group
         builder.store_group(request.group_id, GroupValue("", 0, None, None, builder.instant.timestamp_ms))
         first = next(iter(group.pending_joins or group.members))
@@ -366,36 +365,40 @@ class GroupShard:
         if group.state is DEAD:
             del self.groups[stored.group_id]
 
-    def _sync(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _sync(self, builder: OutcomeBuilder, request: SyncGroupRequest, context: RequestContext) -> None:
         group = self.group(request.group_id)
         if group is None:
-            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+            return self._reject(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
         sync_group.sync_group(builder, group, request, context)
 
-    def _heartbeat(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _heartbeat(self, builder: OutcomeBuilder, request: HeartbeatRequest, context: RequestContext) -> None:
         group = self.group(request.group_id)
         if group is None:
-            return self._refuse(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
+            return self._reject(builder, request, context, ErrorCode.UNKNOWN_MEMBER_ID)
         member_sessions.heartbeat(builder, group, request, context)
 
-    def _leave(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _leave(self, builder: OutcomeBuilder, request: LeaveGroupRequest, context: RequestContext) -> None:
         group = self.group(request.group_id)
         if group is not None:
             return member_sessions.leave(builder, group, request, context)
         unknown = [
-            (who, ErrorCode.UNKNOWN_MEMBER_ID) for who in member_sessions.identities(request, context.api_version)
+            (identity, ErrorCode.UNKNOWN_MEMBER_ID) for identity in member_sessions.identities(
+                request, context.api_version
+            )
         ]
         builder.reply(context.token, leave_response(unknown, context.api_version))
 
-    def _commit(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _commit(self, builder: OutcomeBuilder, request: OffsetCommitRequest, context: RequestContext) -> None:
         committed_offsets.commit_offsets(builder, self.group(request.group_id), request, context)
 
-    def _commit_transactional(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _commit_transactional(
+        self, builder: OutcomeBuilder, request: TxnOffsetCommitRequest, context: RequestContext
+    ) -> None:
         committed_offsets.commit_transactional_offsets(builder, self.group(request.group_id), request, context)
 
-    def _fetch(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _fetch(self, builder: OutcomeBuilder, request: OffsetFetchRequest, context: RequestContext) -> None:
         store = self.store
-        unstable_of = store.pending.of if request.require_stable else lambda group_id: ()
+        unstable_of = store.pending.partitions_of if request.require_stable else lambda group_id: ()
         groups = [
             committed_offsets.fetch_offsets(
                 self.group(group_id), group_id, store.offsets_of(group_id), topics, unstable_of(group_id)
@@ -404,11 +407,11 @@ class GroupShard:
         ]
         builder.reply(context.token, committed_offsets.offset_fetch_response(groups, context.api_version))
 
-    def _delete_offsets(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _delete_offsets(self, builder: OutcomeBuilder, request: OffsetDeleteRequest, context: RequestContext) -> None:
         stored = self.store.partitions_of(request.group_id)
         committed_offsets.delete_offsets(builder, self.group(request.group_id), stored, request, context)
 
-    def _describe(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _describe(self, builder: OutcomeBuilder, request: DescribeGroupsRequest, context: RequestContext) -> None:
         include = bool(context.api_version >= 3 and request.include_authorized_operations)
         groups = [
             group_admin.describe(
@@ -417,11 +420,11 @@ class GroupShard:
         ]
         builder.reply(context.token, DescribeGroupsResponse(throttle_time_ms=0, groups=groups))
 
-    def _list(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _list(self, builder: OutcomeBuilder, request: ListGroupsRequest, context: RequestContext) -> None:
         listed = group_admin.list_groups(self._all_groups(), request.states_filter, request.types_filter)
         builder.reply(context.token, ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
 
-    def _delete_groups(self, builder: OutcomeBuilder, request: Message, context: RequestContext) -> None:
+    def _delete_groups(self, builder: OutcomeBuilder, request: DeleteGroupsRequest, context: RequestContext) -> None:
         results = []
         for group_id in dict.fromkeys(request.groups_names):
             error = ErrorCode.INVALID_GROUP_ID
@@ -434,12 +437,14 @@ class GroupShard:
         builder.reply(context.token, group_admin.delete_groups_response(results))
         self._remove_when_stored(builder, [group_id for group_id, error in results if error is ErrorCode.NONE])
 
-    def _refuse(self, builder: OutcomeBuilder, request: Message, context: RequestContext, error: ErrorCode) -> None:
+    def _reject(
+        self, builder: OutcomeBuilder, request: GroupRequest, context: RequestContext, error: ErrorCode
+    ) -> None:
         builder.reply(context.token, error_response(request, error, context.api_version))
 
 
-def _failed(reply: Reply, error: ErrorCode) -> Message:
-    """A DeleteGroups answer whose tombstones were not stored."""
+def _failed(reply: Reply, error: ErrorCode) -> DeleteGroupsResponse:
+    """Returns the DeleteGroups response after the append of its tombstones failed."""
     return group_admin.delete_groups_response(
         (r.group_id, ErrorCode(r.error_code) or error) for r in reply.response.results
     )

@@ -1,7 +1,7 @@
-"""What `__consumer_offsets` says: the lasting state of one partition's groups. Only `replay` changes it.
+"""Groups and committed offsets as replayed from one partition of `__consumer_offsets`.
 
-The same `replay` runs when a partition is loaded and after every append, so what a restart would find is what is
-here. Knows records and their values; not what they mean to members or clients.
+`replay` alone changes this state. It runs for every record when the partition is loaded and after every append, so a
+restart finds the same state.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ _NO_OFFSETS: Mapping[TopicPartition, OffsetValue] = {}
 
 @dataclass
 class GroupStore:
-    """Stored groups and committed offsets by group id; `unknown_records` counts those of types not known here.
+    """Stored groups and committed offsets.
 
-    A group has an entry in `offsets` only while it has an offset. `pending` holds what transactions have committed that
-    are still open.
+    Attributes:
+        groups: group id -> stored group.
+        offsets: group id -> partition -> committed offset; has no group without offsets.
+        unknown_records: number of skipped records with a key of an unknown type.
+        pending: offsets committed in open transactions.
     """
 
     groups: dict[str, GroupValue] = field(default_factory=dict)
@@ -38,11 +41,11 @@ class GroupStore:
     pending: PendingTransactionalOffsets = field(default_factory=PendingTransactionalOffsets)
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Takes one record over: the last one of a key wins, a null value removes.
+        """Replays one record: the last record of a key wins, a tombstone removes the key.
 
-        A key of unknown type is skipped and counted, as newer brokers write such.
+        Skips and counts keys of unknown types, which newer brokers write.
 
-        Raises: CorruptRecordError on bytes that do not decode and on values of an unknown version.
+        Raises: CorruptRecordError if the bytes cannot be decoded or the value has an unknown version.
         """
         decoded = decode_key(key)
         if isinstance(decoded, OffsetKey):
@@ -56,7 +59,7 @@ class GroupStore:
             self.unknown_records += 1
 
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
-        """Takes over one record of a transaction, which is pending until `end_transaction`; a tombstone counts at once.
+        """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.
 
         Raises: CorruptRecordError as `replay`.
         """
@@ -67,7 +70,7 @@ class GroupStore:
             self.replay(key, value)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
-        """Takes over the marker that ends a producer's transaction; one that has nothing here means nothing."""
+        """Replays the marker of a producer's transaction, which may have no offsets here."""
         for key, value in self.pending.end(producer_id, committed):
             self.offsets.setdefault(key.group_id, {})[TopicPartition(key.topic, key.partition)] = value
 
@@ -88,19 +91,21 @@ class GroupStore:
                 del self.offsets[key.group_id]
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
+        """Returns the committed offsets of a group, without pending ones."""
         return self.offsets.get(group_id, _NO_OFFSETS)
 
     def partitions_of(self, group_id: str) -> AbstractSet[TopicPartition]:
-        """The partitions of which a group has an offset, in force or pending."""
+        """Returns the partitions for which a group has a committed or a pending offset."""
         stored = self.offsets_of(group_id).keys()
-        pending = self.pending.of(group_id)
+        pending = self.pending.partitions_of(group_id)
         return stored | set(pending) if pending else stored
 
     def contains(self, group_id: str) -> bool:
-        return group_id in self.groups or group_id in self.offsets or bool(self.pending.of(group_id))
+        """Whether the group has a record, a committed offset or a pending offset."""
+        return group_id in self.groups or group_id in self.offsets or bool(self.pending.partitions_of(group_id))
 
     def group_ids(self) -> Iterator[str]:
-        """Every group with a record or an offset, once."""
+        """Iterates over every group that `contains` accepts, once."""
         yield from self.groups
         for group_id in self.offsets:
             if group_id not in self.groups:

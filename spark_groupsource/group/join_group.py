@@ -1,11 +1,13 @@
-"""JoinGroup: who may become a member, who is answered at once, and who waits for the join phase.
+"""JoinGroup: adds members and starts rebalances.
 
-Cases are numbered as their tables name them: N for a request without member id, K for one with, both "first match
-wins". Knows the group and the turn; the shard has found the group and checked the session timeout.
+The cases of a request are numbered: N without a member id, K with one; the first match decides. The shard has found the
+group and checked the session timeout.
 
-Version notes: from version 4 a new dynamic member is first told its id (MEMBER_ID_REQUIRED), so that a lost answer
-leaves no ghost member; version 5 brings static members, version 8 the client's reason; from version 9 a returning
-static leader is told that it leads and may skip the assignment.
+Version notes: from version 4 a new dynamic member first gets its id (
+    MEMBER_ID_REQUIRED
+), so that a lost response leaves
+no member behind; version 5 has static members, version 8 the client's reason; from version 9 a returning static leader
+gets its role and may skip the assignment.
 
 Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `classicGroupJoin*`.
 """
@@ -30,22 +32,24 @@ from spark_groupsource.group.responses import (
 )
 from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupAction, GroupOperation
 from spark_groupsource.group.timers import JoinTimer, SessionTimer
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import JoinGroupRequest
 
-# from this version on a dynamic member without id is sent away once, to come back with the id it was given
+# from this version on, a dynamic member without id gets one and must send JoinGroup again
 _MEMBER_ID_REQUIRED_VERSION = 4
 _SKIP_ASSIGNMENT_VERSION = 9
 
 
-def protocols_of(request: Message) -> Protocols:
-    """The protocols a JoinGroup offers, in its order."""
+def protocols_of(request: JoinGroupRequest) -> Protocols:
+    """Returns the protocols of a JoinGroup, in its order."""
     return tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
 
 
-def join_group(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    """Answers or parks a JoinGroup; afterwards a phase that has become complete is completed."""
-    if not _accepts(group, request.member_id, builder.config.group_max_size):
-        _refuse(builder, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
+def join_group(
+    builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext
+) -> None:
+    """Handles a JoinGroup, then completes the join phase if all members have joined."""
+    if not _has_capacity(group, request.member_id, builder.config.group_max_size):
+        _reject(builder, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
         if request.member_id in group.members:
             remove_member(builder, group, request.member_id)
             builder.event(
@@ -61,9 +65,9 @@ def join_group(builder: OutcomeBuilder, group: ClassicGroup, request: Message, c
     maybe_complete_join(builder, group)
 
 
-def _accepts(group: ClassicGroup, member_id: str, max_size: int) -> bool:
-    # In a join phase those count that have joined: if the limit was lowered, the last to rejoin are turned away.
-    # Pending ids never count.
+def _has_capacity(group: ClassicGroup, member_id: str, max_size: int) -> bool:
+    # During a join phase the members that have joined count, so that after the limit was lowered the last ones to
+    # rejoin are rejected. Pending member ids never count.
     if group.state in (EMPTY, DEAD):
         return True
     member = group.members.get(member_id)
@@ -72,16 +76,16 @@ def _accepts(group: ClassicGroup, member_id: str, max_size: int) -> bool:
     return member is not None or len(group.members) < max_size
 
 
-def _refuse(builder: OutcomeBuilder, context: RequestContext, error: ErrorCode, member_id: str) -> None:
+def _reject(builder: OutcomeBuilder, context: RequestContext, error: ErrorCode, member_id: str) -> None:
     builder.reply(context.token, join_error_response(error, member_id, context.api_version))
 
 
-def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext) -> None:
     rule = group.rule(GroupOperation.JOIN_NEW)
     if rule.action is GroupAction.REJECT:  # N1
-        return _refuse(builder, context, rule.error, UNKNOWN_MEMBER)
+        return _reject(builder, context, rule.error, UNKNOWN_MEMBER)
     if not group.supports_protocols(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
-        return _refuse(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
+        return _reject(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
     instance_id = request.group_instance_id
     member_id = new_member_id(context.client_id, instance_id, context.new_uuid)
     if instance_id is None:
@@ -96,11 +100,11 @@ def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: Message, co
             f"in {group.state.value} state. Created a new member id {member_id}",
         )
         return _add_member(builder, group, request, context, member_id)
-    return _replace_static(builder, group, request, context, member_id)  # N6
+    return _replace_static(builder, group, request, context, instance_id, member_id)  # N6
 
 
 def _require_member_id(
-    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext, member_id: str
 ) -> None:
     group.add_pending_join(member_id)
     builder.set_timer(SessionTimer(group.group_id, member_id), request.session_timeout_ms)
@@ -110,64 +114,68 @@ def _require_member_id(
         f"Dynamic member with unknown member id joins group {group.group_id} in {group.state.value} state. "
         f"Created a new member id {member_id} and requesting the member to rejoin with this id",
     )
-    _refuse(builder, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+    _reject(builder, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
 
 
-def _join_known(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
+def _join_known(
+    builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext
+) -> None:
     rule = group.rule(GroupOperation.JOIN_KNOWN)
     member_id, instance_id = request.member_id, request.group_instance_id
     if group.state is DEAD:  # K1
-        return _refuse(builder, context, rule.error, member_id)
+        return _reject(builder, context, rule.error, member_id)
     protocols = protocols_of(request)
     if not group.supports_protocols(request.protocol_type, [name for name, _ in protocols]):  # K2
-        return _refuse(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+        return _reject(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
     if member_id in group.pending_joins:  # K3
         if instance_id is not None:
-            raise RuntimeError(f"pending member {member_id} of group {group.group_id} has instance id {instance_id}")
+            raise RuntimeError(
+                f"Pending member id '{member_id}' of group '{group.group_id}' has instance id '{instance_id}'."
+            )
         return _add_member(builder, group, request, context, member_id)
     error = group.validate_member(member_id, instance_id)
     if error is not ErrorCode.NONE:  # K4, K5, K6
-        return _refuse(builder, context, error, member_id)
+        return _reject(builder, context, error, member_id)
     if rule.action is GroupAction.REJECT:  # K13
-        return _refuse(builder, context, rule.error, member_id)
+        return _reject(builder, context, rule.error, member_id)
     member = group.members[member_id]
     unchanged = member.protocols == protocols
-    answers_now = unchanged and (
-        rule.action is GroupAction.RETURN_IF_UNCHANGED  # K8: its answer was lost
+    is_retry = unchanged and (
+        rule.action is GroupAction.RETURN_IF_UNCHANGED  # K8: the response was lost
         or (rule.action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
     )
-    if answers_now:
+    if is_retry:
         return builder.reply(context.token, join_success_response(group, member_id))
     if rule.action is GroupAction.AWAIT_JOIN or not unchanged:  # K7, K9, K11
         reason = f"updating metadata for member {member_id} during {group.state.value}"
     else:  # K10
         reason = f"leader {member_id} re-joining group during {group.state.value}"
-    _update_and_park(builder, group, member, request, context)
+    _update_and_await_join(builder, group, member, request, context)
     rebalance_or_complete(builder, group, _with_client_reason(reason, request))
 
 
-def _with_client_reason(reason: str, request: Message) -> str:
+def _with_client_reason(reason: str, request: JoinGroupRequest) -> str:
     return f"{reason}; client reason: {request.reason or 'not provided'}"
 
 
-def _update_and_park(
-    builder: OutcomeBuilder, group: ClassicGroup, member: Member, request: Message, context: RequestContext
+def _update_and_await_join(
+    builder: OutcomeBuilder, group: ClassicGroup, member: Member, request: JoinGroupRequest, context: RequestContext
 ) -> None:
     group.update(member, protocols_of(request), _rebalance_timeout_ms(request, context), request.session_timeout_ms)
-    displaced = group.await_join(member, DelayedRequest(context.token, context.api_version))
-    if displaced is not None:
-        # The client asked again before it was answered, so nobody listens to the first answer any more. Kafka
-        # forgets it; here it is answered so that whoever keeps the token can let it go.
-        error = join_error_response(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, displaced.api_version)
-        builder.reply(displaced.token, error)
+    replaced = group.await_join(member, DelayedRequest(context.token, context.api_version))
+    if replaced is not None:
+        # The client has retried, so it no longer waits for the response of the first request. Kafka drops that
+        # request; here it gets a response, so that the caller can release its token.
+        error = join_error_response(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, replaced.api_version)
+        builder.reply(replaced.token, error)
 
 
-def _rebalance_timeout_ms(request: Message, context: RequestContext) -> int:
+def _rebalance_timeout_ms(request: JoinGroupRequest, context: RequestContext) -> int:
     return int(request.session_timeout_ms if context.api_version == 0 else request.rebalance_timeout_ms)
 
 
 def _add_member(
-    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext, member_id: str
 ) -> None:
     member = Member(
         member_id=member_id,
@@ -185,28 +193,32 @@ def _add_member(
     if not group.members:
         group.protocol_type = request.protocol_type
     group.add(member)
-    # the client cannot heartbeat before its first answer, so its session has not begun
+    # the client sends no heartbeat before its first response, so its session has not started
     builder.set_timer(SessionTimer(group.group_id, member_id), builder.config.group_new_member_join_timeout_ms)
     instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
     rebalance_or_complete(builder, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
 
 
 def _replace_static(
-    builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext, member_id: str
+    builder: OutcomeBuilder,
+    group: ClassicGroup,
+    request: JoinGroupRequest,
+    context: RequestContext,
+    instance_id: str,
+    member_id: str,
 ) -> None:
-    """N6: a static member has come back without its member id, usually after a restart."""
-    instance_id = request.group_instance_id
+    """N6: a static member rejoins without its member id, usually after a restart."""
     rule = group.rule(GroupOperation.REPLACE_STATIC)
     if rule.action is GroupAction.BUG:
         raise RuntimeError(
-            f"group {group.group_id} in state {group.state.value} was not to have the member of instance {instance_id}"
+            f"Group '{group.group_id}' in state {group.state.value} has a member with instance id '{instance_id}'."
         )
     old_leader_id = group.leader_id or NO_LEADER
     old_state = group.state.value
     old, new = group.replace_static_member(instance_id, member_id)
     _fence(builder, old)
     builder.cancel_timer(SessionTimer(group.group_id, old.member_id))
-    _update_and_park(builder, group, new, request, context)
+    _update_and_await_join(builder, group, new, request, context)
     builder.set_timer(SessionTimer(group.group_id, member_id), new.session_timeout_ms)
     builder.event(
         "static_member_replaced",
@@ -237,7 +249,7 @@ def _replace_static(
 
 
 def _fence(builder: OutcomeBuilder, old: Member) -> None:
-    # two processes with one instance id: the later one wins, and the earlier one must know
+    # of two processes with one group.instance.id the later one wins; the earlier one gets an error
     if old.awaiting_join is not None:
         error = join_error_response(ErrorCode.FENCED_INSTANCE_ID, old.member_id, old.awaiting_join.api_version)
         builder.reply(old.awaiting_join.token, error)
@@ -246,28 +258,28 @@ def _fence(builder: OutcomeBuilder, old: Member) -> None:
 
 
 def replacement_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: StoreReplacement) -> None:
-    """Answers the returned static member, unless a join phase has begun meanwhile and will answer it."""
-    member = _waiting(group, stored)
+    """Responds to the returning static member, unless a join phase has started since, which will respond."""
+    member = _delayed_member(group, stored)
     if member is None:
         return
     group.take_awaiting_join(member)
-    leads = group.leader_id == member.member_id
+    is_leader = group.leader_id == member.member_id
     if stored.api_version >= _SKIP_ASSIGNMENT_VERSION:
-        rule = join_response(
-            group, member.member_id, group.leader_id or NO_LEADER, with_members=leads, skip_assignment=leads
+        response = join_response(
+            group, member.member_id, group.leader_id or NO_LEADER, with_members=is_leader, skip_assignment=is_leader
         )
     else:
-        # An older leader that learnt it leads would compute an assignment nobody takes. Told of its former id, it
-        # takes itself for a follower and its SyncGroup fetches what it had.
-        rule = join_response(group, member.member_id, stored.old_leader_id, with_members=False)
-    builder.reply(stored.token, rule)
+        # In older versions the leader would compute an assignment that the group does not use. With its former id as
+        # the leader, it acts as a follower, and its SyncGroup returns its assignment.
+        response = join_response(group, member.member_id, stored.old_leader_id, with_members=False)
+    builder.reply(stored.token, response)
 
 
 def replacement_failed(
     builder: OutcomeBuilder, group: ClassicGroup, stored: StoreReplacement, error: ErrorCode
 ) -> None:
-    """Gives the static member its former id, protocols and timeouts back; the returned one is told the error."""
-    if _waiting(group, stored) is None:
+    """Restores the former id, protocols and timeouts of a static member; the returning member gets the error."""
+    if _delayed_member(group, stored) is None:
         return
     old = stored.old_member
     group.restore_static_member(old, stored.new_member_id, stored.old_leader_id)
@@ -285,8 +297,8 @@ def replacement_failed(
     )
 
 
-def _waiting(group: ClassicGroup, stored: StoreReplacement) -> Member | None:
-    """The returned member if its join is still parked in the round it came back to."""
+def _delayed_member(group: ClassicGroup, stored: StoreReplacement) -> Member | None:
+    """Returns the returning member if its JoinGroup is still delayed in the same generation."""
     if group.state is not STABLE or group.generation_id != stored.generation_id:
         return None
     member = group.members.get(stored.new_member_id)
@@ -296,7 +308,7 @@ def _waiting(group: ClassicGroup, stored: StoreReplacement) -> Member | None:
 
 
 def new_group_failed(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
-    """Takes back the first member, or first pending id, of a group that could not be stored."""
+    """Removes the first member or pending member id of a group that could not be stored."""
     group.pending_joins.discard(member_id)
     if member_id in group.members:
         group.remove(member_id)

@@ -1,6 +1,6 @@
-"""Heartbeat, LeaveGroup and the end of sessions: how members stay and how they go.
+"""Heartbeat, LeaveGroup and session expiration.
 
-Costs: a heartbeat is constant whatever the size of the group.
+A heartbeat takes constant time, whatever the size of the group.
 
 Source: Kafka's GroupMetadataManager, `classicGroupHeartbeat`, `classicGroupLeave`, `expireClassicGroupMember`.
 """
@@ -16,15 +16,16 @@ from spark_groupsource.group.rebalance import maybe_complete_join, rebalance_or_
 from spark_groupsource.group.responses import heartbeat_response, leave_error_response, leave_response
 from spark_groupsource.group.states import DEAD, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
-from spark_groupsource.wire.messages import LeaveGroupRequest, Message
+from spark_groupsource.model import bounded_names
+from spark_groupsource.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
 
-def heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    """Answers at once; a member that is alive gets a full session timeout more."""
+def heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatRequest, context: RequestContext) -> None:
+    """Responds immediately and renews the session of the member."""
     builder.reply(context.token, heartbeat_response(_heartbeat(builder, group, request)))
 
 
-def _heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: Message) -> ErrorCode:
+def _heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatRequest) -> ErrorCode:
     rule = group.rule(GroupOperation.HEARTBEAT)
     if group.state is DEAD:
         return rule.error
@@ -39,19 +40,19 @@ def _heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: Message) -
 
 
 def renew_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
-    """Gives a member a full session timeout from now."""
+    """Restarts the session timeout of a member."""
     builder.set_timer(SessionTimer(group.group_id, member_id), group.members[member_id].session_timeout_ms)
 
 
-def identities(request: Message, api_version: int) -> Sequence[Message]:
-    """Who a LeaveGroup names, in any version."""
+def identities(request: LeaveGroupRequest, api_version: int) -> Sequence[LeaveGroupRequest.MemberIdentity]:
+    """Returns the members that a LeaveGroup of any version names."""
     if api_version >= 3:
         return list(request.members)
     return [LeaveGroupRequest.MemberIdentity(member_id=request.member_id, group_instance_id=None, reason=None)]
 
 
-def leave(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    """Removes every member named, then begins one join phase if any real member went."""
+def leave(builder: OutcomeBuilder, group: ClassicGroup, request: LeaveGroupRequest, context: RequestContext) -> None:
+    """Removes the named members and pending member ids, then starts one join phase if a member was removed."""
     rule = group.rule(GroupOperation.LEAVE)
     if rule.action is GroupAction.REJECT:
         builder.reply(context.token, leave_error_response(rule.error))
@@ -62,40 +63,44 @@ def leave(builder: OutcomeBuilder, group: ClassicGroup, request: Message, contex
         entries.append((identity, _leave_one(builder, group, identity, left)))
     builder.reply(context.token, leave_response(entries, context.api_version))
     if left:
-        rebalance_or_complete(builder, group, f"removing member {', '.join(left)} on LeaveGroup")
+        rebalance_or_complete(builder, group, f"removing member {bounded_names(left)} on LeaveGroup")
     else:
-        maybe_complete_join(builder, group)  # a pending id that left may be the last one waited for
+        maybe_complete_join(builder, group)  # the join phase may have waited only for a pending member id that has left
 
 
-def _leave_one(builder: OutcomeBuilder, group: ClassicGroup, identity: Message, left: list[str]) -> ErrorCode:
+def _leave_one(
+    builder: OutcomeBuilder, group: ClassicGroup, identity: LeaveGroupRequest.MemberIdentity, left: list[str]
+) -> ErrorCode:
     member_id, instance_id = identity.member_id, identity.group_instance_id
     if member_id == UNKNOWN_MEMBER and instance_id is not None:
-        # an operator removes a static member, whose id only the group knows
+        # an operator removes a static member by its group.instance.id
         member_id = group.static_members.get(instance_id, UNKNOWN_MEMBER)
     if member_id in group.pending_joins:
         group.pending_joins.discard(member_id)
         builder.cancel_timer(SessionTimer(group.group_id, member_id))
-        _note_left(builder, group, member_id, identity, "Pending member")
+        _add_left_event(builder, group, member_id, identity, "Pending member")
         return ErrorCode.NONE
     error = group.validate_member(member_id, instance_id)
     if error is ErrorCode.NONE:
         remove_member(builder, group, member_id)
-        _note_left(builder, group, member_id, identity, "Member")
+        _add_left_event(builder, group, member_id, identity, "Member")
         left.append(member_id)
     return error
 
 
-def _note_left(builder: OutcomeBuilder, group: ClassicGroup, member_id: str, identity: Message, who: str) -> None:
+def _add_left_event(
+    builder: OutcomeBuilder, group: ClassicGroup, member_id: str, identity: LeaveGroupRequest.MemberIdentity, kind: str
+) -> None:
     builder.event(
         "member_left",
         group.group_id,
-        f"{who} {member_id} has left group {group.group_id} through explicit LeaveGroup; client reason: "
+        f"{kind} {member_id} has left group {group.group_id} through explicit LeaveGroup; client reason: "
         f"{identity.reason or 'not provided'}",
     )
 
 
 def expire_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
-    """The session timer of a member, or the grace of a pending id, has run out."""
+    """Handles the session timer of a member or of a pending member id."""
     if group.state is DEAD:
         return
     if member_id in group.pending_joins:

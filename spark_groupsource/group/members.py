@@ -1,4 +1,4 @@
-"""One member of a classic group, as the coordinator keeps it. Knows nothing of timers, states or other members."""
+"""Member of a classic group, as the coordinator stores it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import AbstractSet, Iterable, NamedTuple
 from spark_groupsource.wire.group_records import MemberValue
 
 Protocols = tuple[tuple[str, bytes], ...]
-"""(name, metadata) in the member's order of preference."""
+"""Name and metadata of each protocol, in the member's order of preference."""
 
 
 class DelayedRequest(NamedTuple):
-    """A request whose answer waits: the token of the reply, and the version it must be written in."""
+    """A request whose response is delayed: its token and its version."""
 
     token: object
     api_version: int
@@ -20,9 +20,12 @@ class DelayedRequest(NamedTuple):
 
 @dataclass
 class Member:
-    """What JoinGroup told of a member, its assignment, and the requests of it that wait.
+    """Fields of the member's JoinGroup, its assignment and its delayed requests.
 
-    `is_new` holds from its first JoinGroup to the answer: the client cannot heartbeat meanwhile. Times are in ms.
+    Attributes:
+        awaiting_join: the JoinGroup whose response is delayed until the join phase completes.
+        awaiting_sync: the SyncGroup whose response is delayed until the assignment is stored.
+        is_new: whether the first JoinGroup has no response yet; until then the client cannot send heartbeats.
     """
 
     member_id: str
@@ -47,34 +50,38 @@ class Member:
 
     @property
     def has_satisfied_heartbeat(self) -> bool:
-        """A client whose request is parked cannot heartbeat; a new one is bounded by its own timer instead."""
+        """Whether the member counts as alive without a heartbeat: a client with a delayed request sends none.
+
+        A new member does not: the join timeout of new members applies to it.
+        """
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def metadata(self, protocol_name: str) -> bytes:
-        """The metadata this member sent for a protocol.
+        """Returns the member's metadata for a protocol.
 
-        Raises: ValueError if it does not support it.
+        Raises: ValueError if the member does not support the protocol.
         """
         for name, metadata in self.protocols:
             if name == protocol_name:
                 return metadata
-        raise ValueError(f"member {self.member_id} does not support protocol {protocol_name}")
+        raise ValueError(f"Member '{self.member_id}' does not support protocol '{protocol_name}'.")
 
     def vote(self, candidate_protocols: AbstractSet[str]) -> str:
-        """The first protocol in this member's order that is among `candidate_protocols`.
+        """Returns the first protocol in this member's order that is in `candidate_protocols`.
 
-        Raises: ValueError if there is none.
+        Raises: ValueError if the member supports none of them.
         """
         for name, _ in self.protocols:
             if name in candidate_protocols:
                 return name
-        raise ValueError(f"member {self.member_id} supports none of {', '.join(sorted(candidate_protocols))}")
+        names = ", ".join(sorted(candidate_protocols))
+        raise ValueError(f"Member '{self.member_id}' supports none of the protocols {names}.")
 
     def copy(self) -> Member:
         return replace(self)
 
     def to_value(self, protocol_name: str, assignment: bytes) -> MemberValue:
-        """The member as it is stored with its group."""
+        """Returns the record of the member."""
         return MemberValue(
             member_id=self.member_id,
             group_instance_id=self.group_instance_id,
@@ -88,7 +95,7 @@ class Member:
 
     @classmethod
     def from_value(cls, value: MemberValue, protocol_name: str | None) -> Member:
-        """A stored member; of its protocols only the chosen one was stored."""
+        """Returns the member of a record, which has the metadata of the selected protocol only."""
         rebalance_timeout_ms = value.rebalance_timeout_ms
         return cls(
             member_id=value.member_id,
@@ -103,19 +110,19 @@ class Member:
 
 
 def new_member_id(client_id: str, group_instance_id: str | None, new_uuid: str) -> str:
-    """``<client id>-<uuid>``, or ``<instance id>-<uuid>`` for a static member."""
+    """Returns ``<client id>-<uuid>``, or ``<group instance id>-<uuid>`` for a static member."""
     return f"{client_id if group_instance_id is None else group_instance_id}-{new_uuid}"
 
 
 def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:
-    """The protocol most members vote for; the smallest name among equals, as Kafka leaves ties to a hash map.
+    """Returns the protocol with most votes; the smallest name wins a tie (in Kafka, the order of a hash map).
 
-    Raises: ValueError without members, or if one of them supports no candidate.
+    Raises: ValueError without members, or if a member supports none of the candidates.
     """
     votes: dict[str, int] = {}
     for member in members:
         name = member.vote(candidate_protocols)
         votes[name] = votes.get(name, 0) + 1
     if not votes:
-        raise ValueError("cannot choose the protocol of a group without members")
+        raise ValueError("Cannot select the protocol of a group without members.")
     return min(votes, key=lambda name: (-votes[name], name))

@@ -1,17 +1,15 @@
-"""What goes into the coordinator and what comes out: context, records, replies, timers, events. Decides nothing.
+"""Outcome of a coordinator call: records, responses, timers, log lines.
 
-A call of the shard returns an `Outcome`. Its caller, in this order:
+A call of the shard returns an `Outcome`. The caller, in this order:
 
-1. applies `timers` and logs `events`; they stand whatever happens next, because the soft state has already moved;
+1. sets and cancels `timers` and logs `events`, whatever happens next: the in-memory state has already changed;
 2. appends `records`, all or none; without records it sends `replies` and is done;
-3. on success replays each record into the shard, then calls `append_done(outcome, ...)` once the records are durable
-   and sends `outcome.replies`; on failure it calls `append_failed(outcome, ...)` instead and does **not** send
-   `outcome.replies`. Either call returns a further outcome, treated by the same rules.
+3. after a successful append replays each record into the shard, calls `append_succeeded(outcome, ...)` when the records
+   are durable, and sends `outcome.replies`; after a failed append calls `append_failed(outcome, ...)` instead and does
+   **not** send `outcome.replies`. Either call returns a further outcome, which is treated the same way.
 
-Steps up to the replay are one step for the shard: no other call may come between. Other calls may come between the
-replay and `append_succeeded`.
-
-A reply names an opaque token, never a future or a connection.
+The call, the append and the replay are one step: the caller makes no other call of the shard in between. Other calls
+are allowed between the replay and `append_succeeded`.
 """
 
 from __future__ import annotations
@@ -36,10 +34,12 @@ from spark_groupsource.wire.messages import Message
 
 
 class RequestContext(NamedTuple):
-    """What a request brings besides its message.
+    """Properties of a request outside of its message.
 
-    `token` is opaque and names the reply; `client_host` is the address as Java prints it (``/127.0.0.1``);
-    `new_uuid` becomes part of the member id if the request creates one.
+    Attributes:
+        token: opaque; identifies the response.
+        client_host: address of the client as Java prints it (``/127.0.0.1``).
+        new_uuid: becomes part of the member id if the request creates one.
     """
 
     token: object
@@ -50,41 +50,41 @@ class RequestContext(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """One record for the shard's partition of `__consumer_offsets`; value None is a tombstone."""
+    """A record for the shard's partition of `__consumer_offsets`; a tombstone has no value."""
 
     key: bytes
     value: bytes | None
 
 
 class TransactionProducer(NamedTuple):
-    """Whose transaction records belong to."""
+    """The producer in whose transaction records are appended."""
 
     producer_id: int
     epoch: int
 
 
 class Reply(NamedTuple):
-    """The answer to the request whose context carried `token`; each token is answered once."""
+    """The response to the request whose context has `token`; every token gets one response."""
 
     token: object
     response: Message
 
 
 class SetTimer(NamedTuple):
-    """Starts the timer `key`, or moves it: call `expire(key, ...)` when the monotonic clock reaches `deadline_ms`."""
+    """Sets or moves the timer `key`: the caller calls `expire(key, ...)` when `now_ms` reaches `deadline_ms`."""
 
     key: GroupTimer
     deadline_ms: int
 
 
 class CancelTimer(NamedTuple):
-    """Stops the timer `key`, if it runs."""
+    """Cancels the timer `key`, if it is set."""
 
     key: GroupTimer
 
 
 class GroupEvent(NamedTuple):
-    """One line that lets a person follow a rebalance; `kind` is a fixed word for programs."""
+    """A log line about a group; `kind` is a fixed word for programs."""
 
     kind: str
     group_id: str
@@ -93,7 +93,7 @@ class GroupEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreAssignment:
-    """After the leader's SyncGroup is stored: the group becomes Stable."""
+    """Continuation after the leader's assignment is stored: the group becomes Stable."""
 
     group_id: str
     generation_id: int
@@ -101,9 +101,9 @@ class StoreAssignment:
 
 @dataclass(frozen=True)
 class StoreReplacement:
-    """After a static member's new id is stored: answer its join, or undo the replacement.
+    """Continuation after the new id of a static member is stored: respond to its join, or undo the replacement.
 
-    `old_member` is the member as it was before; `token` and `api_version` are those of the parked join.
+    `old_member` is the member before the replacement; `token` and `api_version` are those of the delayed join.
     """
 
     group_id: str
@@ -117,7 +117,7 @@ class StoreReplacement:
 
 @dataclass(frozen=True)
 class StoreNewGroup:
-    """After a group made by a JoinGroup is stored; `member_id` and `token` are the first member's."""
+    """Continuation after a new group is stored; `member_id` and `token` are those of its first member."""
 
     group_id: str
     member_id: str
@@ -127,12 +127,12 @@ class StoreNewGroup:
 
 @dataclass(frozen=True)
 class StoreOffsets:
-    """After committed offsets are stored; on failure the partitions that were to be stored get the error."""
+    """Continuation after committed offsets are stored; if the append fails, their partitions get the error."""
 
 
 @dataclass(frozen=True)
 class StoreRemoval:
-    """After tombstones are stored: these groups are gone if nothing of them is left."""
+    """Continuation after tombstones are stored: removes the groups that have neither members nor offsets."""
 
     group_ids: tuple[str, ...]
 
@@ -141,10 +141,10 @@ AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets 
 
 
 class Outcome(NamedTuple):
-    """What one call of the shard decided; see the module for what to do with it.
+    """What one call of the shard decided; the module says what the caller does with it.
 
-    `replies` leave only once `records` are durable. `after_append` is opaque: `append_succeeded` and `append_failed`
-    continue from it. With a `producer` the records are part of its transaction, and are replayed as such.
+    The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
+    `append_failed` continue from it. With a `producer`, the records are part of its transaction.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -157,7 +157,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class OutcomeBuilder:
-    """Collects the outcome of one call of the shard; also carries the settings and the time of the call."""
+    """Collects the outcome of one call of the shard; also has the configuration and the time of the call."""
 
     config: GroupConfig
     partition: int
@@ -170,31 +170,30 @@ class OutcomeBuilder:
     producer: TransactionProducer | None = None
 
     def reply(self, token: object, response: Message) -> None:
-        """Answers `token`, once the records of this turn are durable."""
+        """Adds a response; it is sent when the records of this call are durable."""
         self.replies.append(Reply(token, response))
 
     def set_timer(self, key: GroupTimer, delay_ms: int) -> None:
-        """Starts or moves a timer to `delay_ms` from now."""
+        """Sets or moves a timer to `delay_ms` from now."""
         self.timers.append(SetTimer(key, self.instant.now_ms + delay_ms))
 
     def cancel_timer(self, key: GroupTimer) -> None:
         self.timers.append(CancelTimer(key))
 
     def event(self, kind: str, group_id: str, text: str) -> None:
-        """Notes a line for the log; `group_id` is empty for events of the whole partition."""
+        """Adds a log line; `group_id` is empty for events of the whole partition."""
         self.events.append(GroupEvent(kind, group_id, text))
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
-        """Adds a group's record; None is its tombstone."""
+        """Adds the record of a group, a tombstone for None."""
         encoded = None if value is None else encode_group_value(value)
         self.records.append(LogRecord(encode_key(GroupKey(group_id)), encoded))
 
     def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
-        """Adds an offset's record; None is its tombstone."""
+        """Adds the record of an offset, a tombstone for None."""
         self.records.append(LogRecord(encode_key(key), None if value is None else encode_offset_value(value)))
 
     def outcome(self) -> Outcome:
-        """What was decided, frozen."""
         return Outcome(
             tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append,
             self.producer,

@@ -1,7 +1,7 @@
-"""Offsets committed in transactions that are still open: nobody sees them until the transaction's marker comes.
+"""Offsets committed in open transactions.
 
-Pure bookkeeping of what the log says, in the log's order: whichever commit of a partition comes later in the log wins,
-also when its transaction ends earlier. Knows no request and no group.
+Pending offsets are not visible until the commit marker of their transaction. The order of the log decides: of two
+commits for a partition the later one wins, even if its transaction ends first.
 
 Source: KIP-98, KIP-447; Kafka's OffsetMetadataManager, `pendingTransactionalOffsets`.
 """
@@ -21,32 +21,32 @@ _NOTHING: Collection[TopicPartition] = frozenset()
 class _Pending:
     value: OffsetValue
     order: int = field(compare=False)
-    superseded: bool = False  # a commit that came later is in force already
+    superseded: bool = False  # a later commit has replaced it
 
 
 @dataclass
 class PendingTransactionalOffsets:
-    """Pending offsets by the producer id of their transaction; false when there is none."""
+    """Pending offsets by the producer id of their transaction; false if there are none."""
 
     _open: dict[int, dict[OffsetKey, _Pending]] = field(default_factory=dict)
-    # group id -> partition -> in how many transactions it is pending
+    # group id -> partition -> number of transactions in which it is pending
     _groups: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     _order: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def of(self, group_id: str) -> Collection[TopicPartition]:
-        """The partitions of a group that have a pending offset."""
+    def partitions_of(self, group_id: str) -> Collection[TopicPartition]:
+        """Returns the partitions for which a group has a pending offset."""
         found = self._groups.get(group_id)
         return _NOTHING if found is None else found.keys()
 
     def group_ids(self) -> Iterator[str]:
-        """Every group with a pending offset, once."""
+        """Iterates over every group with a pending offset, once."""
         return iter(self._groups)
 
     def put(self, producer_id: int, key: OffsetKey, value: OffsetValue) -> None:
-        """Takes in an offset of an open transaction; the first one of a producer opens it."""
+        """Adds an offset; the first offset of a producer opens its transaction."""
         entries = self._open.setdefault(producer_id, {})
         if key not in entries:
             counts = self._groups.setdefault(key.group_id, {})
@@ -56,32 +56,32 @@ class PendingTransactionalOffsets:
         entries[key] = _Pending(value, self._order)
 
     def supersede(self, key: OffsetKey, order: int | None = None) -> None:
-        """A later commit is in force: those pending now, or those before `order`, will change nothing."""
+        """Marks the pending offsets of a key as replaced by a later commit: all of them, or those before `order`."""
         for entries in self._open.values():
             pending = entries.get(key)
             if pending is not None and (order is None or pending.order < order):
                 pending.superseded = True
 
     def remove(self, key: OffsetKey) -> None:
-        """A tombstone takes the pending offsets of its key along."""
+        """Removes the pending offsets of a key, after its tombstone."""
         for producer_id, entries in list(self._open.items()):
             if entries.pop(key, None) is not None:
-                self._discount(key)
+                self._decrement(key)
                 if not entries:
                     del self._open[producer_id]
 
     def end(self, producer_id: int, committed: bool) -> list[tuple[OffsetKey, OffsetValue]]:
-        """Closes a transaction; returns the offsets that are in force from now on, none of an aborted one."""
+        """Ends a transaction. Returns the offsets that it commits; none if it is aborted."""
         entries = self._open.pop(producer_id, {})
         for key in entries:
-            self._discount(key)
+            self._decrement(key)
         if not committed:
             return []
         for key, pending in entries.items():
             self.supersede(key, pending.order)
         return [(key, pending.value) for key, pending in entries.items() if not pending.superseded]
 
-    def _discount(self, key: OffsetKey) -> None:
+    def _decrement(self, key: OffsetKey) -> None:
         counts = self._groups[key.group_id]
         topic_partition = TopicPartition(key.topic, key.partition)
         counts[topic_partition] -= 1

@@ -1,7 +1,7 @@
-"""The join phase: how it begins, when it is complete, and what a removed member and a failed store do to it.
+"""Join phase of a rebalance: start, completion, timeouts, removal of members.
 
-Used by every handler that adds or removes a member. Knows the group, its members and the turn; sends no reply other
-than those of parked requests.
+Every handler that adds or removes members uses these functions. They send no responses other than those of delayed
+requests.
 
 Source: Kafka's GroupMetadataManager, `prepareRebalance` to `completeClassicGroupJoin`; DelayedJoin.
 """
@@ -15,10 +15,11 @@ from spark_groupsource.group.outcome import OutcomeBuilder
 from spark_groupsource.group.responses import join_error_response, join_success_response, sync_error_response
 from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE, can_rebalance
 from spark_groupsource.group.timers import JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.model import bounded_names
 
 
 def rebalance_or_complete(builder: OutcomeBuilder, group: ClassicGroup, reason: str) -> None:
-    """Begins a join phase if the state allows it, else sees whether the running one is complete."""
+    """Starts a join phase if the state allows it, else completes the current one if all members have joined."""
     if can_rebalance(group.state):
         prepare_rebalance(builder, group, reason)
     else:
@@ -26,7 +27,7 @@ def rebalance_or_complete(builder: OutcomeBuilder, group: ClassicGroup, reason: 
 
 
 def prepare_rebalance(builder: OutcomeBuilder, group: ClassicGroup, reason: str) -> None:
-    """Begins a join phase; from Empty it waits the initial delay, else for the members that are known."""
+    """Starts a join phase; from Empty it waits for the initial rebalance delay, else for the known members."""
     if group.state is COMPLETING_REBALANCE:
         reset_assignments(builder, group, ErrorCode.REBALANCE_IN_PROGRESS)
     builder.cancel_timer(SyncTimer(group.group_id))
@@ -51,13 +52,13 @@ def prepare_rebalance(builder: OutcomeBuilder, group: ClassicGroup, reason: str)
 
 
 def maybe_complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
-    """Completes the join phase if everybody has joined; an initial one never ends before its delay."""
+    """Completes the join phase if all members have joined; the initial one never ends before its delay."""
     if group.state is PREPARING_REBALANCE and not group.is_initial_rebalance and group.has_all_members_joined:
         complete_join(builder, group)
 
 
 def expire_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
-    """The join timer has run out: one more window of the initial delay, or the end of the phase."""
+    """Handles the join timer: starts another window of the initial rebalance delay, or ends the join phase."""
     if group.state is not PREPARING_REBALANCE:
         return
     if group.is_initial_rebalance and group.new_member_added and group.initial_remaining_ms:
@@ -71,7 +72,7 @@ def expire_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
 
 
 def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
-    """Ends the join phase with whoever has joined, or prolongs it if only silent static members are left."""
+    """Ends the join phase with the members that have joined; extends it if only static members are left."""
     group.is_initial_rebalance = False
     _remove_unjoined(builder, group)
     if group.members and not group.maybe_elect_joined_leader():
@@ -84,20 +85,20 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
         return
     builder.cancel_timer(JoinTimer(group.group_id))
     group.init_next_generation(builder.instant.timestamp_ms)
-    where = f"generation {group.generation_id} (__consumer_offsets-{builder.partition})"
+    generation = f"generation {group.generation_id} (__consumer_offsets-{builder.partition})"
     if not group.members:
-        builder.event("group_emptied", group.group_id, f"Group {group.group_id} with {where} is now empty")
+        builder.event("group_emptied", group.group_id, f"Group {group.group_id} with {generation} is now empty")
         builder.store_group(group.group_id, group.to_empty_value())
         return
     builder.event(
         "rebalance_stabilized",
         group.group_id,
-        f"Stabilized group {group.group_id} {where} with {len(group.members)} members",
+        f"Stabilized group {group.group_id} {generation} with {len(group.members)} members",
     )
     for member in group.members.values():
-        parked = group.take_awaiting_join(member)
-        if parked is not None:
-            builder.reply(parked.token, join_success_response(group, member.member_id))
+        delayed = group.take_awaiting_join(member)
+        if delayed is not None:
+            builder.reply(delayed.token, join_success_response(group, member.member_id))
         member.is_new = False
         builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
         group.add_pending_sync(member.member_id)
@@ -105,21 +106,21 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
 
 
 def _remove_unjoined(builder: OutcomeBuilder, group: ClassicGroup) -> None:
-    # a static member keeps its place and its partitions until its session ends: that is what makes it static
-    silent = [m.member_id for m in group.members.values() if m.awaiting_join is None and not m.is_static]
-    if not silent:
+    # a static member keeps its partitions until its session expires
+    absent = [m.member_id for m in group.members.values() if m.awaiting_join is None and not m.is_static]
+    if not absent:
         return
-    for member_id in silent:
+    for member_id in absent:
         remove_member(builder, group, member_id)
     builder.event(
         "members_not_rejoined",
         group.group_id,
-        f"Group {group.group_id} removed dynamic members who haven't joined: {', '.join(silent)}",
+        f"Group {group.group_id} removed dynamic members who haven't joined: {bounded_names(absent)}",
     )
 
 
 def remove_member(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> Member:
-    """Takes a member out and answers what it had parked with UNKNOWN_MEMBER_ID; the caller sees to the phase."""
+    """Removes a member; its delayed requests get UNKNOWN_MEMBER_ID. The caller starts or completes the join phase."""
     member = group.remove(member_id)
     builder.cancel_timer(SessionTimer(group.group_id, member_id))
     if member.awaiting_join is not None:
@@ -133,7 +134,7 @@ def remove_member(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) 
 
 
 def reset_assignments(builder: OutcomeBuilder, group: ClassicGroup, error: ErrorCode) -> None:
-    """Empties every assignment and answers every parked SyncGroup with `error`. O(members)."""
+    """Clears all assignments; every delayed SyncGroup gets `error`. O(members)."""
     for member in group.members.values():
         member.assignment = b""
         if member.awaiting_sync is not None:
@@ -143,7 +144,7 @@ def reset_assignments(builder: OutcomeBuilder, group: ClassicGroup, error: Error
 
 
 def remove_pending_sync(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
-    """Notes that a member has sent its SyncGroup; after the last one nobody is waited for."""
+    """Records that a member has sent SyncGroup; cancels the sync timer after the last one."""
     if member_id in group.pending_syncs:
         group.pending_syncs.discard(member_id)
         if not group.pending_syncs:
@@ -151,7 +152,7 @@ def remove_pending_sync(builder: OutcomeBuilder, group: ClassicGroup, member_id:
 
 
 def expire_sync(builder: OutcomeBuilder, group: ClassicGroup) -> None:
-    """Removes the members that got a JoinGroup answer and never sent SyncGroup."""
+    """Removes the members that have not sent SyncGroup since the join phase."""
     if group.state not in (COMPLETING_REBALANCE, STABLE) or not group.pending_syncs:
         return
     late = sorted(group.pending_syncs)
@@ -160,6 +161,6 @@ def expire_sync(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     builder.event(
         "members_not_synced",
         group.group_id,
-        f"Group {group.group_id} removed members who haven't sent their sync request: {', '.join(late)}",
+        f"Group {group.group_id} removed members who haven't sent their sync request: {bounded_names(late)}",
     )
-    prepare_rebalance(builder, group, f"removing {', '.join(late)} on pending sync request expiration")
+    prepare_rebalance(builder, group, f"removing {bounded_names(late)} on pending sync request expiration")

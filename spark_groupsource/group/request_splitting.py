@@ -1,6 +1,6 @@
-"""Requests that name groups of several partitions: split by shard, and the answers put together again.
+"""Splits requests by coordinator shard and merges the responses of the shards.
 
-Knows where a group lives; not who serves it. A request of one group goes to one shard as it is.
+A request about a single group is passed to its shard unchanged; no request is modified.
 
 Source: Kafka's `Utils.abs(groupId.hashCode()) % numPartitions`.
 """
@@ -8,10 +8,11 @@ Source: Kafka's `Utils.abs(groupId.hashCode()) % numPartitions`.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Mapping, Sequence
+from typing import Mapping, Sequence, cast
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.committed_offsets import offset_fetch_response
+from spark_groupsource.group.requests import GroupRequest, GroupResponse
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -27,7 +28,7 @@ _OFFSET_FETCH_GROUPS_VERSION = 8
 
 
 def java_string_hash(text: str) -> int:
-    """Java's `String.hashCode`: 31-polynomial over UTF-16 code units, as a signed 32-bit number."""
+    """Returns Java's `String.hashCode`."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for at in range(0, len(units), 2):
@@ -35,33 +36,36 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-@lru_cache(maxsize=100_000)  # every request of a group asks
-def coordinator_partition(group_id: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` a group lives in; its leader is the group's coordinator."""
-    value = java_string_hash(group_id)
-    # Java's abs has no positive counterpart of the smallest int, which Kafka takes for 0
+@lru_cache(maxsize=100_000)  # called for every request of a group
+def coordinator_partition(key: str, partition_count: int) -> int:
+    """Returns the partition of `__consumer_offsets` or `__transaction_state` for a group or transactional id.
+
+    The leader of the partition is the coordinator.
+    """
+    value = java_string_hash(key)
+    # the smallest int has no absolute value in Java; Kafka uses 0
     return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
-def split_request(request: Message, api_version: int, partition_count: int) -> dict[int, Message]:
-    """Partition -> the part of the request its shard is to handle; a ListGroups goes to every shard.
+def split_request(request: GroupRequest, api_version: int, partition_count: int) -> dict[int, GroupRequest]:
+    """Returns partition -> the part of the request for its shard; every shard gets a ListGroups request.
 
-    One that names no group goes nowhere: the result is empty and `merge_responses` of nothing is its answer.
+    The result is empty for a request without groups; `merge_responses` of no responses is its response.
     """
-    if request.API_KEY == ListGroupsRequest.API_KEY:
+    if isinstance(request, ListGroupsRequest):
         return {partition: request for partition in range(partition_count)}
-    if request.API_KEY == DescribeGroupsRequest.API_KEY:
+    if isinstance(request, DescribeGroupsRequest):
         return {
             partition: DescribeGroupsRequest(
                 groups=group_ids, include_authorized_operations=request.include_authorized_operations
             )
             for partition, group_ids in _by_partition(request.groups, partition_count).items()
         }
-    if request.API_KEY == DeleteGroupsRequest.API_KEY:
+    if isinstance(request, DeleteGroupsRequest):
         by_partition = _by_partition(list(dict.fromkeys(request.groups_names)), partition_count)
         return {partition: DeleteGroupsRequest(groups_names=ids) for partition, ids in by_partition.items()}
-    if request.API_KEY == OffsetFetchRequest.API_KEY and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
-        parts: dict[int, list[Message]] = {}
+    if isinstance(request, OffsetFetchRequest) and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
+        parts: dict[int, list[OffsetFetchRequest.OffsetFetchRequestGroup]] = {}
         for group in request.groups:
             parts.setdefault(coordinator_partition(group.group_id, partition_count), []).append(group)
         return {
@@ -78,26 +82,26 @@ def _by_partition(group_ids: Sequence[str], partition_count: int) -> Mapping[int
     return parts
 
 
-def merge_responses(request: Message, api_version: int, responses: Sequence[Message]) -> Message:
-    """One answer from those of the shards; groups come in the order of the request.
+def merge_responses(request: GroupRequest, api_version: int, responses: Sequence[Message]) -> GroupResponse:
+    """Returns one response from those of the shards, with the groups in the order of the request.
 
-    A ListGroups whose shards are not all loaded carries what is known, and the error that says so.
+    While a shard is loading, a ListGroups response has the groups of the other shards and the error.
     """
-    if request.API_KEY == ListGroupsRequest.API_KEY:
+    if isinstance(request, ListGroupsRequest):
         errors = [response.error_code for response in responses if response.error_code]
         listed = [group for response in responses for group in response.groups]
         return ListGroupsResponse(
             throttle_time_ms=0, error_code=errors[0] if errors else ErrorCode.NONE, groups=listed
         )
-    if request.API_KEY == DescribeGroupsRequest.API_KEY:
+    if isinstance(request, DescribeGroupsRequest):
         described = {group.group_id: group for response in responses for group in response.groups}
         return DescribeGroupsResponse(throttle_time_ms=0, groups=[described[g] for g in request.groups])
-    if request.API_KEY == DeleteGroupsRequest.API_KEY:
+    if isinstance(request, DeleteGroupsRequest):
         results = {result.group_id: result for response in responses for result in response.results}
         ordered = [results[group_id] for group_id in dict.fromkeys(request.groups_names)]
         return DeleteGroupsResponse(throttle_time_ms=0, results=ordered)
-    if request.API_KEY == OffsetFetchRequest.API_KEY and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
+    if isinstance(request, OffsetFetchRequest) and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
         fetched = {group.group_id: group for response in responses for group in response.groups}
         return offset_fetch_response([fetched[group.group_id] for group in request.groups], api_version)
     (response,) = responses
-    return response
+    return cast(GroupResponse, response)

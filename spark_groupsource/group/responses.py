@@ -1,38 +1,44 @@
-"""Responses of the group APIs, with the fix-ups of their versions. Decides nothing.
+"""Responses of the group APIs, in the form of each version.
 
-Version notes: a JoinGroup answer without a protocol name carries "" below version 7 and null from there on; an error
-answer carries no protocol type at all. LeaveGroup below version 3 names one member and puts that member's error on
-top. OffsetFetch below version 2 has no error of its own, so a group's error stands on every partition.
+Version notes. JoinGroup: a response without a protocol name has "" below version 7 and null from version 7 on; an error
+response has no protocol type. LeaveGroup below version 3 names one member, whose error is the top-level error.
+OffsetFetch below version 2 has no top-level error, so a group's error is the error of every partition.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
+    LeaveGroupRequest,
     LeaveGroupResponse,
-    Message,
     OffsetCommitResponse,
     SyncGroupResponse,
     TxnOffsetCommitResponse,
 )
 
+CommitResults = Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]
+"""(topic, ((partition, error), ...)) of an OffsetCommit or TxnOffsetCommit."""
 
-def join_success_response(group: ClassicGroup, member_id: str) -> Message:
-    """The answer of the group's present generation; the leader's lists all members. O(members) for the leader."""
-    leads = member_id == group.leader_id
-    return join_response(group, member_id, group.leader_id or NO_LEADER, with_members=leads)
+_CommitPartition = OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition
+_TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
+
+
+def join_success_response(group: ClassicGroup, member_id: str) -> JoinGroupResponse:
+    """Returns the current generation; the response to the leader has all members. O(members) for the leader."""
+    is_leader = member_id == group.leader_id
+    return join_response(group, member_id, group.leader_id or NO_LEADER, with_members=is_leader)
 
 
 def join_response(
     group: ClassicGroup, member_id: str, leader_id: str, *, with_members: bool, skip_assignment: bool = False
-) -> Message:
-    """The answer of the group's present generation as `leader_id` would lead it."""
+) -> JoinGroupResponse:
+    """Returns the current generation, with `leader_id` as its leader."""
     protocol_name = group.protocol_name or ""
     return JoinGroupResponse(
         throttle_time_ms=0,
@@ -65,8 +71,8 @@ def join_error_response(
     *,
     generation_id: int = NO_GENERATION,
     leader_id: str = NO_LEADER,
-) -> Message:
-    """A refused join; `member_id` is the one asked with, a new one with MEMBER_ID_REQUIRED, else empty."""
+) -> JoinGroupResponse:
+    """`member_id` is that of the request, the new one with MEMBER_ID_REQUIRED, or empty."""
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=error,
@@ -80,7 +86,7 @@ def join_error_response(
     )
 
 
-def sync_success_response(group: ClassicGroup, assignment: bytes) -> Message:
+def sync_success_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
     return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
@@ -90,22 +96,24 @@ def sync_success_response(group: ClassicGroup, assignment: bytes) -> Message:
     )
 
 
-def sync_error_response(error: ErrorCode) -> Message:
+def sync_error_response(error: ErrorCode) -> SyncGroupResponse:
     return SyncGroupResponse(
         throttle_time_ms=0, error_code=error, protocol_type=None, protocol_name=None, assignment=b""
     )
 
 
 @lru_cache(maxsize=None)
-def heartbeat_response(error: ErrorCode) -> Message:
-    """One message for everybody: it is only read."""
+def heartbeat_response(error: ErrorCode) -> HeartbeatResponse:
+    """Returns one shared message per error; nothing modifies it."""
     return HeartbeatResponse(throttle_time_ms=0, error_code=error)
 
 
-def leave_response(entries: Sequence[tuple[Message, ErrorCode]], api_version: int) -> Message:
-    """`entries`: (identity as asked, its error)."""
+def leave_response(
+    results: Sequence[tuple[LeaveGroupRequest.MemberIdentity, ErrorCode]], api_version: int
+) -> LeaveGroupResponse:
+    """`results`: (identity in the request, its error)."""
     if api_version < 3:
-        return LeaveGroupResponse(throttle_time_ms=0, error_code=entries[0][1], members=[])
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=results[0][1], members=[])
     return LeaveGroupResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
@@ -113,40 +121,45 @@ def leave_response(entries: Sequence[tuple[Message, ErrorCode]], api_version: in
             LeaveGroupResponse.MemberResponse(
                 member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
             )
-            for identity, error in entries
+            for identity, error in results
         ],
     )
 
 
-def leave_error_response(error: ErrorCode) -> Message:
+def leave_error_response(error: ErrorCode) -> LeaveGroupResponse:
     return LeaveGroupResponse(throttle_time_ms=0, error_code=error, members=[])
 
 
-def commit_response(
-    topics: Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]], *, transactional: bool = False
-) -> Message:
-    """`topics`: (name, (partition, error) ...); of OffsetCommit or of TxnOffsetCommit."""
-    if transactional:
-        response_class: Any = TxnOffsetCommitResponse
-        topic_class: Any = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-        partition_class: Any = topic_class.TxnOffsetCommitResponsePartition
-    else:
-        response_class = OffsetCommitResponse
-        topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
-        partition_class = topic_class.OffsetCommitResponsePartition
-    return response_class(
+def commit_response(results: CommitResults) -> OffsetCommitResponse:
+    topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
+    return OffsetCommitResponse(
         throttle_time_ms=0,
         topics=[
-            topic_class(
-                name=name,
-                partitions=[_committed(partition_class, partition, error) for partition, error in partitions],
-            )
-            for name, partitions in topics
+            topic_class(name=name, partitions=[_commit_partition(partition, error) for partition, error in partitions])
+            for name, partitions in results
         ],
     )
 
 
+def transactional_commit_response(results: CommitResults) -> TxnOffsetCommitResponse:
+    topic_class = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+    return TxnOffsetCommitResponse(
+        throttle_time_ms=0,
+        topics=[
+            topic_class(
+                name=name, partitions=[_txn_commit_partition(partition, error) for partition, error in partitions]
+            )
+            for name, partitions in results
+        ],
+    )
+
+
+# commits have the same few entries again and again; nothing modifies them
 @lru_cache(maxsize=4096)
-def _committed(partition_class: Any, partition: int, error: ErrorCode) -> Message:
-    """An entry of a commit's answer; the same ones come again and again, and are only read."""
-    return partition_class(partition_index=partition, error_code=error)
+def _commit_partition(partition: int, error: ErrorCode) -> _CommitPartition:
+    return _CommitPartition(partition_index=partition, error_code=error)
+
+
+@lru_cache(maxsize=4096)
+def _txn_commit_partition(partition: int, error: ErrorCode) -> _TxnCommitPartition:
+    return _TxnCommitPartition(partition_index=partition, error_code=error)

@@ -1,10 +1,9 @@
-"""SyncGroup: the leader's assignment is stored, then everybody gets its part.
+"""SyncGroup: stores the leader's assignment and returns it to the members.
 
-The state machine halts between two calls here: the leader's request leaves a record, and only when that record is
-durable does the group become Stable. Meanwhile the group may have moved on (a member joined, left or failed); then
-the stored assignment is of a round that is over, and nothing more happens.
+The request of the leader adds a record, and the group becomes Stable when the record is durable. If the group changed
+in between (a member joined, left or failed), the stored assignment is that of an earlier generation and has no effect.
 
-Version notes: version 3 brings the instance id; from version 5 the request names protocol type and name, and must.
+Version notes: version 3 has the group instance id; from version 5 the protocol type and name are required.
 
 Source: Kafka's GroupMetadataManager, `classicGroupSync`.
 """
@@ -20,11 +19,13 @@ from spark_groupsource.group.responses import sync_error_response, sync_success_
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, STABLE, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.wire.group_records import GroupValue
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import SyncGroupRequest
 
 
-def sync_group(builder: OutcomeBuilder, group: ClassicGroup, request: Message, context: RequestContext) -> None:
-    """Answers or parks a SyncGroup; the leader's adds the group's record."""
+def sync_group(
+    builder: OutcomeBuilder, group: ClassicGroup, request: SyncGroupRequest, context: RequestContext
+) -> None:
+    """Handles a SyncGroup; that of the leader adds the record of the group."""
     error = _check(group, request)
     if error is not ErrorCode.NONE:
         builder.reply(context.token, sync_error_response(error))
@@ -38,15 +39,15 @@ def sync_group(builder: OutcomeBuilder, group: ClassicGroup, request: Message, c
     if rule.renews_session:
         builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
     if rule.action is GroupAction.RETURN_ASSIGNMENT:
-        # an assignment a leader sends now is of no round: it gets its own back like everybody else
+        # the assignments of a leader that retries are ignored
         builder.reply(context.token, sync_success_response(group, member.assignment))
         return
-    _park(builder, member, context)
+    _await_sync(builder, member, context)
     if group.leader_id == member.member_id:
         _store_assignment(builder, group, request)
 
 
-def _check(group: ClassicGroup, request: Message) -> ErrorCode:
+def _check(group: ClassicGroup, request: SyncGroupRequest) -> ErrorCode:
     if group.state in (DEAD, EMPTY):
         return group.rule(GroupOperation.SYNC).error
     error = group.validate_member(request.member_id, request.group_instance_id)
@@ -61,14 +62,14 @@ def _check(group: ClassicGroup, request: Message) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def _park(builder: OutcomeBuilder, member: Member, context: RequestContext) -> None:
+def _await_sync(builder: OutcomeBuilder, member: Member, context: RequestContext) -> None:
     if member.awaiting_sync is not None:
-        # sent again before it was answered: nobody listens to the first answer, and its token must not be kept
+        # the client has retried and no longer waits for this response; it is sent so that the caller releases the token
         builder.reply(member.awaiting_sync.token, sync_error_response(ErrorCode.REBALANCE_IN_PROGRESS))
     member.awaiting_sync = DelayedRequest(context.token, context.api_version)
 
 
-def _store_assignment(builder: OutcomeBuilder, group: ClassicGroup, request: Message) -> None:
+def _store_assignment(builder: OutcomeBuilder, group: ClassicGroup, request: SyncGroupRequest) -> None:
     assignments = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
     builder.event(
         "assignment_received",
@@ -82,13 +83,13 @@ def _store_assignment(builder: OutcomeBuilder, group: ClassicGroup, request: Mes
     builder.after_append = StoreAssignment(group.group_id, group.generation_id)
 
 
-def _awaits(group: ClassicGroup, stored: StoreAssignment) -> bool:
+def _is_current(group: ClassicGroup, stored: StoreAssignment) -> bool:
     return group.state is COMPLETING_REBALANCE and group.generation_id == stored.generation_id
 
 
 def assignment_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: StoreAssignment, value: GroupValue) -> None:
-    """Makes the group Stable with the assignments of `value`, which the log now holds, and answers the parked."""
-    if not _awaits(group, stored):
+    """Makes the group Stable with the assignments of the stored `value`; responds to every delayed SyncGroup."""
+    if not _is_current(group, stored):
         return
     assignments = {member.member_id: member.assignment for member in value.members}
     group.transition(STABLE, value.state_timestamp_ms)
@@ -101,8 +102,8 @@ def assignment_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: Stor
 
 
 def assignment_failed(builder: OutcomeBuilder, group: ClassicGroup, stored: StoreAssignment, error: ErrorCode) -> None:
-    """Tells the parked the error and begins a join phase."""
-    if not _awaits(group, stored):
+    """Returns the error to every delayed SyncGroup and starts a join phase."""
+    if not _is_current(group, stored):
         return
     reset_assignments(builder, group, error)
     prepare_rebalance(builder, group, f"error {error.name} when storing group assignment")

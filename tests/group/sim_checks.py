@@ -378,7 +378,13 @@ class Checks:
             _check(groups == log.groups.get(group_id), "replay", "{}, log {}", groups, log.groups.get(group_id))
             _check(offsets == log.offsets.get(group_id), "replay", "{}, log {}", offsets, log.offsets.get(group_id))
             pending = log.pending_of(group_id)
-            _check(set(store.pending.of(group_id)) == pending, "replay", "{}: log has {} pending", group_id, pending)
+            _check(
+                set(store.pending.partitions_of(group_id)) == pending,
+                "replay",
+                "{}: log has {} pending",
+                group_id,
+                pending,
+            )
         if self._changed:
             known, stored = set(store.group_ids()), log.group_ids()
             _check(known == stored, "replay", "groups {}, log {}", known, stored)

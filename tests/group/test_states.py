@@ -69,7 +69,9 @@ def test_only_the_transitions_of_the_table_are_allowed(old: GroupState, new: Gro
         group.transition(new, 5)
         assert (group.state, group.state_timestamp_ms) == (new, 5)
     else:
-        with pytest.raises(IllegalTransitionError, match=f"{GROUP} cannot go from {old.value} to {new.value}"):
+        with pytest.raises(
+            IllegalTransitionError, match=f"'{GROUP}' cannot transition from {old.value} to {new.value}"
+        ):
             group.transition(new, 5)
         assert group.state is old
 

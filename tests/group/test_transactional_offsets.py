@@ -88,13 +88,15 @@ def test_each_producer_s_marker_releases_its_own_offsets(context: GroupContext) 
     context.commit_in_transaction(1, producer_id=7)
     context.commit_in_transaction(2, producer_id=8, partitions=(1,))
     pending = context.shard.store.pending
-    assert set(pending.of(GROUP)) == {TopicPartition(*P0), TopicPartition(*P1)} and not pending.of("other")
+    assert set(pending.partitions_of(GROUP)) == {
+        TopicPartition(*P0), TopicPartition(*P1)
+    } and not pending.partitions_of("other")
     context.end_transaction(8, True)
     assert stable_fetch(context, P0, P1) == {P0: UNSTABLE, P1: 2}
-    assert set(pending.of(GROUP)) == {TopicPartition(*P0)}
+    assert set(pending.partitions_of(GROUP)) == {TopicPartition(*P0)}
     context.end_transaction(7, False)
     assert stable_fetch(context, P0, P1) == {P0: -1, P1: 2}
-    assert not pending.of(GROUP)
+    assert not pending.partitions_of(GROUP)
 
 
 @pytest.mark.conformance("OM-030")

@@ -11,9 +11,9 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode
+from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
-    ApiMessage,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     OffsetCommitRequest,
@@ -79,7 +79,7 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResp
     )
 
 
-def group_request(broker: Broker, context: ApiRequestContext, request: ApiMessage) -> ResponseAction:
+def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> ResponseAction:
     """Passes a request to the group coordinator without further checks."""
     broker.group_coordinator.handle(context, request)
     return ResponseAction.DELAYED

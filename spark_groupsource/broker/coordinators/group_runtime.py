@@ -21,6 +21,7 @@ from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShar
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
+    GroupRequest,
     GroupShard,
     GroupTimer,
     LogRecord,
@@ -52,7 +53,7 @@ class _ShardToken(NamedTuple):
 class _FanOut:
     """A request that was split over several shards, and the responses so far."""
 
-    def __init__(self, token: int, request: ApiMessage, api_version: int, partitions: list[int]) -> None:
+    def __init__(self, token: int, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
         self.token = token
         self.request = request
         self.api_version = api_version
@@ -125,7 +126,7 @@ class GroupRuntime:
     def handle(
         self,
         context: ApiRequestContext,
-        request: ApiMessage,
+        request: GroupRequest,
         complete_response: Callable[[Any], None] | None = None,
     ) -> None:
         """Passes a request to the shards it concerns; the response is sent when all of them have responded.
@@ -176,7 +177,7 @@ class GroupRuntime:
         outcome = shard.state_machine.on_partitions_deleted(topic_partitions, self._clock.instant())
         self._apply(shard, outcome)
 
-    def _handle_part(self, context: ApiRequestContext, partition: int, request: ApiMessage, token: object) -> None:
+    def _handle_part(self, context: ApiRequestContext, partition: int, request: GroupRequest, token: object) -> None:
         is_leader = self.shards.is_leader(context.node_id, partition)
         shard = self.shards.get_or_load(partition) if is_leader else None
         if shard is None:
