@@ -2,6 +2,7 @@
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
 # make check  lint and every test that needs neither Java, Spark nor a real Kafka: run it before each commit
 # make test   lint and every test, on the embedded broker and on a real Apache Kafka
+# make soak   the scenarios of kills and random schedules, longer, for a nightly run; SEED=N repeats one
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes docs/states.md and docs/options.md from the tables in the code
@@ -14,8 +15,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := spark_groupsource jobs tests benchmarks docs pyspark_groupsource.py
 PYTEST_ARGS ?=
+ifndef SEED
+SEED := $(shell date +%s)
+endif
 
-.PHONY: run check quick-tests test lint docs docs-diagrams docs-options conformance python-there java-there clean
+.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -28,7 +32,20 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
+	SIMULATION_SCHEDULES=500 JAVA_HOME=/nonexistent $(BIN)/python -m pytest --hypothesis-profile check \
+	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
+
+# the scenarios of the suite with random seeds and many more events; an hour or two, stops at the first that fails
+soak: export PYTHONPATH := jobs:tests
+soak: java-there $(VENV)/.ready-test
+	$(BIN)/python tests/group/simulation.py --seed $(SEED) --schedules 100000
+	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
+	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
+	$(BIN)/python tests/chaos/fuzz_wire.py
+	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
+	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky
+	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
+	$(BIN)/python tests/chaos/endurance.py
 
 test: java-there lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

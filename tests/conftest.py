@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
 
 # a deadline per example would be a timed test, which a busy machine fails
-hypothesis.settings.register_profile("groupsource", deadline=None)
-hypothesis.settings.load_profile("groupsource")
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.register_profile("check", deadline=None, max_examples=25)
+hypothesis.settings.load_profile("suite")
 
 startup.configure()
 

@@ -8,8 +8,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 def test_violent_events_lose_nothing(tmp_path):
-    run(tmp_path, events=10, seed=4)
+    run(tmp_path, events=6, seed=4)
 
 
 def test_graceful_events_lose_and_repeat_nothing(tmp_path):
-    assert run(tmp_path, events=4, seed=5, graceful=True).repeats == 0
+    assert run(tmp_path, events=3, seed=5, graceful=True).repeats == 0

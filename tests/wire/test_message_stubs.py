@@ -36,6 +36,7 @@ def test_messages_carry_api_keys():
     assert all(isinstance(side.API_KEY, ApiKey) for api in APIS.values() for side in (api.request, api.response))
 
 
+@pytest.mark.slow
 def test_correct_code_is_accepted():
     assert not check(
         """
@@ -48,6 +49,7 @@ print(first_topic(FetchRequest(topics=[FetchRequest.FetchTopic(topic="trips", pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "snippet, report",
     [
