@@ -1,28 +1,29 @@
-"""Subscription and assignment bytes of the protocol type `consumer`, as every Kafka consumer writes them.
+"""Subscription and assignment encoding of the consumer protocol.
 
-Knows the frozen values of `model`; brokers treat these bytes as opaque.
+The group coordinator treats these bytes as opaque.
 
 Source: KIP-429 (owned partitions), KIP-792 (generation), KIP-881 (rack); Kafka's ConsumerProtocol.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping
+from typing import Iterable, Mapping
 
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.wire.decoder import decode_prefix
+from spark_groupsource.wire.decoder import MessageT, decode_prefix
 from spark_groupsource.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 PROTOCOL_TYPE = "consumer"
 HIGHEST_VERSION = 3
 
+_Topic = ConsumerProtocolAssignment.TopicPartition | ConsumerProtocolSubscription.TopicPartition
+
 
 def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSION) -> bytes:
-    """What a member sends in JoinGroup; topics and owned partitions are written sorted, as Java's consumer
-    does.
+    """Encodes the subscription of a JoinGroup request, with sorted topics and partitions like Java's consumer.
 
-    Fields newer than `version` are left out.
+    Fields newer than `version` are omitted.
     """
     owned = partitions_by_topic(sorted(subscription.owned_partitions))
     message = ConsumerProtocolSubscription(
@@ -39,12 +40,11 @@ def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSI
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """A member's subscription, of any version.
+    """Decodes the subscription of a member.
 
-    A version above ours is read as far as ours goes and the rest is ignored, as the protocol demands of every
-    reader.
+    The known fields of a newer version are decoded, the others are ignored, as the protocol requires.
 
-    Raises: RemoteProtocolError on a negative version, and on bytes that are missing or do not decode.
+    Raises: RemoteProtocolError if the version is negative or the bytes are invalid.
     """
     message = _decode(ConsumerProtocolSubscription, data)
     return Subscription(
@@ -57,7 +57,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) -> bytes:
-    """What the group leader sends for one member; topics come in order of their first partition."""
+    """Encodes the assignment of one member; topics are in the order of their first partition."""
     message = ConsumerProtocolAssignment(
         assigned_partitions=[
             ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
@@ -69,33 +69,32 @@ def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) ->
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """A member's assignment, of any version.
+    """Decodes the assignment of a member.
 
-    Raises: RemoteProtocolError on a negative version, and on bytes that are missing or do not decode; no
-    bytes at all (the leader gave this member nothing to decode) are missing bytes too, the caller decides
-    what they mean.
+    Raises: RemoteProtocolError if the version is negative or the bytes are invalid. Empty bytes, from a leader without
+    an assignment for the member, are invalid too; the caller handles them.
     """
     message = _decode(ConsumerProtocolAssignment, data)
     return Assignment(partitions=_flatten(message.assigned_partitions), user_data=message.user_data)
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
-    """topic -> partition numbers, both in order of appearance."""
+    """Groups partitions by topic, both in order of appearance."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
     return by_topic
 
 
-def _decode(message_class: Any, data: bytes) -> Any:
+def _decode(message_class: type[MessageT], data: bytes) -> MessageT:
     if len(data) < 2:
-        raise RemoteProtocolError(f"{message_class.__name__}: {len(data)} bytes are too short for a version")
+        raise RemoteProtocolError(f"Cannot decode {message_class.__name__}: {len(data)} bytes have no version.")
     version = int.from_bytes(data[:2], "big", signed=True)
     if version < 0:
-        raise RemoteProtocolError(f"{message_class.__name__}: version {version} does not exist")
+        raise RemoteProtocolError(f"Cannot decode {message_class.__name__}: version {version} does not exist.")
     message, _ = decode_prefix(message_class, min(version, HIGHEST_VERSION), memoryview(data), 2)
     return message
 
 
-def _flatten(topics: Iterable[Any]) -> tuple[TopicPartition, ...]:
+def _flatten(topics: Iterable[_Topic]) -> tuple[TopicPartition, ...]:
     return tuple(TopicPartition(entry.topic, partition) for entry in topics for partition in entry.partitions)

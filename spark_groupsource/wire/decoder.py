@@ -1,13 +1,11 @@
-"""Strict decoding of messages whose classes and schemas are kafka-python's.
+"""Strict decoder for message classes and schemas of kafka-python.
 
-The library's own decoders take what comes: a text or bytes field that reaches past the end comes back short,
-a null where none is allowed becomes None, a negative array length an empty list, a varint may go on for ever,
-left-over bytes are dropped, and every tagged section copies the rest of the buffer. Here each of these is a
-`RemoteProtocolError`, no length is trusted before the bytes are seen, and record sets are handed out as views
-of the buffer, not as copies.
+The decoders of the library accept invalid input: a string or bytes field that exceeds the buffer is truncated, null in
+a non-nullable field becomes None, a negative array length an empty list, varints have no maximum length, trailing bytes
+are dropped, and each tagged section copies the rest of the buffer. Here each of these raises `RemoteProtocolError`,
+lengths are checked before memory is allocated, and record sets are views of the buffer.
 
-Knows schemas and bytes; sends and receives nothing. A decoder is built once for each message class and
-version.
+A decoder is built once per message class and version.
 
 Source: https://kafka.apache.org/protocol#protocol_types, KIP-482 (flexible versions), KIP-893 (nullable
 structures).
@@ -18,15 +16,17 @@ from __future__ import annotations
 import io
 from functools import lru_cache
 from struct import Struct, error
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, TypeVar
 
 from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.wire.messages import UUID, BitField
+from spark_groupsource.wire.messages import UUID, ApiData, ApiMessage, BaseField, BitField, DataContainer
+
+MessageT = TypeVar("MessageT", bound="ApiMessage | ApiData")
 
 ReadValue = Callable[[memoryview, int], tuple[Any, int]]
 """(buffer, position) -> (value, position after it)"""
 _FillFields = Callable[[memoryview, int, Any], int]
-"""(buffer, position, structure to fill) -> position after the fields"""
+"""(buffer, position, struct to fill) -> position after the fields"""
 
 _FIXED = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
 _INT8 = Struct(">b")
@@ -34,47 +34,53 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 
-def decode_exactly(message_class: Any, version: int, buffer: memoryview, position: int = 0) -> Any:
-    """The message that fills `buffer` from `position` to its end; `version` must be one of the schema.
+def decode_exactly(message_class: type[MessageT], version: int, buffer: memoryview, position: int = 0) -> MessageT:
+    """Decodes a message from `position` to the end of `buffer`, at a version of its schema.
 
-    Fields of type `records` are views of `buffer`: whoever reuses the buffer must be done with them.
+    Fields of type `records` are views of `buffer`; do not reuse the buffer while they are in use.
 
-    Raises: RemoteProtocolError on bytes that do not decode, are missing, or are left over.
+    Raises: RemoteProtocolError if the bytes are invalid, incomplete, or continue after the message.
     """
     message, end = decode_prefix(message_class, version, buffer, position)
     if end != len(buffer):
         raise RemoteProtocolError(
-            f"{message_class.__name__} v{version} ends at byte {end} of {len(buffer)}: bytes are left over"
+            f"Cannot decode {message_class.__name__} v{version}: it ends at byte {end} of {len(buffer)}."
         )
     return message
 
 
-def decode_prefix(message_class: Any, version: int, buffer: memoryview, position: int = 0) -> tuple[Any, int]:
-    """The message that begins at `position`, and the position after it; what follows is the caller's.
+def decode_prefix(
+    message_class: type[MessageT], version: int, buffer: memoryview, position: int = 0
+) -> tuple[MessageT, int]:
+    """Decodes the message at `position` and returns it with the position after it; more bytes may follow.
 
-    Raises: RemoteProtocolError on bytes that do not decode or are missing.
+    Raises: RemoteProtocolError if the bytes are invalid or incomplete.
     """
+    hashable_class: Any = message_class  # mypy does not accept a class as Hashable
     try:
-        return message_reader(message_class, version)(buffer, position)
+        message: tuple[MessageT, int] = message_reader(hashable_class, version)(buffer, position)
+        return message
     except (error, IndexError) as cause:
-        problem = f"bytes are missing at the end ({cause})"
+        problem = f"it is incomplete ({cause})"
     except UnicodeDecodeError as cause:
-        problem = f"a text is not UTF-8 ({cause})"
+        problem = f"a string is not UTF-8 ({cause})"
     except RemoteProtocolError as cause:
-        problem = str(cause)
-    raise RemoteProtocolError(f"{message_class.__name__} v{version} of {len(buffer) - position} bytes: {problem}")
+        problem = str(cause).rstrip(".")
+    raise RemoteProtocolError(
+        f"Cannot decode {message_class.__name__} v{version} from {len(buffer) - position} bytes: {problem}."
+    )
 
 
 @lru_cache(maxsize=None)
-def message_reader(message_class: Any, version: int) -> ReadValue:
-    """A decoder of one message class at one version; raises `struct.error`, `IndexError` too on missing bytes."""
+def message_reader(message_class: type[ApiMessage] | type[ApiData], version: int) -> ReadValue:
+    """Returns the decoder of a message class and version. It raises struct.error or IndexError on incomplete bytes."""
     read = _struct_reader(message_class._struct, message_class, version, message_class.flexible_version_q(version))
-    if not hasattr(message_class, "API_KEY"):
+    if not issubclass(message_class, ApiMessage):
         return read
 
     def read_message(buffer: memoryview, position: int) -> tuple[Any, int]:
         message, position = read(buffer, position)
-        # without these a decoded message could not be encoded again
+        # needed to encode the decoded message again
         message._header = message._min_version = message._max_version = None
         return message, position
 
@@ -82,9 +88,9 @@ def message_reader(message_class: Any, version: int) -> ReadValue:
 
 
 def read_unsigned_varint(buffer: memoryview, position: int) -> tuple[int, int]:
-    """An unsigned 32-bit number of 1 to 5 bytes, and the position after it.
+    """Returns an unsigned varint of at most 32 bits, and the position after it.
 
-    Raises: IndexError when the buffer ends first, RemoteProtocolError when the number does not end in time.
+    Raises: IndexError if the buffer ends first, RemoteProtocolError if the varint has more than 32 bits.
     """
     byte = buffer[position]
     if byte < 0x80:
@@ -98,28 +104,30 @@ def read_unsigned_varint(buffer: memoryview, position: int) -> tuple[int, int]:
             if value >> 32:
                 break
             return value, position + 1
-    raise RemoteProtocolError("a varint is longer than 32 bits")
+    raise RemoteProtocolError("A varint is longer than 32 bits.")
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """The position after a section of tagged fields none of which is of interest."""
+    """Returns the position after a section of tagged fields."""
     count, position = read_unsigned_varint(buffer, position)
     for _ in range(count):
         _, position = read_unsigned_varint(buffer, position)
         size, position = read_unsigned_varint(buffer, position)
         position += size
         if position > len(buffer):
-            raise RemoteProtocolError("a tagged field reaches past the end")
+            raise RemoteProtocolError("A tagged field exceeds the buffer.")
     return position
 
 
-def _struct_reader(struct_field: Any, data_class: Any, version: int, flexible: bool) -> ReadValue:
+def _struct_reader(
+    struct_field: BaseField, data_class: type[DataContainer], version: int, flexible: bool
+) -> ReadValue:
     steps = list(_steps(struct_field.untagged_fields(version), version, flexible))
     if flexible:
         steps.append(_tagged_step(struct_field, version))
 
     def read_struct(buffer: memoryview, position: int) -> tuple[Any, int]:
-        value = object.__new__(data_class)
+        value: Any = object.__new__(data_class)
         value._version = version
         value.tags = value.unknown_tags = None
         for step in steps:
@@ -129,10 +137,10 @@ def _struct_reader(struct_field: Any, data_class: Any, version: int, flexible: b
     return read_struct
 
 
-def _steps(fields: Sequence[Any], version: int, flexible: bool) -> list[_FillFields]:
-    """One step for each field, but a single one for a run of numbers."""
+def _steps(fields: Sequence[BaseField], version: int, flexible: bool) -> list[_FillFields]:
+    """Returns one step per field; consecutive numbers are one step."""
     steps: list[_FillFields] = []
-    run: list[Any] = []
+    run: list[BaseField] = []
     for field in fields:
         if field.type_str in _FIXED:
             run.append(field)
@@ -146,7 +154,7 @@ def _steps(fields: Sequence[Any], version: int, flexible: bool) -> list[_FillFie
     return steps
 
 
-def _numbers_step(fields: Sequence[Any]) -> _FillFields:
+def _numbers_step(fields: Sequence[BaseField]) -> _FillFields:
     layout = Struct(">" + "".join(_FIXED[field.type_str] for field in fields))
     names = [field.name for field in fields]
 
@@ -158,10 +166,10 @@ def _numbers_step(fields: Sequence[Any]) -> _FillFields:
     return fill
 
 
-def _field_step(field: Any, version: int, flexible: bool) -> _FillFields:
+def _field_step(field: BaseField, version: int, flexible: bool) -> _FillFields:
     read, name = _value_reader(field, version, flexible), field.name
     if field.type_str == "string" and not field.is_array():
-        return _short_text_step(name, read) if flexible else _text_step(name, read)
+        return _compact_string_step(name, read) if flexible else _string_step(name, read)
 
     def fill(buffer: memoryview, position: int, value: Any) -> int:
         content, position = read(buffer, position)
@@ -171,8 +179,8 @@ def _field_step(field: Any, version: int, flexible: bool) -> _FillFields:
     return fill
 
 
-def _text_step(name: str, read: ReadValue) -> _FillFields:
-    """What `read` does in one call less for each part of a text; it is left what is out of the ordinary."""
+def _string_step(name: str, read: ReadValue) -> _FillFields:
+    """Fast path of `read` for a string; `read` handles null and errors."""
 
     def fill(buffer: memoryview, position: int, value: Any) -> int:
         start = position + _INT16.size
@@ -187,8 +195,8 @@ def _text_step(name: str, read: ReadValue) -> _FillFields:
     return fill
 
 
-def _short_text_step(name: str, read: ReadValue) -> _FillFields:
-    """The same with a compact length, of one byte as a rule: one more than the text has."""
+def _compact_string_step(name: str, read: ReadValue) -> _FillFields:
+    """Fast path of `read` for a compact string shorter than 127 bytes; its length is stored plus 1."""
 
     def fill(buffer: memoryview, position: int, value: Any) -> int:
         length = buffer[position]
@@ -203,7 +211,7 @@ def _short_text_step(name: str, read: ReadValue) -> _FillFields:
     return fill
 
 
-def _tagged_step(struct_field: Any, version: int) -> _FillFields:
+def _tagged_step(struct_field: BaseField, version: int) -> _FillFields:
     known = {
         field.tag: (field.name, _tagged_reader(field, version))
         for field in struct_field.fields.values()
@@ -219,21 +227,21 @@ def _tagged_step(struct_field: Any, version: int) -> _FillFields:
             size, position = read_unsigned_varint(buffer, position)
             end = position + size
             if end > len(buffer):
-                raise RemoteProtocolError(f"tagged field {tag} reaches past the end")
+                raise RemoteProtocolError(f"Tagged field {tag} exceeds the buffer.")
             if tag in known:
                 name, read = known[tag]
                 content, position = read(buffer[:end], position)
                 setattr(value, name, content)
                 value.tags = (value.tags or set()) | {name}
                 if position != end:
-                    raise RemoteProtocolError(f"tagged field {tag} does not fill its {size} bytes")
-            position = end  # a tag unknown here is a newer peer's: KIP-482 says skip
+                    raise RemoteProtocolError(f"Tagged field {tag} does not end after {size} bytes.")
+            position = end  # unknown tags, of a newer peer, are skipped (KIP-482)
         return position
 
     return fill
 
 
-def _value_reader(field: Any, version: int, flexible: bool) -> ReadValue:
+def _value_reader(field: BaseField, version: int, flexible: bool) -> ReadValue:
     nullable = field.nullable_for_version_q(version)
     if field.is_array():
         return _array_reader(field, nullable, version, flexible)
@@ -253,7 +261,7 @@ def _simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) ->
     read_length = _length_reader(name, _INT16 if type_name == "string" else _INT32, nullable, flexible)
     convert: Callable[[memoryview], Any]
     if type_name == "string":
-        convert = _text
+        convert = _string
     elif type_name == "records":
         convert = _view
     else:
@@ -269,7 +277,7 @@ def _simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) ->
     return read
 
 
-def _text(data: memoryview) -> str:
+def _string(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
@@ -284,18 +292,18 @@ def _number_reader(layout: Struct) -> ReadValue:
     return read
 
 
-def _library_reader(codec: Any) -> ReadValue:
+def _library_reader(codec: type[UUID] | type[BitField]) -> ReadValue:
     def read(buffer: memoryview, position: int) -> tuple[Any, int]:
         end = position + codec.size
         if end > len(buffer):
-            raise IndexError(f"{codec.size} bytes are due")
+            raise IndexError(f"{codec.size} bytes expected")
         return codec.decode(io.BytesIO(buffer[position:end])), end
 
     return read
 
 
-def _tagged_reader(field: Any, version: int) -> ReadValue:
-    """What a tagged field holds; of a structure that may be null, a number in front says whether it is there."""
+def _tagged_reader(field: BaseField, version: int) -> ReadValue:
+    """Returns the reader of a tagged field. A nullable struct starts with a number that is 0 for null (KIP-893)."""
     if not (field.is_struct() and not field.is_array() and field.nullable_for_version_q(version)):
         return _value_reader(field, version, True)
     read_struct = _struct_reader(field, field.data_class, version, True)
@@ -315,7 +323,7 @@ def _nullable_struct_reader(read_struct: ReadValue) -> ReadValue:
     return read
 
 
-def _array_reader(field: Any, nullable: bool, version: int, flexible: bool) -> ReadValue:
+def _array_reader(field: BaseField, nullable: bool, version: int, flexible: bool) -> ReadValue:
     read_length = _length_reader(field.name, _INT32, nullable, flexible)
     element = field.array_of
     letter = _FIXED.get(element.type_str)
@@ -342,7 +350,7 @@ def _array_reader(field: Any, nullable: bool, version: int, flexible: bool) -> R
 
 
 def _length_reader(name: str, layout: Struct, nullable: bool, flexible: bool) -> ReadValue:
-    """Reads a length or count, -1 for null. Every element is at least one byte, so none may exceed what is left."""
+    """Returns the reader of a length or count, -1 for null. It cannot exceed the remaining bytes."""
 
     def read(buffer: memoryview, position: int) -> tuple[int, int]:
         if flexible:
@@ -353,11 +361,11 @@ def _length_reader(name: str, layout: Struct, nullable: bool, flexible: bool) ->
             position += layout.size
         if length > len(buffer) - position:
             left = len(buffer) - position
-            raise RemoteProtocolError(f"{name} claims {length} bytes or elements where {left} bytes are left")
+            raise RemoteProtocolError(f"Field {name} has length {length}, {left} bytes left.")
         if length < -1:
-            raise RemoteProtocolError(f"{name} has the negative length {length}")
+            raise RemoteProtocolError(f"Field {name} has length {length}.")
         if length == -1 and not nullable:
-            raise RemoteProtocolError(f"{name} is null, which it may not be")
+            raise RemoteProtocolError(f"Field {name} is null, which its schema does not allow.")
         return length, position
 
     return read

@@ -1,7 +1,6 @@
-"""Frames of Kafka's protocol: length, header, body; for the client's side and for the server's.
+"""Framing of requests and responses: length, header and body.
 
-Knows bytes only. Sizes are checked before anything is allocated, and bytes that are not the protocol's raise
-`RemoteProtocolError`, whatever they are.
+Sizes are checked before memory is allocated; invalid bytes raise `RemoteProtocolError`.
 
 Source: https://kafka.apache.org/protocol (Protocol primitives, RequestHeader v1-v2, ResponseHeader v0-v1).
 """
@@ -13,17 +12,18 @@ from functools import lru_cache
 from typing import Any, Callable, NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, Api, api_of
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
-from spark_groupsource.wire.messages import EncodeBufferPool, Message
+from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
-MAX_REQUEST_BYTES = 104_857_600  # Kafka's socket.request.max.bytes
-_API_VERSIONS_KEY = 18
+MAX_REQUEST_BYTES = 104_857_600
+"""Default of socket.request.max.bytes."""
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
 _RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
-# (API, version) of every request that is known -> whether its header has tagged fields
+# (API key, version) of every supported request -> True if its header has tagged fields
 _FLEXIBLE = {
     (api.key, version): api.is_flexible(version)
     for api in APIS.values()
@@ -32,7 +32,7 @@ _FLEXIBLE = {
 
 
 class RequestHeader(NamedTuple):
-    """Header v1/v2 of a request; `client_id` may be null."""
+    """Header v1 or v2 of a request; `client_id` is nullable."""
 
     api_key: int
     api_version: int
@@ -41,28 +41,36 @@ class RequestHeader(NamedTuple):
 
 
 def frame_length(prefix: bytes | bytearray | memoryview, max_bytes: int) -> int:
-    """Reads the 4-byte length before a frame.
+    """Returns the length of a frame from its 4-byte prefix.
 
-    Raises: RemoteProtocolError when the length is negative or above `max_bytes`.
+    Raises: RemoteProtocolError if the length is negative or above `max_bytes`.
     """
     (length,) = _LENGTH.unpack(prefix)
     if not 0 <= length <= max_bytes:
         raise RemoteProtocolError(
-            f"a frame claims {length} bytes, allowed are 0 to {max_bytes}: the peer does not speak Kafka's protocol"
+            f"Cannot read a frame: its length is {length} bytes, the limit is {max_bytes}. The peer does not speak "
+            "Kafka's protocol, or uses another security.protocol."
         )
     return int(length)
 
 
-def encode_request(request: Message, version: int, correlation_id: int, client_id: str | None) -> bytearray:
-    """A framed request: length, header, body at `version`; the buffer is the caller's."""
-    return _encode(request, version, correlation_id=correlation_id, client_id=client_id)
+def encode_request(request: Request[Any], version: int, correlation_id: int, client_id: str | None) -> bytearray:
+    """Encodes a request at `version`, with length and header."""
+    message: Any = request
+    message._header = None
+    message.API_VERSION = version
+    message.with_header(correlation_id=correlation_id, client_id=client_id)
+    frame = message.encode(header=True, framed=True)
+    # not converted to bytes, which would copy all produced records
+    assert isinstance(frame, bytearray)
+    return frame
 
 
-def encode_response(response: Message, version: int, correlation_id: int) -> bytearray:
-    """A framed response: length, header, body at `version`; the buffer is the caller's, the response stays as it is."""
-    message_class: Message = type(response)
+def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
+    """Encodes a response at `version`, with length and header. Does not change `response`."""
+    message_class: Any = type(response)
     write_body, has_tags = _body_writer(message_class, version)
-    # by hand: the library makes a header object for each message, which takes longer than a whole heartbeat
+    # without the header object of the library, which takes longer to create than a Heartbeat takes to handle
     with EncodeBufferPool.acquire() as out:
         out.pos = _RESPONSE_HEAD.size
         if has_tags:
@@ -76,50 +84,43 @@ def encode_response(response: Message, version: int, correlation_id: int) -> byt
 
 
 @lru_cache(maxsize=None)
-def _body_writer(message_class: Any, version: int) -> tuple[Callable[[Message, Any], None], bool]:
-    """What writes a body into a buffer of the library's, and whether the header before it has tagged fields."""
+def _body_writer(
+    message_class: type[ApiMessage], version: int
+) -> tuple[Callable[[ApiMessage, EncodeBuffer], None], bool]:
+    """Returns the encoder of a body, and True if the header has tagged fields."""
     if not 0 <= version <= message_class.max_version:
-        raise ValueError(f"{message_class.__name__} has versions up to {message_class.max_version}, not {version}")
-    flexible = bool(message_class.flexible_version_q(version))
+        raise ValueError(f"{message_class.__name__} has no version {version}. Use 0 to {message_class.max_version}.")
+    flexible = message_class.flexible_version_q(version)
     write = message_class._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
-    # an ApiVersions answer never has tagged fields in its header, so that any client can read it (KIP-511)
-    return write, flexible and message_class.API_KEY != _API_VERSIONS_KEY
-
-
-def _encode(message: Message, version: int, **header: int | str | None) -> bytearray:
-    # in this order: a response that has a header already refuses to be given a version
-    message._header = None
-    message.API_VERSION = version
-    message.with_header(**header)
-    frame = message.encode(header=True, framed=True)
-    # no conversion to bytes: it would copy every fetched or produced record once more
-    assert isinstance(frame, bytearray)
-    return frame
+    # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
+    return write, flexible and message_class.API_KEY != ApiKey.API_VERSIONS
 
 
 def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
-    """Header of a request frame (without its length prefix), and the position where the body begins.
+    """Returns the header of a request frame (without the length prefix), and the position of the body.
 
-    An API or version unknown here is no error at this point: the header is read as far as its first, stable part goes,
-    so that the caller can answer UNSUPPORTED_VERSION; the body position is then meaningless.
+    Of an unsupported API or version only the stable first part of the header is read, so that the caller can respond
+    with UNSUPPORTED_VERSION; the position is then undefined.
 
-    Raises: RemoteProtocolError when the frame is too short to hold a header.
+    Raises: RemoteProtocolError if the header is invalid or incomplete.
     """
     try:
         api_key, api_version, correlation_id, length = _REQUEST_HEADER.unpack_from(frame)
     except struct.error as error:
-        raise RemoteProtocolError(f"a request of {len(frame)} bytes is too short for a header") from error
+        raise RemoteProtocolError(f"Cannot read a request header: the request has {len(frame)} bytes.") from error
     position = _REQUEST_HEADER.size
     client_id: str | None = None
     if length < -1:
-        raise RemoteProtocolError(f"client id has the negative length {length}")
+        raise RemoteProtocolError(f"Cannot read a request header: the client id has length {length}.")
     if length >= 0:
         if position + length > len(frame):
-            raise RemoteProtocolError(f"client id of {length} bytes does not fit in a request of {len(frame)} bytes")
+            raise RemoteProtocolError(
+                f"Cannot read a request header: the client id has length {length}, the request {len(frame)} bytes."
+            )
         try:
             client_id = str(frame[position : position + length], "utf-8")
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError("client id is not UTF-8") from error
+            raise RemoteProtocolError("Cannot read a request header: the client id is not UTF-8.") from error
         position += length
     if _FLEXIBLE.get((api_key, api_version)):
         position = _skip_header_tags(frame, position)
@@ -127,53 +128,56 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
 
 
 def is_supported(api_key: int, api_version: int) -> bool:
-    """True where a request of this API and version can be decoded here."""
+    """Returns True if requests of this API and version can be decoded."""
     return (api_key, api_version) in _FLEXIBLE
 
 
-def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Message:
-    """Body of a request whose header was read. Record sets in it are views of `frame`.
+def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Request[Any]:
+    """Decodes the body of a request. Record sets are views of `frame`.
 
-    Bytes behind the body are let pass, as Kafka lets them pass: librdkafka 2.16 leaves three behind a Metadata request
-    for all topics.
+    Bytes after the body are ignored, as in Kafka: librdkafka 2.16 sends three after a Metadata request for all topics.
 
-    Raises: RemoteProtocolError on bytes that do not decode; UnsupportedVersionError when API and version are not
-    `is_supported`, which the caller answers if it can.
+    Raises: RemoteProtocolError if the body is invalid; UnsupportedVersionError unless `is_supported`.
     """
     if not is_supported(header.api_key, header.api_version):
-        raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not known here")
+        raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not supported.")
     request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position)
     return request
 
 
 def read_response_header(frame: memoryview, api: Api, version: int) -> tuple[int, int]:
-    """Correlation id of a response frame, and the position where the body begins.
+    """Returns the correlation id of a response frame, and the position of the body.
 
-    Raises: RemoteProtocolError when the frame is too short to hold a header.
+    Raises: RemoteProtocolError if the header is incomplete.
     """
     if len(frame) < _LENGTH.size:
-        raise RemoteProtocolError(f"a response of {len(frame)} bytes is too short for a header")
+        raise RemoteProtocolError(f"Cannot read a response header: the response has {len(frame)} bytes.")
     (correlation_id,) = _LENGTH.unpack_from(frame)
-    # an ApiVersions answer never has tagged fields in its header, so that any client can read it (KIP-511)
-    if api.is_flexible(version) and api.key != _API_VERSIONS_KEY:
+    # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
+    if api.is_flexible(version) and api.key != ApiKey.API_VERSIONS:
         return correlation_id, _skip_header_tags(frame, _LENGTH.size)
     return correlation_id, _LENGTH.size
 
 
-def decode_response(frame: memoryview, request: Message, version: int, correlation_id: int) -> Message:
-    """The answer to `request`, which was sent at `version` with `correlation_id`.
+def decode_response(
+    frame: memoryview, request: Request[ResponseT], version: int, correlation_id: int
+) -> ResponseT:
+    """Decodes the response to `request`, which was sent at `version` with `correlation_id`.
 
-    Record sets in it are views of `frame`.
+    Record sets are views of `frame`.
 
-    Raises: RemoteProtocolError on another correlation id, on bytes that do not decode, or that are left over.
+    Raises: RemoteProtocolError if the correlation id differs or the frame is not exactly the response.
     """
     api = api_of(request)
-    answered, position = read_response_header(frame, api, version)
-    if answered != correlation_id:
-        raise RemoteProtocolError(f"{api.name}: answer {answered} came where {correlation_id} was due")
-    if api.key == _API_VERSIONS_KEY and _is_unsupported_version(frame, position):
-        version = 0  # whatever was asked for, a broker that does not know that version answers so (KIP-511)
-    return decode_exactly(api.response, version, frame, position)
+    received_id, position = read_response_header(frame, api, version)
+    if received_id != correlation_id:
+        raise RemoteProtocolError(
+            f"{api.name} failed: the response has correlation id {received_id}, expected {correlation_id}."
+        )
+    if api.key == ApiKey.API_VERSIONS and _is_unsupported_version(frame, position):
+        version = 0  # a broker that does not support the requested version responds with version 0 (KIP-511)
+    response: ResponseT = decode_exactly(api.response, version, frame, position)  # type: ignore[assignment]
+    return response
 
 
 def _is_unsupported_version(frame: memoryview, position: int) -> bool:
@@ -185,4 +189,4 @@ def _skip_header_tags(frame: memoryview, position: int) -> int:
     try:
         return skip_tagged_fields(frame, position)
     except IndexError as error:
-        raise RemoteProtocolError(f"the header of a frame of {len(frame)} bytes does not end") from error
+        raise RemoteProtocolError(f"Cannot read a header: the frame of {len(frame)} bytes is incomplete.") from error

@@ -1,10 +1,9 @@
-"""Records of `__consumer_offsets` as bytes: keys of version 0 to 2 and all versions of their values.
+"""Encoding of the classic groups' records in `__consumer_offsets`.
 
-Each key and value begins with its version as int16; the key's version tells the type of the record. Knows
-bytes and these values only: what a record means to a group is the coordinator's affair. A null value is a
-tombstone and never comes here.
+Keys have the versions 0 to 2. Each key and value starts with its version as int16, and the version of the key is the
+type of the record. Tombstones have no value to decode.
 
-Source: Kafka's GroupCoordinatorRecordSerde; the schemas stand in `resources/`.
+Source: Kafka `GroupCoordinatorRecordSerde`; schemas in `resources/`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
-from spark_groupsource.wire.decoder import decode_exactly
+from spark_groupsource.wire.decoder import MessageT, decode_exactly
 from spark_groupsource.wire.messages import (
     UUID,
     GroupMetadataKey,
@@ -27,23 +26,23 @@ from spark_groupsource.wire.messages import (
 )
 
 _OFFSET_KEY_VERSIONS = (0, 1)
-_OFFSET_KEY_VERSION = 1  # the one that is written
+_OFFSET_KEY_VERSION = 1  # the written version
 _GROUP_KEY_VERSION = 2
-# what brokers write: 3, and Kafka 4.3 an offset in 4, with the topic id
+# brokers write version 3, and from Kafka 4.3 on offsets with a topic id in version 4
 _OFFSET_VALUE_VERSION = 3
 _OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 _OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
 _GROUP_VALUE_VERSION = 3
 _HIGHEST_VALUE_VERSION = 4
 _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
-_SHORTS = struct.Struct(">hh")  # a key's version and the length of its first text
+_SHORTS = struct.Struct(">hh")  # version of a key and length of its first string
 _OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, length of the metadata
-_OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same, without metadata, and the commit's time
-_LONGEST_TEXT = 2**15 - 1
+_OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same with empty metadata, and the commit timestamp
+_MAX_STRING_BYTES = 2**15 - 1
 
 
 class OffsetKey(NamedTuple):
-    """Key of the offset a group committed for one partition."""
+    """Key of the committed offset of a group and partition."""
 
     group_id: str
     topic: str
@@ -52,22 +51,22 @@ class OffsetKey(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupKey:
-    """Key of a group's state."""
+    """Key of a group."""
 
     group_id: str
 
 
 @dataclass(frozen=True)
 class UnknownKey:
-    """Key of a record type that is not the classic protocol's (KIP-848 and share groups, or newer); to be skipped."""
+    """Key of another record type, for example of a KIP-848 group; such records are skipped."""
 
     version: int
 
 
 class OffsetValue(NamedTuple):
-    """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 when there is none.
+    """A committed offset; `leader_epoch` and `expire_timestamp_ms` are -1 if absent.
 
-    `topic_id` is the text Kafka's tools print, 22 letters and digits of URL-safe base64.
+    `topic_id` is URL-safe base64 without padding, like in Kafka's tools.
     """
 
     offset: int
@@ -80,9 +79,9 @@ class OffsetValue(NamedTuple):
 
 @dataclass(frozen=True)
 class MemberValue:
-    """A member as stored with its group.
+    """A member in the record of its group.
 
-    `rebalance_timeout_ms` is -1 in records of version 0, whose readers take the session timeout instead.
+    `rebalance_timeout_ms` is -1 in version 0; the session timeout replaces it.
     """
 
     member_id: str
@@ -97,7 +96,7 @@ class MemberValue:
 
 @dataclass(frozen=True)
 class GroupValue:
-    """A group as stored; `protocol_type` is empty where it has none, `state_timestamp_ms` -1 before version 2."""
+    """The record of a group; `protocol_type` is empty if unset, `state_timestamp_ms` is -1 before version 2."""
 
     protocol_type: str
     generation_id: int
@@ -108,8 +107,8 @@ class GroupValue:
 
 
 def encode_key(key: OffsetKey | GroupKey) -> bytes:
-    """Key bytes: version 1 for an offset, 2 for a group."""
-    # by hand, like the other keys and values that every commit writes and reads back: the schemas are fixed by now
+    """Encodes a key: version 1 for an offset, 2 for a group."""
+    # without the schema, for speed, like all keys and values that a commit writes
     if isinstance(key, OffsetKey):
         head = _offset_key_head(key.group_id, key.topic)
         if head is not None:
@@ -117,26 +116,26 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
         message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
         return bytes(message.encode(version=_OFFSET_KEY_VERSION))
     group = key.group_id.encode()
-    if len(group) <= _LONGEST_TEXT:
+    if len(group) <= _MAX_STRING_BYTES:
         return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
     return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
 
 
 @lru_cache(maxsize=2048)
 def _offset_key_head(group_id: str, topic: str) -> bytes | None:
-    """What stands before the partition; None for a name that is too long for the schema, which is to say so."""
+    """Returns the key up to the partition; None if a name is too long, which the encoding by schema reports."""
     group, name = group_id.encode(), topic.encode()
-    if max(len(group), len(name)) > _LONGEST_TEXT:
+    if max(len(group), len(name)) > _MAX_STRING_BYTES:
         return None
     return _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group + _SHORT.pack(len(name)) + name
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
-    """The key of a record; one of an unknown type is no error, as a newer broker may have written it.
+    """Decodes a key. A newer broker may have written records of unknown types; they are no error.
 
-    Raises: CorruptRecordError on bytes that do not decode.
+    Raises: CorruptRecordError if the bytes are invalid.
     """
-    known = _plain_offset_key(data)
+    known = _fast_offset_key(data)
     if known is not None:
         return known
     version = _version(data, "key")
@@ -149,15 +148,15 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
 
 
 def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes:
-    """Value bytes of a committed offset; fields that `version` does not have are left out.
+    """Encodes a committed offset; fields that `version` does not have are omitted.
 
-    By default the version is the one a broker writes: 1 with an expiry, 4 with a topic id, else 3.
+    The default version is that of a Kafka broker: 1 with an expiry, 4 with a topic id, else 3.
     """
     if version is None:
         version = _offset_value_version(value)
     if version == _OFFSET_VALUE_VERSION:
         metadata = value.metadata.encode()
-        if len(metadata) <= _LONGEST_TEXT:
+        if len(metadata) <= _MAX_STRING_BYTES:
             head = _OFFSET_VALUE_HEAD.pack(version, value.offset, value.leader_epoch, len(metadata))
             return head + metadata + _LONG.pack(value.commit_timestamp_ms)
     message = OffsetCommitValue(
@@ -178,11 +177,11 @@ def _offset_value_version(value: OffsetValue) -> int:
 
 
 def decode_offset_value(data: bytes) -> OffsetValue:
-    """A committed offset, of any version.
+    """Decodes a committed offset.
 
-    Raises: CorruptRecordError on bytes that do not decode, and on a version newer than 4.
+    Raises: CorruptRecordError if the bytes are invalid or the version is unknown.
     """
-    known = _plain_offset_value(data)
+    known = _fast_offset_value(data)
     if known is not None:
         return known
     message = _decode_value(OffsetCommitValue, data)
@@ -196,8 +195,8 @@ def decode_offset_value(data: bytes) -> OffsetValue:
     )
 
 
-def _plain_offset_key(data: bytes) -> OffsetKey | None:
-    """A whole key of version 0 or 1; None leaves it, and the error, to the schema."""
+def _fast_offset_key(data: bytes) -> OffsetKey | None:
+    """Decodes a key of version 0 or 1; None if the decoder by schema has to report an error."""
     try:
         version, length = _SHORTS.unpack_from(data)
         if version not in _OFFSET_KEY_VERSIONS or length < 0:
@@ -213,15 +212,15 @@ def _plain_offset_key(data: bytes) -> OffsetKey | None:
         return None
 
 
-@lru_cache(maxsize=2048)  # a group commits many partitions at a time, and again: its names are then one pair of texts
+@lru_cache(maxsize=2048)  # repeated commits of a group share their strings
 def _names(data: bytes, length: int) -> tuple[str, str]:
     return str(data[:length], "utf-8"), str(data[length + 2 :], "utf-8")
 
 
-def _plain_offset_value(data: bytes) -> OffsetValue | None:
-    """A whole value of version 3; None leaves it, and the error, to the schema."""
+def _fast_offset_value(data: bytes) -> OffsetValue | None:
+    """Decodes a value of version 3; None for other versions and for invalid bytes."""
     try:
-        if len(data) == _OFFSET_VALUE_PLAIN.size:  # nearly all have no metadata
+        if len(data) == _OFFSET_VALUE_PLAIN.size:  # most have no metadata
             version, offset, leader_epoch, length, timestamp_ms = _OFFSET_VALUE_PLAIN.unpack(data)
             if version == _OFFSET_VALUE_VERSION and length == 0:
                 return OffsetValue(offset, leader_epoch, "", timestamp_ms)
@@ -236,7 +235,7 @@ def _plain_offset_value(data: bytes) -> OffsetValue | None:
 
 
 def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -> bytes:
-    """Value bytes of a group; fields newer than `version` are left out."""
+    """Encodes a group; fields newer than `version` are omitted."""
     message = GroupMetadataValue(
         protocol_type=value.protocol_type,
         generation=value.generation_id,
@@ -261,9 +260,9 @@ def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -
 
 
 def decode_group_value(data: bytes) -> GroupValue:
-    """A group, of any version.
+    """Decodes a group.
 
-    Raises: CorruptRecordError on bytes that do not decode, and on a version newer than 4.
+    Raises: CorruptRecordError if the bytes are invalid or the version is unknown.
     """
     message = _decode_value(GroupMetadataValue, data)
     return GroupValue(
@@ -276,7 +275,7 @@ def decode_group_value(data: bytes) -> GroupValue:
     )
 
 
-def _member(message: Any) -> MemberValue:
+def _member(message: GroupMetadataValue.MemberMetadata) -> MemberValue:
     return MemberValue(
         member_id=message.member_id,
         group_instance_id=message.group_instance_id,
@@ -289,24 +288,24 @@ def _member(message: Any) -> MemberValue:
     )
 
 
-def _decode_value(message_class: Any, data: bytes) -> Any:
+def _decode_value(message_class: type[MessageT], data: bytes) -> MessageT:
     version = _version(data, "value")
     if not 0 <= version <= _HIGHEST_VALUE_VERSION:
         raise CorruptRecordError(
-            f"{message_class.__name__} has version {version}, known are 0 to {_HIGHEST_VALUE_VERSION}; "
-            "a newer broker may have written it: read this log with a newer release of this package"
+            f"Cannot decode {message_class.__name__}: version {version}, supported are 0 to {_HIGHEST_VALUE_VERSION}. "
+            "A newer broker may have written it; use a newer release of this package."
         )
     return _decode(message_class, version, data)
 
 
 def _version(data: bytes, part: str) -> int:
     if len(data) < 2:
-        raise CorruptRecordError(f"a {part} of {len(data)} bytes in __consumer_offsets is too short for a version")
+        raise CorruptRecordError(f"Cannot decode a {part} in __consumer_offsets: {len(data)} bytes have no version.")
     return int.from_bytes(data[:2], "big", signed=True)
 
 
-def _decode(message_class: Any, version: int, data: bytes) -> Any:
+def _decode(message_class: type[MessageT], version: int, data: bytes) -> MessageT:
     try:
         return decode_exactly(message_class, version, memoryview(data), 2)
     except RemoteProtocolError as error:
-        raise CorruptRecordError(f"a record of __consumer_offsets does not decode: {error}") from error
+        raise CorruptRecordError(f"A record of __consumer_offsets is corrupt: {error}") from error

@@ -15,7 +15,7 @@ the fields of requests and records are read-only.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_groupsource.wire.api_keys import ApiKey
 
@@ -132,7 +132,7 @@ with warnings.catch_warnings():
         SaslHandshakeResponse,
     )
     from kafka.protocol.schemas import BaseField, StructField
-    from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBufferPool
+    from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer, EncodeBufferPool
     from kafka.protocol.schemas.fields.codecs.types import UUID, BitField
 
     _RESOURCES = "spark_groupsource.wire.resources"
@@ -157,6 +157,7 @@ with warnings.catch_warnings():
 
 Message = Any
 """A request or response."""
+ResponseT = TypeVar("ResponseT")
 Request = Response = ApiMessage
 """Base class of the requests and of the responses; generic in the stub."""
 
@@ -222,6 +223,7 @@ __all__ = [
     "DescribeUserScramCredentialsResponse",
     "ElectLeadersRequest",
     "ElectLeadersResponse",
+    "EncodeBuffer",
     "EncodeBufferPool",
     "EndTxnRequest",
     "EndTxnResponse",
@@ -268,6 +270,7 @@ __all__ = [
     "ProduceResponse",
     "Request",
     "Response",
+    "ResponseT",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",

@@ -29,6 +29,7 @@ class BaseField:
     def for_version_q(self, version: int) -> bool: ...
     def nullable_for_version_q(self, version: int) -> bool: ...
     def tagged_field_q(self, version: int) -> bool: ...
+    def untagged_fields(self, version: int) -> Sequence[BaseField]: ...
     @classmethod
     def parse_versions(cls, versions: str | None) -> tuple[int, int] | None: ...
 
@@ -37,7 +38,6 @@ class StructField(BaseField):
 
     def __init__(self, json: Mapping[str, Any]) -> None: ...
     def set_data_class(self, data_class: type[DataContainer]) -> None: ...
-    def untagged_fields(self, version: int) -> Sequence[BaseField]: ...
     def compiled_encode_into(self, version: int, compact: bool = ..., tagged: bool = ...) -> Any: ...
 
 class EncodeBuffer:
@@ -91,15 +91,15 @@ class ApiMessage(DataContainer):
 
 Message: TypeAlias = Any
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
 class Request(ApiMessage, Generic[ResponseT]):
     """Base class of requests; the type argument is the class of the response."""
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class Response(ApiMessage):
     """Base class of responses."""
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
 class ApiData(DataContainer):
     """Base class of the keys and values of log records and of the consumer protocol's messages."""
 
@@ -109,10 +109,10 @@ class ApiData(DataContainer):
     def flexible_version_q(cls, version: int) -> bool: ...
     def encode(self, version: int | None = ..., header: bool = ..., framed: bool = ...) -> bytes: ...
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
 class _FrozenStruct(DataContainer): ...
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class _Struct(DataContainer): ...
 
 class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse]):

@@ -1,7 +1,6 @@
-"""Records of `__cluster_metadata`, the log a KRaft controller keeps: those that tell of topics and their settings.
+"""Decoding of topic and configuration records in `__cluster_metadata`, the log of KRaft controllers.
 
-Knows bytes only. Of a record only the fields in front that are of use are read, so that newer versions, which add
-fields behind them, are read too.
+Only the leading fields are decoded, so newer versions with additional fields are supported.
 
 Source: Kafka `MetadataRecordSerde` (frame), and the schemas TopicRecord, PartitionRecord, RemoveTopicRecord,
 ConfigRecord, ProducerIdsRecord, BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord.
@@ -23,27 +22,27 @@ _ID_BYTES = 16
 
 
 class TopicRecord(NamedTuple):
-    """A topic, by its name; `topic_id` is 16 bytes."""
+    """A topic was created; `topic_id` is 16 bytes."""
 
     name: str
     topic_id: bytes
 
 
 class PartitionRecord(NamedTuple):
-    """A partition of the topic with this id."""
+    """A partition of a topic was created."""
 
     topic_id: bytes
     partition: int
 
 
 class RemoveTopicRecord(NamedTuple):
-    """The topic with this id is no more, nor are its partitions and settings."""
+    """A topic was deleted, with its partitions and configuration."""
 
     topic_id: bytes
 
 
 class ConfigRecord(NamedTuple):
-    """A setting of a resource; a value None takes it back."""
+    """A setting of a resource changed; the value None removes it."""
 
     resource_type: int
     resource_name: str
@@ -52,15 +51,15 @@ class ConfigRecord(NamedTuple):
 
 
 class ProducerIdsRecord(NamedTuple):
-    """Every producer id below this one may be in use."""
+    """Producer ids below this one may be in use."""
 
     next_producer_id: int
 
 
 class TransactionRecord(NamedTuple):
-    """Records from ``begin`` on count when ``end`` comes, and never when ``abort`` does (KIP-868)."""
+    """Records after ``begin`` are applied at ``end`` and discarded at ``abort`` (KIP-868)."""
 
-    what: str
+    kind: str
 
 
 MetadataRecord = (
@@ -69,28 +68,28 @@ MetadataRecord = (
 
 
 def decode_metadata_record(value: bytes) -> MetadataRecord | None:
-    """One record, None where it tells of something else.
+    """Decodes a record, None if it is of another type.
 
-    Raises: CorruptRecordError on bytes that do not decode.
+    Raises: CorruptRecordError if the bytes are invalid.
     """
     buffer = memoryview(value)
     try:
         frame_version, position = read_unsigned_varint(buffer, 0)
         if frame_version != _FRAME_VERSION:
             raise CorruptRecordError(
-                f"a record of __cluster_metadata has frame version {frame_version}, known is {_FRAME_VERSION}; "
-                "read it with a newer release of this package"
+                f"Cannot decode a record of __cluster_metadata: frame version {frame_version}, supported is "
+                f"{_FRAME_VERSION}. Use a newer release of this package."
             )
         api_key, position = read_unsigned_varint(buffer, position)
         _, position = read_unsigned_varint(buffer, position)
         decode = _DECODERS.get(api_key)
         return None if decode is None else decode(buffer, position)
     except (struct.error, IndexError, UnicodeDecodeError, RemoteProtocolError) as error:
-        raise CorruptRecordError(f"a record of __cluster_metadata does not decode: {error!r}") from error
+        raise CorruptRecordError(f"A record of __cluster_metadata is corrupt: {error!r}.") from error
 
 
 def _topic(buffer: memoryview, position: int) -> TopicRecord:
-    name, position = _text(buffer, position)
+    name, position = _string(buffer, position)
     return TopicRecord(name or "", _id(buffer, position))
 
 
@@ -101,9 +100,9 @@ def _partition(buffer: memoryview, position: int) -> PartitionRecord:
 
 def _config(buffer: memoryview, position: int) -> ConfigRecord:
     kind = buffer[position]
-    resource, position = _text(buffer, position + 1)
-    name, position = _text(buffer, position)
-    value, _ = _text(buffer, position)
+    resource, position = _string(buffer, position + 1)
+    name, position = _string(buffer, position)
+    value, _ = _string(buffer, position)
     return ConfigRecord(kind, resource or "", name or "", value)
 
 
@@ -119,17 +118,17 @@ _DECODERS: Mapping[int, Callable[[memoryview, int], MetadataRecord]] = {
 }
 
 
-def _text(buffer: memoryview, position: int) -> tuple[str | None, int]:
+def _string(buffer: memoryview, position: int) -> tuple[str | None, int]:
     length, position = read_unsigned_varint(buffer, position)
     if length == 0:
         return None, position
     end = position + length - 1
     if end > len(buffer):
-        raise IndexError(f"a text of {length - 1} bytes reaches past the end")
+        raise IndexError(f"a string of {length - 1} bytes exceeds the record")
     return str(buffer[position:end], "utf-8"), end
 
 
 def _id(buffer: memoryview, position: int) -> bytes:
     if position + _ID_BYTES > len(buffer):
-        raise IndexError("an id reaches past the end")
+        raise IndexError("an id exceeds the record")
     return bytes(buffer[position : position + _ID_BYTES])

@@ -1,7 +1,9 @@
-"""Message classes for the records of groups of the newer protocols, which this package shows and does not act on.
+"""Message classes for the records of KIP-848, share and streams groups.
 
-Source: KIP-848 (consumer groups), KIP-932 (share groups), KIP-1071 (streams groups); the schemas of Kafka 4.3 stand in
-`resources/modern_group_records.json`, by the number in front of a key.
+The package only prints these records. Kafka calls these groups modern, as opposed to classic.
+
+Source: KIP-848 (consumer groups), KIP-932 (share groups), KIP-1071 (streams groups); the schemas of Kafka 4.3 are in
+`resources/modern_group_records.json`, by record type.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from spark_groupsource.wire.messages import BaseField, DataContainer, StructFiel
 
 @lru_cache(maxsize=1)
 def modern_record_classes() -> Mapping[int, tuple[Any, Any]]:
-    """The version in front of a key -> the classes of the key and of the value."""
+    """Returns the classes of key and value by record type, the version of the key."""
     text = files("spark_groupsource.wire.resources").joinpath("modern_group_records.json").read_text("utf-8")
     return {int(kind): (_class(pair["key"]), _class(pair["value"])) for kind, pair in json.loads(text).items()}
 

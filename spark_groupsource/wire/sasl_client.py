@@ -1,4 +1,4 @@
-"""SASL exchanges as kafka-python's mechanisms drive them: bytes out, bytes in, no socket."""
+"""Client side of SASL PLAIN and SCRAM, with the mechanisms of kafka-python."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ with warnings.catch_warnings():
     from kafka.net.sasl import get_sasl_mechanism
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-"""Mechanisms proved here; the name is what `sasl.mechanism` takes."""
+"""The supported values of `sasl.mechanism`."""
 
 
 class SaslClient:
-    """One authentication: send `next_bytes()`, hand the answer to `receive()`, until `done`."""
+    """One authentication: send `next_token()` and pass the response to `evaluate_challenge()` until `is_complete`."""
 
     def __init__(self, mechanism: str, username: str, password: str) -> None:
         if mechanism not in MECHANISMS:
-            raise ConfigurationError(f"sasl.mechanism: {mechanism!r} is not one of {', '.join(MECHANISMS)}")
+            raise ConfigurationError(
+                f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, got {mechanism!r}."
+            )
         if mechanism != "PLAIN":
-            # RFC 5802 section 5.1: these two would end the attribute; kafka-python sends the name as it is
+            # RFC 5802 section 5.1: both characters end an attribute; kafka-python does not escape them
             username = username.replace("=", "=3D").replace(",", "=2C")
         self._mechanism: Any = get_sasl_mechanism(mechanism)(
             sasl_mechanism=mechanism, sasl_plain_username=username, sasl_plain_password=password
         )
         self._name = mechanism
 
-    def next_bytes(self) -> bytes:
-        """What the client says next."""
+    def next_token(self) -> bytes:
+        """Returns the next token of the client."""
         return bytes(self._mechanism.auth_bytes())
 
-    def receive(self, answer: bytes) -> None:
-        """Takes the broker's answer.
+    def evaluate_challenge(self, challenge: bytes) -> None:
+        """Processes a token of the broker.
 
-        Raises: AuthenticationError when the answer does not prove that the broker knows the password too.
+        Raises: AuthenticationError if the token is invalid or does not prove that the broker has the credential.
         """
         try:
-            self._mechanism.receive(answer)
+            self._mechanism.receive(challenge)
         except (ValueError, KeyError, UnicodeDecodeError) as error:
-            raise AuthenticationError(f"the broker's {self._name} answer is not valid: {error}") from error
+            raise AuthenticationError(
+                f"{self._name} authentication failed: the challenge of the broker is invalid ({error})."
+            ) from error
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         return bool(self._mechanism.is_done())

@@ -1,32 +1,30 @@
-"""Records of `__transaction_state` as bytes: a transactional id, and where its transaction stands.
+"""Encoding of the records in `__transaction_state`.
 
-Each key and value begins with its version as int16. Knows bytes and these values only; what they mean is the
-coordinator's affair. A null value is a tombstone and never comes here.
+Each key and value starts with its version as int16. Tombstones have no value to decode.
 
-Source: Kafka's TransactionLog; the schemas stand in `resources/`.
+Source: Kafka `TransactionLog`; schemas in `resources/`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.decoder import decode_exactly
+from spark_groupsource.wire.decoder import MessageT, decode_exactly
 from spark_groupsource.wire.messages import TransactionLogKey, TransactionLogValue
 
 _KEY_VERSION = 0
-_VALUE_VERSION = 1  # the one that is written, as by Kafka 4
+_VALUE_VERSION = 1  # the written version, as in Kafka 4
 _VALUE_VERSIONS = (0, 1)
 
 MAX_TRANSACTIONAL_ID_BYTES = 2**15 - 1
-"""Bytes of the longest transactional id that fits in a key."""
+"""Maximum length of a transactional id in a key."""
 
 
 class TransactionStatus(IntEnum):
-    """Where a transaction stands, by the numbers of the log."""
+    """States of a transaction, with their numbers in the log."""
 
     EMPTY = 0
     ONGOING = 1
@@ -38,10 +36,10 @@ class TransactionStatus(IntEnum):
 
 @dataclass(frozen=True)
 class TransactionValue:
-    """One transactional id as stored.
+    """The record of a transactional id.
 
-    `start_ms` is -1 before the first transaction, `previous_producer_id` where the id has not changed; both times are
-    epoch ms. `partitions` are those that still need a marker when the transaction ends.
+    `start_ms` is -1 before the first transaction, `previous_producer_id` is -1 unless the id changed; times are epoch
+    ms. `partitions` need a marker when the transaction ends.
     """
 
     producer_id: int
@@ -59,17 +57,17 @@ def encode_key(transactional_id: str) -> bytes:
 
 
 def decode_key(data: bytes) -> str | None:
-    """The transactional id; None for a key of a type not known here, which is to be skipped.
+    """Returns the transactional id of a key; None for an unknown record type, which is skipped.
 
-    Raises: CorruptRecordError on bytes that do not decode.
+    Raises: CorruptRecordError if the bytes are invalid.
     """
     if _version(data, "key") != _KEY_VERSION:
         return None
-    return str(_decode(TransactionLogKey, _KEY_VERSION, data).transactional_id)
+    return _decode(TransactionLogKey, _KEY_VERSION, data).transactional_id
 
 
 def encode_value(value: TransactionValue, version: int = _VALUE_VERSION) -> bytes:
-    """Value bytes; fields newer than `version` are left out."""
+    """Encodes a value; fields newer than `version` are omitted."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(value.partitions):
         topics.setdefault(topic, []).append(partition)
@@ -88,21 +86,21 @@ def encode_value(value: TransactionValue, version: int = _VALUE_VERSION) -> byte
 
 
 def decode_value(data: bytes) -> TransactionValue:
-    """A transaction, of any version.
+    """Decodes a value.
 
-    Raises: CorruptRecordError on bytes that do not decode, on a newer version, and on a status nobody writes.
+    Raises: CorruptRecordError if the bytes are invalid or version or status are unknown.
     """
     version = _version(data, "value")
     if version not in _VALUE_VERSIONS:
         raise CorruptRecordError(
-            f"a transaction is stored in version {version}, known are 0 and 1; "
-            "a newer broker may have written it: read this log with a newer release of this package"
+            f"Cannot decode TransactionLogValue: version {version}, supported are 0 and 1. "
+            "A newer broker may have written it; use a newer release of this package."
         )
     message = _decode(TransactionLogValue, version, data)
     try:
         status = TransactionStatus(message.transaction_status)
     except ValueError as error:
-        raise CorruptRecordError(f"a transaction is stored with the unknown status {error}") from error
+        raise CorruptRecordError(f"Cannot decode TransactionLogValue: {error}.") from error
     return TransactionValue(
         producer_id=message.producer_id,
         producer_epoch=message.producer_epoch,
@@ -121,12 +119,12 @@ def decode_value(data: bytes) -> TransactionValue:
 
 def _version(data: bytes, part: str) -> int:
     if len(data) < 2:
-        raise CorruptRecordError(f"a {part} of {len(data)} bytes in __transaction_state is too short for a version")
+        raise CorruptRecordError(f"Cannot decode a {part} in __transaction_state: {len(data)} bytes have no version.")
     return int.from_bytes(data[:2], "big", signed=True)
 
 
-def _decode(message_class: Any, version: int, data: bytes) -> Any:
+def _decode(message_class: type[MessageT], version: int, data: bytes) -> MessageT:
     try:
         return decode_exactly(message_class, version, memoryview(data), 2)
     except RemoteProtocolError as error:
-        raise CorruptRecordError(f"a record of __transaction_state does not decode: {error}") from error
+        raise CorruptRecordError(f"A record of __transaction_state is corrupt: {error}") from error

@@ -1,8 +1,6 @@
-"""Which version of an API two sides speak.
+"""Negotiation of API versions.
 
-Knows the answer to ApiVersions; sends nothing.
-
-Source: KIP-35 (ApiVersions), KIP-511 (an answer to a version the broker does not know is version 0).
+Source: KIP-35 (ApiVersions), KIP-511 (the response to an unsupported ApiVersions request has version 0).
 """
 
 from __future__ import annotations
@@ -11,54 +9,56 @@ from typing import Mapping
 
 from spark_groupsource.errors import BrokerError, ErrorCode, UnsupportedVersionError
 from spark_groupsource.wire.apis import Api
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import ApiVersionsResponse
 
 VersionRanges = Mapping[int, tuple[int, int]]
-"""api key -> lowest and highest version"""
+"""API key -> lowest and highest version"""
 
 
 def negotiate(api: Api, broker_ranges: VersionRanges, *, cap: int | None = None, floor: int = 0) -> int:
-    """The highest version of `api` that the broker and this package share.
+    """Returns the highest version of `api` that the broker and this package support.
 
     Args:
-        broker_ranges: what the broker advertised; see `broker_ranges_of`.
-        cap: highest version the caller wants; None for no bound.
-        floor: lowest version that can say what the caller has to say (5 for a JoinGroup of a static member).
+        broker_ranges: the versions of the broker; see `broker_ranges_of`.
+        cap: highest version that the caller supports; None for no limit.
+        floor: lowest version with the fields that the caller needs (5 for a JoinGroup of a static member).
 
-    Raises: UnsupportedVersionError naming both ranges when they do not meet.
+    Raises: UnsupportedVersionError if there is no common version.
     """
     if api.key not in broker_ranges:
-        raise UnsupportedVersionError(f"the broker does not serve {api.name} (API {api.key}); use a broker that does")
+        raise UnsupportedVersionError(
+            f"{api.name} failed: the broker does not support API {int(api.key)}. Use a broker that does."
+        )
     broker_low, broker_high = broker_ranges[api.key]
     low = max(api.min_version, floor)
     high = api.max_version if cap is None else min(api.max_version, cap)
     version = min(high, broker_high)
     if version < max(low, broker_low):
         raise UnsupportedVersionError(
-            f"{api.name}: the broker serves versions {broker_low} to {broker_high}, needed is one of {low} to {high}; "
-            "use a newer broker" + (", or leave out the setting that needs the newer version" if floor else "")
+            f"{api.name} failed: the broker supports versions {broker_low} to {broker_high}, required is {low} to "
+            f"{high}. Use a newer broker" + (", or remove the setting that needs the newer version." if floor else ".")
         )
     return version
 
 
-def broker_ranges_of(response: Message) -> dict[int, tuple[int, int]]:
-    """What an ApiVersionsResponse advertises: api key -> (lowest, highest version).
+def broker_ranges_of(response: ApiVersionsResponse) -> dict[int, tuple[int, int]]:
+    """Returns the API versions of a broker.
 
-    UNSUPPORTED_VERSION is no failure here: such an answer still names the versions of ApiVersions itself, or
-    nothing at all; the caller then asks again with `fallback_version`.
+    A response with UNSUPPORTED_VERSION has the versions of ApiVersions only, or none; the caller retries with
+    `fallback_version`.
 
-    Raises: BrokerError for every other error code.
+    Raises: BrokerError for any other error code.
     """
     if response.error_code not in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION):
         raise BrokerError(response.error_code, "ApiVersions")
     return {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
 
 
-def fallback_version(api: Api, response: Message) -> int | None:
-    """The version at which to send ApiVersions again, or None when `response` is already a full answer.
+def fallback_version(api: Api, response: ApiVersionsResponse) -> int | None:
+    """Returns the version at which to send ApiVersions again, or None if `response` is complete.
 
-    A broker older than the version asked for answers UNSUPPORTED_VERSION in the form of version 0, and since
-    KIP-511 says there which versions it has.
+    A broker that does not support the requested version responds with UNSUPPORTED_VERSION at version 0, and since
+    KIP-511 includes the versions of ApiVersions.
     """
     if response.error_code != ErrorCode.UNSUPPORTED_VERSION:
         return None

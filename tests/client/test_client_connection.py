@@ -98,9 +98,9 @@ def test_answer_to_another_request() -> None:
     ("greeting", "problem"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Kafka"),
-        (b"\x7f\xff\xff\xff", "claims 2147483647 bytes"),
-        (b"\xff\xff\xff\xff", "claims -1 bytes"),
-        (b"\0\0\0\x02ab", "too short"),
+        (b"\x7f\xff\xff\xff", "its length is 2147483647 bytes"),
+        (b"\xff\xff\xff\xff", "its length is -1 bytes"),
+        (b"\0\0\0\x02ab", "the response has 2 bytes"),
         (b"\x15\x03\x03\0\x02\x02\x50", "speaks TLS; set security.protocol to SSL"),
         (b"\0\0\0\x08\0\0\0\x01\0\0\0", "closed the connection after 7 of 8 bytes"),
     ],

@@ -1,4 +1,4 @@
-"""Hypothesis strategies that build any message of `wire.messages` from its schema."""
+"""Hypothesis strategies for the messages of `wire.messages`, from their schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_groupsource.wire.apis import APIS
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
-# the second implementation knows Kafka's error codes by name, and times only as far as Python's datetime goes
+# kio has an enum of error codes, and times in the range of datetime
 _ERROR_CODES = st.sampled_from([0, 1, 3, 16, 22, 25, 27, 35, 79, 82])
 _TIMES = st.integers(0, 2**41)
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -34,7 +34,6 @@ def _structures(struct_field, data_class, version):
 
 def _values(field, version):
     values = _elements(field, version)
-    # a nullable field is not always present, one that has no default but null least of all
     return st.one_of(st.none(), values) if field.nullable_for_version_q(version) else values
 
 
@@ -67,7 +66,7 @@ def _simple(field):
     simple = {
         "bool": st.booleans(),
         "float64": st.floats(allow_nan=False),
-        # the all-zero id stands for none
+        # the zero id is null
         "uuid": st.uuids().filter(lambda value: value != uuid.UUID(int=0)),
         "bitfield": st.sets(st.integers(0, 10), min_size=1),
     }

@@ -1,4 +1,4 @@
-"""Bytes of the embedded consumer protocol, against written-out examples and against a second implementation (kio)."""
+"""Consumer protocol encoding, compared with examples and with a second implementation (kio)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_assignment_example():
 
 
 @pytest.mark.conformance("CP-009", "CP-014")
-def test_a_newer_version_is_read_as_far_as_it_is_known():
+def test_known_fields_of_a_newer_version_are_decoded():
     for version in (4, 9, 100):
         data = version.to_bytes(2, "big") + bytes.fromhex(SUBSCRIPTIONS[3][0][4:] + "c0ffee")
         assert decode_subscription(data) == SUBSCRIPTIONS[3][1]
@@ -85,7 +85,7 @@ def test_a_newer_version_is_read_as_far_as_it_is_known():
 
 
 @pytest.mark.conformance("CP-008")
-def test_a_reader_of_the_oldest_version_finds_topics_and_user_data_in_ours():
+def test_topics_and_user_data_decode_as_version_0():
     data = encode_subscription(Subscription(("orders",), b"mine", ORDERS, 5, "rack"))
     entity_class = resolve_name("kio.schema.consumer_protocol_subscription.v0.data:ConsumerProtocolSubscription")
     oldest, _ = entity_reader(entity_class)(data[2:], 0)
@@ -93,21 +93,21 @@ def test_a_reader_of_the_oldest_version_finds_topics_and_user_data_in_ours():
 
 
 @pytest.mark.conformance("CP-003")
-def test_what_is_not_given_is_absent():
+def test_optional_fields_are_absent_by_default():
     decoded = decode_subscription(encode_subscription(Subscription(("orders",))))
     assert (decoded.generation_id, decoded.rack_id, decoded.owned_partitions) == (-1, None, ())
-    # the instance id travels in JoinGroup, beside these bytes
+    # the group instance id is a field of JoinGroup
     assert "group_instance_id" not in {field.name for field in fields(Subscription)}
     assert decoded == SUBSCRIPTIONS[0][1]
 
 
-def test_a_negative_version_is_an_error():
+def test_a_negative_version_is_rejected():
     with pytest.raises(RemoteProtocolError, match="version -1 does not exist"):
         decode_subscription(b"\xff\xff" + bytes.fromhex(_V1))
 
 
 @pytest.mark.conformance("CP-005", "CP-006")
-def test_topics_and_owned_partitions_are_written_sorted():
+def test_topics_and_owned_partitions_are_encoded_sorted():
     owned = (TopicPartition("b", 1), TopicPartition("a", 3), TopicPartition("b", 0))
     mixed = Subscription(("b", "a"), owned_partitions=owned)
     decoded = decode_subscription(encode_subscription(mixed))
@@ -148,7 +148,7 @@ def test_assignments_round_trip_through_kio(assignment, version):
 
 
 @given(st.binary(max_size=40))
-def test_random_bytes_raise_nothing_but_protocol_errors(data):
+def test_random_bytes_raise_protocol_errors_only(data):
     for decode in (decode_subscription, decode_assignment):
         try:
             decode(data)

@@ -1,4 +1,4 @@
-"""Hostile and damaged bodies, each by the rule it breaks."""
+"""Rejection of invalid message bytes, one test per rule."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from spark_groupsource.wire.messages import (
 )
 
 
-def check_refused(message_class, version, body, reason):
+def assert_rejected(message_class, version, body, reason):
     with pytest.raises(RemoteProtocolError, match=re.escape(reason)):
         decode_exactly(message_class, version, memoryview(body))
 
 
-def test_a_last_field_cut_short_is_noticed():
+def test_an_incomplete_last_field_is_rejected():
     whole = SyncGroupResponse(error_code=0, assignment=b"0123456789").encode(version=0)
-    check_refused(SyncGroupResponse, 0, whole[:-4], "assignment claims 10 bytes or elements where 6 bytes are left")
+    assert_rejected(SyncGroupResponse, 0, whole[:-4], "Field assignment has length 10, 6 bytes left")
 
 
-def test_left_over_bytes_are_noticed():
+def test_trailing_bytes_are_rejected():
     whole = SyncGroupResponse(error_code=0, assignment=b"0123456789").encode(version=0)
-    check_refused(SyncGroupResponse, 0, whole + b"\0\0", "ends at byte 16 of 18")
+    assert_rejected(SyncGroupResponse, 0, whole + b"\0\0", "it ends at byte 16 of 18")
 
 
-def test_null_where_none_is_allowed():
-    check_refused(HeartbeatRequest, 0, bytes.fromhex("ffff 00000001 0000"), "group_id is null")
-    check_refused(HeartbeatRequest, 4, bytes.fromhex("00 00000001 01 00 00"), "group_id is null")
+def test_null_in_a_non_nullable_field_is_rejected():
+    assert_rejected(HeartbeatRequest, 0, bytes.fromhex("ffff 00000001 0000"), "Field group_id is null")
+    assert_rejected(HeartbeatRequest, 4, bytes.fromhex("00 00000001 01 00 00"), "Field group_id is null")
 
 
 @pytest.mark.parametrize("length", [-2, -5, -(2**31)])
-def test_negative_lengths(length):
+def test_negative_lengths_are_rejected(length):
     body = bytes.fromhex("0000") + length.to_bytes(4, "big", signed=True)
-    check_refused(SyncGroupResponse, 0, body, f"assignment has the negative length {length}")
+    assert_rejected(SyncGroupResponse, 0, body, f"Field assignment has length {length}")
 
 
 @pytest.mark.parametrize("count", [3, 2**20, 2**31 - 1])
-def test_a_count_above_what_is_left_allocates_nothing(count):
-    check_refused(MetadataRequest, 1, count.to_bytes(4, "big") + b"\0", f"topics claims {count} ")
+def test_an_array_length_above_the_remaining_bytes_is_rejected(count):
+    assert_rejected(MetadataRequest, 1, count.to_bytes(4, "big") + b"\0", f"Field topics has length {count},")
 
 
-def test_a_compact_count_above_what_is_left_allocates_nothing():
-    check_refused(MetadataRequest, 9, b"\xff\xff\xff\xff\x0f" + b"\0" * 9, "topics claims 4294967294 ")
+def test_a_compact_array_length_above_the_remaining_bytes_is_rejected():
+    assert_rejected(MetadataRequest, 9, b"\xff\xff\xff\xff\x0f" + b"\0" * 9, "Field topics has length 4294967294,")
 
 
-def test_a_number_that_does_not_end():
-    check_refused(MetadataRequest, 9, b"\xff" * 1_000_000, "varint is longer than 32 bits")
+def test_a_varint_that_does_not_end_is_rejected():
+    assert_rejected(MetadataRequest, 9, b"\xff" * 1_000_000, "varint is longer than 32 bits")
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x10", b"\x80\x80\x80\x80\x80\x01"])
-def test_a_varint_above_32_bits(data):
+def test_a_varint_above_32_bits_is_rejected(data):
     with pytest.raises(RemoteProtocolError, match="longer than 32 bits"):
         read_unsigned_varint(memoryview(data), 0)
 
@@ -73,15 +73,15 @@ def test_a_varint_above_32_bits(data):
         (b"\xff\xff\xff\xff\x0f", 2**32 - 1),
     ],
 )
-def test_varints(data, value):
+def test_varints_are_decoded(data, value):
     assert read_unsigned_varint(memoryview(b"-" + data + b"-"), 1) == (value, 1 + len(data))
     for end in range(len(data)):
         with pytest.raises(IndexError):
             read_unsigned_varint(memoryview(data[:end]), 0)
 
 
-def test_text_that_is_not_utf8():
-    check_refused(HeartbeatRequest, 0, bytes.fromhex("0001ff 00000001 0000"), "a text is not UTF-8")
+def test_a_string_that_is_not_utf8_is_rejected():
+    assert_rejected(HeartbeatRequest, 0, bytes.fromhex("0001ff 00000001 0000"), "a string is not UTF-8")
 
 
 def test_unknown_tagged_fields_are_skipped():
@@ -93,17 +93,18 @@ def test_unknown_tagged_fields_are_skipped():
     assert skip_tagged_fields(memoryview(tagged), len(body) - 1) == len(tagged)
 
 
-def test_a_tagged_field_past_the_end():
+def test_a_tagged_field_that_exceeds_the_buffer_is_rejected():
     body = HeartbeatRequest(group_id="g", generation_id=1, member_id="m").encode(version=4)
-    check_refused(HeartbeatRequest, 4, bytes(body[:-1]) + bytes.fromhex("01 63 05 00"), "tagged field 99 reaches past")
-    with pytest.raises(RemoteProtocolError, match="past the end"):
+    body = bytes(body[:-1]) + bytes.fromhex("01 63 05 00")
+    assert_rejected(HeartbeatRequest, 4, body, "Tagged field 99 exceeds the buffer")
+    with pytest.raises(RemoteProtocolError, match="exceeds the buffer"):
         skip_tagged_fields(memoryview(bytes.fromhex("01 63 05 00")), 0)
 
 
-def test_a_known_tagged_field_has_its_own_length():
+def test_the_length_of_a_known_tagged_field_is_checked():
     empty = FetchResponse(session_id=1).encode(version=16)
-    node_endpoints = bytes.fromhex("01 00 02 01 00")  # tag 0 with an empty array, and a byte too many
-    check_refused(FetchResponse, 16, bytes(empty[:-1]) + node_endpoints, "tagged field 0 does not fill its 2 bytes")
+    node_endpoints = bytes.fromhex("01 00 02 01 00")  # tag 0: an empty array and one more byte
+    assert_rejected(FetchResponse, 16, bytes(empty[:-1]) + node_endpoints, "Tagged field 0 does not end after 2 bytes")
     message = decode_exactly(FetchResponse, 16, memoryview(bytes(empty[:-1]) + bytes.fromhex("01 00 01 01")))
     assert message.node_endpoints == []
 
@@ -122,7 +123,7 @@ def test_record_sets_are_views_of_the_frame(version):
     assert isinstance(records, memoryview) and records.obj is frame and records == b"records"
 
 
-def test_other_bytes_are_copies():
+def test_bytes_fields_are_copies():
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"abc")
     frame = JoinGroupRequest(group_id="g", protocols=[protocol]).encode(version=7)
     metadata = decode_exactly(JoinGroupRequest, 7, memoryview(frame)).protocols[0].metadata

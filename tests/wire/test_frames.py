@@ -1,3 +1,5 @@
+"""Framing of requests and responses."""
+
 from __future__ import annotations
 
 import pytest
@@ -29,7 +31,7 @@ def body_of(frame):
     return memoryview(bytes(frame))[4:]
 
 
-# written out by hand from the protocol page: header, then body
+# from the protocol specification: header, then body
 HEARTBEAT_V4 = bytes.fromhex("000c 0004 00000007 0001 63 00" "02 67 00000005 02 6d 00 00")
 HEARTBEAT_V0 = bytes.fromhex("000c 0000 00000007 ffff" "0001 67 00000005 0001 6d")
 
@@ -37,7 +39,7 @@ HEARTBEAT_V0 = bytes.fromhex("000c 0000 00000007 ffff" "0001 67 00000005 0001 6d
 @pytest.mark.parametrize(
     "version, client_id, data", [(4, "c", HEARTBEAT_V4), (0, None, HEARTBEAT_V0)], ids=["flexible", "old"]
 )
-def test_request_layout(version, client_id, data):
+def test_request_header_and_body_follow_the_specification(version, client_id, data):
     assert bytes(encode_request(heartbeat, version, 7, client_id)) == len(data).to_bytes(4, "big") + data
     header, position = read_request_header(memoryview(data))
     assert header == RequestHeader(HEARTBEAT, version, 7, client_id)
@@ -49,7 +51,7 @@ def test_request_layout(version, client_id, data):
             decode_request(memoryview(data[:end]), header, position)
 
 
-def test_librdkafkas_request_for_all_topics_is_understood():
+def test_bytes_after_a_request_of_librdkafka_are_ignored():
     # captured from librdkafka 2.16 (Metadata v13, no topics named): three zero bytes follow the message
     data = bytes.fromhex("0003 000d 00000003 0007 72646b61666b61 00" "00 00 00 00 010000")
     message = decode_request(memoryview(data), *read_request_header(memoryview(data)))
@@ -58,29 +60,29 @@ def test_librdkafkas_request_for_all_topics_is_understood():
 
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"GET "])
-def test_a_frame_of_a_senseless_length_is_refused(length):
-    with pytest.raises(RemoteProtocolError, match="does not speak Kafka's protocol"):
+def test_a_frame_with_an_invalid_length_is_rejected(length):
+    with pytest.raises(RemoteProtocolError, match="peer does not speak Kafka's protocol"):
         frame_length(length, MAX_REQUEST_BYTES)
 
 
-def test_the_bound_is_the_callers():
+def test_the_caller_limits_the_frame_length():
     assert frame_length(b"\0\0\0\x09", 9) == 9
-    with pytest.raises(RemoteProtocolError, match="a frame claims 9 bytes, allowed are 0 to 8"):
+    with pytest.raises(RemoteProtocolError, match="its length is 9 bytes, the limit is 8"):
         frame_length(b"\0\0\0\x09", 8)
 
 
 @pytest.mark.parametrize(
     "data, reason",
     [
-        ("000c 0004 000000", "too short"),
-        ("000c 0004 00000007 0005 63", "does not fit"),
-        ("000c 0004 00000007 fffe", "negative length -2"),
+        ("000c 0004 000000", "the request has 7 bytes"),
+        ("000c 0004 00000007 0005 63", "client id has length 5, the request 11 bytes"),
+        ("000c 0004 00000007 fffe", "client id has length -2"),
         ("000c 0004 00000007 0001 ff 00", "not UTF-8"),
-        ("000c 0004 00000007 0001 63", "does not end"),
-        ("000c 0004 00000007 0001 63 01 05 09 00", "past the end"),
+        ("000c 0004 00000007 0001 63", "is incomplete"),
+        ("000c 0004 00000007 0001 63 01 05 09 00", "exceeds the buffer"),
     ],
 )
-def test_damaged_headers(data, reason):
+def test_invalid_headers_are_rejected(data, reason):
     with pytest.raises(RemoteProtocolError, match=reason):
         read_request_header(memoryview(bytes.fromhex(data)))
 
@@ -92,7 +94,7 @@ def test_header_tags_are_skipped():
 
 
 @pytest.mark.parametrize("api_key, version", [(HEARTBEAT, 99), (HEARTBEAT, -1), (9999, 0), (API_VERSIONS, 77)])
-def test_the_header_of_an_unknown_request_can_be_answered(api_key, version):
+def test_the_header_of_an_unsupported_request_is_read(api_key, version):
     data = api_key.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + bytes.fromhex("00000007 0001 63 ffff")
     header, position = read_request_header(memoryview(data))
     assert header == RequestHeader(api_key, version, 7, "c") and not is_supported(api_key, version)
@@ -100,15 +102,15 @@ def test_the_header_of_an_unknown_request_can_be_answered(api_key, version):
         decode_request(memoryview(data), header, position)
 
 
-def test_an_answer_out_of_turn_is_refused():
+def test_a_response_with_another_correlation_id_is_rejected():
     frame = body_of(encode_response(HeartbeatResponse(error_code=0), 4, 8))
-    with pytest.raises(RemoteProtocolError, match="Heartbeat: answer 8 came where 7 was due"):
+    with pytest.raises(RemoteProtocolError, match="Heartbeat failed: the response has correlation id 8, expected 7"):
         decode_response(frame, heartbeat, 4, 7)
-    with pytest.raises(RemoteProtocolError, match="too short for a header"):
+    with pytest.raises(RemoteProtocolError, match="the response has 3 bytes"):
         decode_response(frame[:3], heartbeat, 4, 8)
 
 
-def test_api_versions_answers_have_the_old_header():
+def test_api_versions_responses_have_header_version_0():
     response = ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=3, min_version=0, max_version=9)])
     frame = body_of(encode_response(response, 3, 7))
     assert frame[:7] == bytes.fromhex("00000007 0000 02")
@@ -116,7 +118,7 @@ def test_api_versions_answers_have_the_old_header():
     assert [(entry.api_key, entry.max_version) for entry in decoded.api_keys] == [(3, 9)]
 
 
-def test_api_versions_too_new_for_the_broker_is_answered_as_version_0():
+def test_the_response_to_an_unsupported_api_versions_request_has_version_0():
     frame = memoryview(bytes.fromhex("00000007 0023 00000001 0012 0000 0003"))
     decoded = decode_response(frame, ApiVersionsRequest(), 4, 7)
     assert decoded.error_code == 35
@@ -124,7 +126,7 @@ def test_api_versions_too_new_for_the_broker_is_answered_as_version_0():
 
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
-def test_whole_frames(api, side):
+def test_frames_round_trip(api, side):
     @settings(max_examples=4, deadline=None)
     @given(st.data())
     def check(data):
@@ -144,7 +146,7 @@ def test_whole_frames(api, side):
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(APIS)), st.integers(0, 13), st.binary(max_size=40))
-def test_random_frames_raise_nothing_but_protocol_errors(api_key, version, rest):
+def test_random_frames_raise_protocol_errors_only(api_key, version, rest):
     frame = memoryview(api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + rest)
     try:
         header, position = read_request_header(frame)

@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets` against a real Kafka: its bytes in our words, our bytes in its words."""
+"""Records of `__consumer_offsets` that Apache Kafka wrote, and ours as its tools print them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spark_groupsource.wire.group_records import (
 VECTORS = json.loads(Path(__file__).with_name("group-record-vectors.json").read_text(encoding="utf-8"))
 
 
-def in_kafkas_words(value, version):
+def as_kafka_prints(value, version):
     """A decoded value as Kafka's formatters print it, with the fields of its version."""
     if hasattr(value, "offset"):
         return {
@@ -75,19 +75,19 @@ def test_vector(vector):
     data = bytes.fromhex(vector["value"])
     version = printed["value"]["version"]
     value = decode(data)
-    assert in_kafkas_words(value, version) == printed["value"]["data"]
+    assert as_kafka_prints(value, version) == printed["value"]["data"]
     assert encode(value, version) == data
     check_damage(decode, data)
 
 
-def test_the_vectors_hold_every_kind_of_record():
+def test_the_vectors_cover_all_types_and_versions():
     kinds = {(vector["key"][:4], vector["value"] and vector["value"][:4]) for vector in VECTORS}
     versions = ["0000", "0001", "0002", "0003", "0004", None]
     assert kinds == {(key, version) for key in ("0001", "0002") for version in versions}
 
 
 @pytest.mark.parametrize("group_id, strategy", [("java-group", "cooperative-sticky"), ("rdkafka-group", "range")])
-def test_what_members_of_other_clients_wrote(group_id, strategy):
+def test_subscriptions_and_assignments_of_other_clients(group_id, strategy):
     """Subscription and assignment bytes of a Java and a librdkafka member, as the broker stored them."""
     stored = [
         decode_group_value(bytes.fromhex(vector["value"]))

@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`: written-out examples, damage, round trips; captured ones are in their own test."""
+"""Encoding of the classic groups' records in `__consumer_offsets`."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_key_examples(value, data):
     check_damage(decode_key, data)
 
 
-def test_keys_of_version_0_are_those_of_version_1():
+def test_key_versions_0_and_1_have_the_same_fields():
     data = encode_key(OffsetKey("g1", "orders", 3))
     assert decode_key(b"\0\0" + data[2:]) == OffsetKey("g1", "orders", 3)
 
 
 @pytest.mark.parametrize("version", [3, 8, 15, 32767, -1])
-def test_unknown_keys_are_named_not_refused(version):
+def test_keys_of_unknown_types_are_no_error(version):
     assert decode_key(version.to_bytes(2, "big", signed=True) + b"whatever") == UnknownKey(version)
 
 
@@ -80,7 +80,7 @@ def test_offset_value_examples(version, data, value):
     check_damage(decode_offset_value, data)
 
 
-def test_the_version_written_is_a_brokers():
+def test_default_versions_are_those_of_a_kafka_broker():
     assert encode_offset_value(PLAIN)[:2] == b"\0\3"
     assert encode_offset_value(EXPIRING)[:2] == b"\0\1"
     assert encode_offset_value(PLAIN._replace(topic_id=TOPIC_ID))[:2] == b"\0\4"
@@ -123,7 +123,7 @@ def test_a_topic_id_is_a_tagged_field_of_version_4():
     check_damage(decode_offset_value, data)
 
 
-def test_an_empty_group():
+def test_an_empty_group_round_trips():
     data = bytes.fromhex("0003 0008 636f6e73756d6572 00000005 ffff ffff 0000018bcfe56800 00000000")
     assert encode_group_value(EMPTY_GROUP) == data and decode_group_value(data) == EMPTY_GROUP
 
@@ -136,8 +136,8 @@ def test_unknown_tagged_fields_of_version_4_are_skipped():
 
 @pytest.mark.parametrize("decode", [decode_offset_value, decode_group_value])
 @pytest.mark.parametrize("version", [5, 32767, -1])
-def test_a_newer_value_version_is_an_error_that_says_so(decode, version):
-    with pytest.raises(CorruptRecordError, match=f"has version {version}, known are 0 to 4; a newer broker"):
+def test_an_unknown_value_version_is_corrupt(decode, version):
+    with pytest.raises(CorruptRecordError, match=f"version {version}, supported are 0 to 4. A newer broker"):
         decode(version.to_bytes(2, "big", signed=True) + bytes(60))
 
 
@@ -158,7 +158,7 @@ def test_offsets_round_trip(value):
 
 
 @given(st.binary(max_size=40))
-def test_random_bytes_raise_nothing_but_corruption(data):
+def test_random_bytes_raise_corrupt_record_errors_only(data):
     for decode in (decode_key, decode_offset_value, decode_group_value):
         try:
             decode(data)
@@ -167,9 +167,9 @@ def test_random_bytes_raise_nothing_but_corruption(data):
 
 
 def check_damage(decode, data):
-    """Cut anywhere, or with a tail, the record is refused."""
+    """Asserts that incomplete records and trailing bytes are corrupt."""
     for end in range(len(data)):
-        with pytest.raises(CorruptRecordError, match="too short|does not decode"):
+        with pytest.raises(CorruptRecordError, match="have no version|is corrupt"):
             decode(data[:end])
-    with pytest.raises(CorruptRecordError, match="left over"):
+    with pytest.raises(CorruptRecordError, match="it ends at byte"):
         decode(data + b"\0")

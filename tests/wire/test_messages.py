@@ -1,4 +1,4 @@
-"""Every API, both sides, all versions: our bytes are those of a second implementation (kio), read alike by both."""
+"""Messages of every API and version, compared with a second implementation (kio)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
 
-SERVED = """
+EXPECTED = """
     ApiVersions Metadata CreateTopics DeleteTopics CreatePartitions DeleteRecords DescribeConfigs DescribeCluster
     Produce Fetch ListOffsets FindCoordinator JoinGroup SyncGroup Heartbeat LeaveGroup OffsetCommit OffsetFetch
     OffsetDelete DescribeGroups ListGroups DeleteGroups InitProducerId SaslHandshake SaslAuthenticate
@@ -29,11 +29,11 @@ SERVED = """
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def test_every_api_of_the_design_is_in_the_table():
-    assert {api.name for api in APIS.values()} == set(SERVED.split())
+def test_all_expected_apis_are_in_the_table():
+    assert {api.name for api in APIS.values()} == set(EXPECTED.split())
 
 
-def test_api_of_knows_both_sides():
+def test_api_of_a_request_and_of_a_response():
     for key, api in APIS.items():
         assert api_of(api.request).key == api_of(api.response).key == api.key == key
 
@@ -49,7 +49,7 @@ def _through_kio(api, side, version, data):
 
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
-def test_round_trip_against_kio(api, side):
+def test_messages_round_trip_through_kio(api, side):
     @few
     @given(st.data())
     def check(data):
@@ -66,7 +66,7 @@ def test_round_trip_against_kio(api, side):
 
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
-def test_cut_short_or_with_a_tail_is_refused(api, side):
+def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
     @settings(few, max_examples=5)
     @given(st.data())
     def check(data):
@@ -75,7 +75,7 @@ def test_cut_short_or_with_a_tail_is_refused(api, side):
         for end in range(len(whole)):
             with pytest.raises(RemoteProtocolError, match=side.__name__):
                 decode_exactly(side, version, memoryview(whole[:end]))
-        with pytest.raises(RemoteProtocolError, match="left over"):
+        with pytest.raises(RemoteProtocolError, match="it ends at byte"):
             decode_exactly(side, version, memoryview(whole + b"\0"))
         _, end = decode_prefix(side, version, memoryview(b"ab" + whole + b"tail"), 2)
         assert end == 2 + len(whole)
@@ -84,7 +84,7 @@ def test_cut_short_or_with_a_tail_is_refused(api, side):
 
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
-def test_changed_bytes_raise_nothing_but_protocol_errors(api, side):
+def test_damaged_messages_raise_protocol_errors_only(api, side):
     @settings(few, max_examples=20)
     @given(st.data())
     def check(data):

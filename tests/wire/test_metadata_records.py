@@ -1,4 +1,4 @@
-"""Records of the metadata log as a Kafka 4.3 controller wrote them."""
+"""Decoding of records that a Kafka 4.3 controller wrote to `__cluster_metadata`."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ VECTORS: list[tuple[str, MetadataRecord | None]] = [
     ("01180000", TransactionRecord("end")),
     ("0119000000", TransactionRecord("abort")),
     ("010c00116d657461646174612e76657273696f6e001e00", None),  # a feature level
-    ("011c00145f5f7472616e73616374696f6e5f737461746500", None),  # a record newer than this package's knowledge
+    ("011c00145f5f7472616e73616374696f6e5f737461746500", None),  # a record type that is not decoded
 ]
 
 
-@pytest.mark.parametrize(("written", "meant"), VECTORS)
-def test_what_a_controller_wrote_is_read(written: str, meant: MetadataRecord | None) -> None:
-    assert decode_metadata_record(bytes.fromhex(written)) == meant
-    # fields that a newer version adds come behind those that are read
-    assert decode_metadata_record(bytes.fromhex(written) + b"\1\2\3") == meant
+@pytest.mark.parametrize(("data", "expected"), VECTORS)
+def test_records_of_a_controller_are_decoded(data: str, expected: MetadataRecord | None) -> None:
+    assert decode_metadata_record(bytes.fromhex(data)) == expected
+    # newer versions append fields
+    assert decode_metadata_record(bytes.fromhex(data) + b"\1\2\3") == expected
 
 
 @pytest.mark.parametrize(
     "written", [written for written, meant in VECTORS if meant and not isinstance(meant, TransactionRecord)]
 )
-def test_what_is_cut_is_no_record(written: str) -> None:
+def test_incomplete_records_are_corrupt(written: str) -> None:
     whole = bytes.fromhex(written)
     for size in range(3):
-        with pytest.raises(CorruptRecordError, match="does not decode"):
+        with pytest.raises(CorruptRecordError, match="is corrupt"):
             decode_metadata_record(whole[:size])
     meant = decode_metadata_record(whole)
     for size in range(3, len(whole)):
         try:
-            assert decode_metadata_record(whole[:size]) == meant  # what is cut off is not needed
+            assert decode_metadata_record(whole[:size]) == meant  # the missing fields are not decoded
         except CorruptRecordError as error:
-            assert "does not decode" in str(error)
+            assert "is corrupt" in str(error)
 
 
-def test_a_frame_of_a_later_kind_is_named() -> None:
-    with pytest.raises(CorruptRecordError, match="frame version 2, known is 1; read it with a newer release"):
+def test_an_unknown_frame_version_is_corrupt() -> None:
+    with pytest.raises(CorruptRecordError, match="frame version 2, supported is 1. Use a newer release"):
         decode_metadata_record(b"\2\2\0")

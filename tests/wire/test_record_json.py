@@ -1,4 +1,4 @@
-"""Records of the group log as JSON: bytes that Kafka 4.3 wrote, and what its dump tool prints of them."""
+"""JSON form of `__consumer_offsets` records, compared with Kafka's tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VECTORS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"epoch": 2, "metadataHash": 6267320918542333989},
     ),
     (
-        # the last field is tagged, may be null, and is written although it is
+        # the last field is tagged and encoded although it is null
         "000500036e657700167a574f3631744c59512f477071384839757672495341",
         "00000269000872646b61666b610b2f3132372e302e302e310107285e742e2a29000493e00001000100",
         {"groupId": "new", "memberId": MEMBER},
@@ -80,12 +80,12 @@ VECTORS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "key_data", "value_data"), VECTORS)
-def test_what_a_broker_wrote(key: str, value: str, key_data: dict[str, Any], value_data: dict[str, Any]) -> None:
+def test_records_of_a_broker(key: str, value: str, key_data: dict[str, Any], value_data: dict[str, Any]) -> None:
     key_bytes, value_bytes = bytes.fromhex(key), bytes.fromhex(value)
     assert key_json(key_bytes) == {"type": str(record_type(key_bytes)), "data": key_data}
-    form = value_json(key_bytes, value_bytes)
-    assert form == {"version": str(value_bytes[1]), "data": value_data}
-    assert list(form["data"]) == list(value_data)  # in the order of the schema, as Kafka prints it
+    printed = value_json(key_bytes, value_bytes)
+    assert printed == {"version": str(value_bytes[1]), "data": value_data}
+    assert list(printed["data"]) == list(value_data)  # the order of the schema
     for cut in range(len(value_bytes)):
         with pytest.raises(CorruptRecordError):
             value_json(key_bytes, value_bytes[:cut])
@@ -94,15 +94,15 @@ def test_what_a_broker_wrote(key: str, value: str, key_data: dict[str, Any], val
             key_json(key_bytes[:cut])
 
 
-def test_what_is_newer_is_named_or_left_as_it_is() -> None:
+def test_unknown_versions_are_corrupt_and_unknown_types_are_base64() -> None:
     for key in (bytes.fromhex("000100036e657700017400000002"), bytes.fromhex("000300036e6577")):
-        with pytest.raises(CorruptRecordError, match="Value has version 9, known are 0 to .; read this log"):
+        with pytest.raises(CorruptRecordError, match="Value: version 9, supported are 0 to"):
             value_json(key, b"\0\x09")
     assert key_json(b"\0\x63ab") == {"type": "99", "data": "YWI="}
     assert value_json(b"\0\x63ab", b"\0\1cd") == {"version": "1", "data": "Y2Q="}
 
 
-def test_every_type_with_a_schema_has_its_name() -> None:
+def test_schemas_and_record_types_have_the_same_names() -> None:
     for kind, (key_class, value_class) in modern_record_classes().items():
         assert key_class.json["name"] == f"{RECORD_TYPES[kind]}Key"
         assert value_class.json["name"] == f"{RECORD_TYPES[kind]}Value"

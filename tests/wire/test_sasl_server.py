@@ -1,4 +1,4 @@
-"""The broker's side of SASL, by the RFC's example and against the client's side that this package uses."""
+"""Server side of SASL, with the example of RFC 7677 and against the client of this package."""
 
 from __future__ import annotations
 
@@ -30,70 +30,70 @@ def server(mechanism: str = "SCRAM-SHA-256", nonce: str = "%hvYDpWUa2RaTCAfuxFIl
 
 def test_the_example_of_rfc_7677() -> None:
     exchange = server()
-    assert exchange.receive(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == (
+    assert exchange.evaluate_response(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == (
         b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
     )
-    assert not exchange.done
-    assert exchange.receive(
+    assert not exchange.is_complete
+    assert exchange.evaluate_response(
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     ) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
-    assert exchange.done and exchange.user == "user"
+    assert exchange.is_complete and exchange.user == "user"
     with pytest.raises(AuthenticationError):
-        exchange.receive(b"n,,n=user,r=again")
+        exchange.evaluate_response(b"n,,n=user,r=again")
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_HASHES)
 @pytest.mark.parametrize("user", ["user", "odd=,name", "üser"])
-def test_our_client_and_the_server_agree(mechanism: str, user: str) -> None:
+def test_our_client_authenticates(mechanism: str, user: str) -> None:
     exchange = ScramSaslServer(mechanism, {user: credential(mechanism)}.get, "nonce")
     client = SaslClient(mechanism, user, "pencil")
-    while not client.done:
-        client.receive(exchange.receive(client.next_bytes()))
-    assert exchange.done and exchange.user == user
+    while not client.is_complete:
+        client.evaluate_challenge(exchange.evaluate_response(client.next_token()))
+    assert exchange.is_complete and exchange.user == user
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_HASHES)
 @pytest.mark.parametrize(("user", "password"), [("user", "pen"), ("nobody", "pencil")])
-def test_a_wrong_password_and_an_unknown_user_are_told_the_same(mechanism: str, user: str, password: str) -> None:
+def test_a_wrong_password_and_an_unknown_user_have_the_same_error(mechanism: str, user: str, password: str) -> None:
     exchange, client = server(mechanism), SaslClient(mechanism, user, password)
     with pytest.raises(AuthenticationError, match=f"invalid credentials with SASL mechanism {mechanism}"):
-        client.receive(exchange.receive(client.next_bytes()))
-        exchange.receive(client.next_bytes())
-    assert not exchange.done
+        client.evaluate_challenge(exchange.evaluate_response(client.next_token()))
+        exchange.evaluate_response(client.next_token())
+    assert not exchange.is_complete
 
 
 @pytest.mark.parametrize(
-    "said",
+    "token",
     [
         b"", b"n,,", b"n,,n=user", b"n,,n=,r=x", b"y,,m=x,n=user,r=x", b"p=tls-unique,,n=user,r=x",
         b"n,a=other,n=user,r=x", b"\xff\xfe", b"n,,r=x,n", b"x" * 70_000,
     ],
 )  # fmt: skip
-def test_a_senseless_first_message_is_refused(said: bytes) -> None:
+def test_an_invalid_first_message_is_rejected(token: bytes) -> None:
     with pytest.raises(AuthenticationError):
-        server().receive(said)
+        server().evaluate_response(token)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "token",
     [
         b"", b"c=biws,r=cnonce", b"c=biws,r=other,p=AAAA", b"c=eSws,r=cnonce,p=AAAA", b"c=biws,r=cnonce,p=AAAA",
         b"c=biws,r=cnonce,p=!!!!", b"c=biws,r=cnonce,p=",
     ],
 )  # fmt: skip
-def test_a_senseless_final_message_is_refused(said: bytes) -> None:
+def test_an_invalid_final_message_is_rejected(token: bytes) -> None:
     exchange = server(nonce="nonce")
-    assert exchange.receive(b"n,,n=user,r=c").startswith(b"r=cnonce,")
+    assert exchange.evaluate_response(b"n,,n=user,r=c").startswith(b"r=cnonce,")
     with pytest.raises(AuthenticationError):
-        exchange.receive(said)
-    assert not exchange.done
+        exchange.evaluate_response(token)
+    assert not exchange.is_complete
 
 
-def test_plain() -> None:
+def test_plain_authenticates() -> None:
     passwords = {"ann": "secret", "üser": "pässword"}
     for token, user in (("\0ann\0secret", "ann"), ("ann\0ann\0secret", "ann"), ("\0üser\0pässword", "üser")):
         exchange = PlainSaslServer(passwords.get)
-        assert exchange.receive(token.encode()) == b"" and exchange.done and exchange.user == user
+        assert exchange.evaluate_response(token.encode()) == b"" and exchange.is_complete and exchange.user == user
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_plain() -> None:
         b"\0ann\0\xff",
     ],
 )  # fmt: skip
-def test_plain_refuses(token: bytes) -> None:
+def test_plain_rejects_invalid_tokens_and_passwords(token: bytes) -> None:
     exchange = PlainSaslServer({"ann": "secret"}.get)
     with pytest.raises(AuthenticationError, match="Authentication failed"):
-        exchange.receive(token)
-    assert not exchange.done
+        exchange.evaluate_response(token)
+    assert not exchange.is_complete

@@ -1,4 +1,4 @@
-"""Records of `__transaction_state`: bytes by hand, round trips, and what is refused."""
+"""Encoding of the records in `__transaction_state`."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ V1 = "0001" + _FIXED + "03" "0261" "03" "0000000000000001" "00" "0262" "02" "000
 
 
 @pytest.mark.parametrize("version, text", ((0, V0), (1, V1)))
-def test_bytes_of_each_version(version: int, text: str) -> None:
+def test_examples_of_each_version(version: int, text: str) -> None:
     assert encode_value(OPEN, version).hex() == text
     assert decode_value(bytes.fromhex(text)) == OPEN
 
 
-def test_keys() -> None:
+def test_keys_of_other_record_types_are_skipped() -> None:
     assert encode_key("ab").hex() == "0000" "0002" "6162"
     assert decode_key(encode_key("ab")) == "ab"
     assert decode_key(b"\x00\x07anything") is None
 
 
-def test_an_id_without_a_transaction_has_no_list_of_partitions() -> None:
+def test_partitions_are_null_without_a_transaction() -> None:
     empty = TransactionValue(1, 2, 3_000, TransactionStatus.EMPTY)
     assert encode_value(empty, 0).hex()[34:42] == "ffffffff"
     assert decode_value(encode_value(empty, 0)) == decode_value(encode_value(empty)) == empty
@@ -64,21 +64,21 @@ values = st.builds(
 
 
 @given(values)
-def test_round_trip(value: TransactionValue) -> None:
+def test_values_round_trip(value: TransactionValue) -> None:
     assert decode_value(encode_value(value)) == value
 
 
 @pytest.mark.parametrize(
     "data, reason",
     [
-        (b"\x00", "too short for a version"),
-        (b"\x00\x02" + bytes(40), "stored in version 2"),
-        (bytes.fromhex(V1)[:-3], "does not decode"),
-        (bytes.fromhex(V1) + b"x", "does not decode"),
-        (bytes.fromhex(V1.replace("00000bb801", "00000bb807", 1)), "unknown status"),
+        (b"\x00", "have no version"),
+        (b"\x00\x02" + bytes(40), "version 2, supported are 0 and 1"),
+        (bytes.fromhex(V1)[:-3], "is corrupt"),
+        (bytes.fromhex(V1) + b"x", "is corrupt"),
+        (bytes.fromhex(V1.replace("00000bb801", "00000bb807", 1)), "7 is not a valid TransactionStatus"),
     ],
 )
-def test_bytes_that_cannot_be_believed_are_refused(data: bytes, reason: str) -> None:
+def test_invalid_records_are_corrupt(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptRecordError, match=reason):
         decode_value(data)
     with pytest.raises(CorruptRecordError):

@@ -30,7 +30,7 @@ class SaslAuthenticator:
 
     @property
     def is_complete(self) -> bool:
-        return self._exchange is not None and self._exchange.done
+        return self._exchange is not None and self._exchange.is_complete
 
     def handshake(self, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
         """Selects the mechanism."""
@@ -51,7 +51,7 @@ class SaslAuthenticator:
             self.failure = "SaslAuthenticate received before SaslHandshake."
             return _response(ErrorCode.ILLEGAL_SASL_STATE, self.failure)
         try:
-            return _response(ErrorCode.NONE, None, self._exchange.receive(bytes(request.auth_bytes)))
+            return _response(ErrorCode.NONE, None, self._exchange.evaluate_response(bytes(request.auth_bytes)))
         except AuthenticationError as error:
             self.failure = f"{self._mechanism}: {error}"
             return _response(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error))

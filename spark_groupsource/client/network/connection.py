@@ -245,15 +245,15 @@ class BrokerConnection:
         if handshake.error_code:
             raise BrokerError(handshake.error_code, f"{self.address}, SaslHandshake")
         exchange = SaslClient(mechanism, security.username or "", security.password or "")
-        while not exchange.done:
-            answer = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_bytes()))
+        while not exchange.is_complete:
+            answer = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_token()))
             if answer.error_code:
                 told = answer.error_message or error_name(answer.error_code)
                 raise AuthenticationError(
                     f"{self.address} refused user {security.username} ({mechanism}): {told}; "
                     "check user name and password"
                 )
-            exchange.receive(answer.auth_bytes or b"")
+            exchange.evaluate_challenge(answer.auth_bytes or b"")
 
     def _call_open(self, request: Message, *, floor: int = 0) -> Message:
         return self.receive(self._send(request, self.version_for(request, floor=floor), None))
