@@ -171,7 +171,7 @@ def _read_file(path: Path) -> Iterator[Batch | Corruption]:
     name = _PARTITION_NAME.fullmatch(path.absolute().parent.name)
     partition = int(name[1]) if name else -1
     files = FileCache(read_only=True)
-    segment = LogSegment(path.parent, int(path.stem), files, 0, contiguous=False)
+    segment = LogSegment(path.parent, int(path.stem), files, 0, is_contiguous=False)
     try:
         segment.size = path.stat().st_size
         position: int | None = 0

@@ -1,10 +1,10 @@
-"""The log directory of an Apache Kafka broker, read so that this broker can go on with it.
+"""Reading of an Apache Kafka broker's log directory, for adoption by this broker.
 
-Knows Kafka's files: partitions with their ``partition.metadata``, the checkpoints, and `__cluster_metadata`, which
-tells of topics and settings. Nothing is changed here; `DataDirectory` writes down what was found.
+It reads partitions with their ``partition.metadata``, the checkpoints and `__cluster_metadata`, which has the topics
+and their settings. It changes nothing: `DataDirectory` writes what was read.
 
 Source: Kafka `LogManager`, `LogLoader`, `PartitionMetadataFile`, `CheckpointFile`; KIP-500 (metadata log), KIP-630
-(its snapshots).
+(snapshots).
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import uuid
 from base64 import urlsafe_b64decode
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterator
+from typing import BinaryIO, Iterator, Mapping
 
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
+from spark_groupsource.storage.catalog import PRODUCER_ID_BLOCK_SIZE, TopicEntry
 from spark_groupsource.storage.leader_epoch_cache import CHECKPOINT_NAME
+from spark_groupsource.storage.metadata_files import corrupt_file
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment_swap import segment_base_offsets
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 from spark_groupsource.wire.metadata_records import (
@@ -38,32 +41,21 @@ from spark_groupsource.wire.metadata_records import (
 _METADATA_TOPIC = "__cluster_metadata"
 _OFFSETS_TOPIC = "__consumer_offsets"
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
-_PRODUCER_ID_BLOCK = 1000
 
 
 @dataclass
-class FoundTopic:
-    """One topic of the directory; `settings` are those that mean something here."""
-
-    name: str
-    topic_id: uuid.UUID
-    partition_count: int
-    settings: dict[str, str]
-
-
-@dataclass
-class Found:
-    """Content of the directory.
+class KafkaDirectory:
+    """Content of a Kafka broker's log directory.
 
     Attributes:
-        topics: every topic of the metadata log.
+        topics: every topic, with the settings that this broker has.
         log_start_offsets: of the logs that do not start at offset 0.
         cleaner_offsets: of every log with gaps, the end offset of its compacted part.
         next_producer_id: above every producer id in use.
         leader_epoch: the largest leader epoch of any partition.
     """
 
-    topics: list[FoundTopic] = field(default_factory=list)
+    topics: list[TopicEntry] = field(default_factory=list)
     log_start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     cleaner_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     next_producer_id: int = 0
@@ -71,8 +63,8 @@ class Found:
 
 
 @dataclass
-class _Cluster:
-    """What the metadata log says, by topic id."""
+class _MetadataImage:
+    """State of the metadata log, by topic id."""
 
     names: dict[bytes, str] = field(default_factory=dict)
     partitions: dict[bytes, set[int]] = field(default_factory=dict)
@@ -100,62 +92,63 @@ class _Cluster:
 
 
 def read_kafka_directory(
-    path: Path, log_starts: dict[TopicPartition, int], cleaned: dict[TopicPartition, int], report: Callable[[str], None]
-) -> Found:
-    """What the Kafka broker that had `path` has left; `log_starts` and `cleaned` are what its checkpoints say.
+    path: Path, log_starts: Mapping[TopicPartition, int], cleaned: Mapping[TopicPartition, int], report: Reporter
+) -> KafkaDirectory:
+    """Reads the log directory `path`; `log_starts` and `cleaned` are the content of its offset checkpoints.
 
-    Settings that mean nothing here are left out, and `report` is told of each.
+    Topic settings that this broker does not have are dropped and reported.
 
-    Raises: StorageError, naming the mend, when partitions are missing or the broker died in the middle of something
-    that only it can finish.
+    Raises: StorageError when partitions are missing, or when only Kafka can complete an interrupted operation.
     """
     directories = _partition_directories(path)
-    cluster = _read_cluster(path / f"{_METADATA_TOPIC}-0")
-    if cluster is None:
-        report(f"{path} has no {_METADATA_TOPIC}-0: settings of its topics are not known, the defaults hold")
-        cluster = _cluster_of(directories)
-    found = Found(next_producer_id=cluster.next_producer_id)
-    for topic_id, name in sorted(cluster.names.items(), key=lambda each: each[1]):
-        _check_partitions(path, name, topic_id, cluster.partitions[topic_id], directories)
-        settings = _settings(name, cluster.settings.get(name, {}), report)
-        found.topics.append(FoundTopic(name, uuid.UUID(bytes=topic_id), len(cluster.partitions[topic_id]), settings))
-    known = {TopicPartition(topic.name, n) for topic in found.topics for n in range(topic.partition_count)}
+    image = _read_metadata_log(path / f"{_METADATA_TOPIC}-0")
+    if image is None:
+        report(f"Data directory {path} has no {_METADATA_TOPIC}-0: its topics get the default settings.")
+        image = _image_of_directories(directories)
+    content = KafkaDirectory(next_producer_id=image.next_producer_id)
+    for topic_id, name in sorted(image.names.items(), key=lambda item: item[1]):
+        numbers = image.partitions[topic_id]
+        _check_partitions(path, name, topic_id, numbers, directories)
+        settings = _known_settings(name, image.settings.get(name, {}), report)
+        content.topics.append(TopicEntry(name, uuid.UUID(bytes=topic_id), len(numbers), settings))
+    known = {topic_partition for topic in content.topics for topic_partition in topic.partitions}
     for topic_partition in sorted(set(directories) - known):
-        report(f"{directories[topic_partition].path} belongs to no topic that exists; it is left where it is")
+        report(f"Directory {directories[topic_partition].path} belongs to no existing topic and is ignored.")
     for topic_partition in sorted(known):
         directory = directories[topic_partition].path
-        _note_log(found, topic_partition, directory, log_starts.get(topic_partition, 0))
+        _read_log(content, topic_partition, directory, log_starts.get(topic_partition, 0))
         if topic_partition in cleaned:
-            found.cleaner_offsets[topic_partition] = cleaned[topic_partition]
-    return found
+            content.cleaner_offsets[topic_partition] = cleaned[topic_partition]
+    return content
 
 
-# --- directories ---
+# --- partition directories ---
 
 
 @dataclass(frozen=True)
-class _Directory:
+class _PartitionDirectory:
     path: Path
     topic_id: bytes | None
 
 
-def _partition_directories(path: Path) -> dict[TopicPartition, _Directory]:
-    """Those of partitions; what Kafka is about to delete bears another name, and the metadata log is none."""
-    found = {}
+def _partition_directories(path: Path) -> dict[TopicPartition, _PartitionDirectory]:
+    """The partition directories, without those being deleted (they have a suffix) and the metadata log."""
+    directories = {}
     try:
-        for each in path.iterdir():
-            name = _PARTITION_NAME.fullmatch(each.name)
-            if name is not None and each.is_dir() and name[1] != _METADATA_TOPIC:
-                found[TopicPartition(name[1], int(name[2]))] = _Directory(each, _topic_id(each / "partition.metadata"))
+        for entry in path.iterdir():
+            name = _PARTITION_NAME.fullmatch(entry.name)
+            if name is not None and entry.is_dir() and name[1] != _METADATA_TOPIC:
+                topic_id = _read_topic_id(entry / "partition.metadata")
+                directories[TopicPartition(name[1], int(name[2]))] = _PartitionDirectory(entry, topic_id)
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}; check permissions") from error
-    return found
+        raise StorageError(f"{path} cannot be read: {error.strerror}. Check permissions.") from error
+    return directories
 
 
-def _topic_id(path: Path) -> bytes | None:
-    """The id in a ``partition.metadata``, None where there is no such file (brokers before 2.8).
+def _read_topic_id(path: Path) -> bytes | None:
+    """The topic id of a ``partition.metadata``, None without the file (brokers before 2.8).
 
-    Raises: StorageError when the file is damaged.
+    Raises: StorageError when the file is corrupt.
     """
     if not path.exists():
         return None
@@ -163,84 +156,84 @@ def _topic_id(path: Path) -> bytes | None:
     try:
         topic_id = urlsafe_b64decode(values["topic_id"] + "==")
         if values["version"] != "0" or len(topic_id) != 16:
-            raise ValueError(f"version {values['version']}, an id of {len(topic_id)} bytes")
+            raise ValueError(f"version {values['version']}, topic id of {len(topic_id)} bytes")
     except (KeyError, ValueError) as error:
-        raise StorageError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+        raise corrupt_file(path, error) from error
     return topic_id
 
 
 def _check_partitions(
-    path: Path, name: str, topic_id: bytes, numbers: set[int], directories: dict[TopicPartition, _Directory]
+    path: Path, name: str, topic_id: bytes, numbers: set[int], directories: Mapping[TopicPartition, _PartitionDirectory]
 ) -> None:
     missing = []
     for number in range(max(numbers, default=-1) + 1):
-        there = directories.get(TopicPartition(name, number))
-        if number not in numbers or there is None or there.topic_id not in (None, topic_id):
+        directory = directories.get(TopicPartition(name, number))
+        if number not in numbers or directory is None or directory.topic_id not in (None, topic_id):
             missing.append(str(number))
-        elif not segment_base_offsets(there.path):
-            raise StorageError(f"{there.path} holds no segment; restore it from a copy")
-        elif any(there.path.glob("*.swap")):
+        elif not segment_base_offsets(directory.path):
+            raise StorageError(f"{directory.path} has no segment. Restore it from a copy.")
+        elif any(directory.path.glob("*.swap")):
             raise StorageError(
-                f"{there.path}: Kafka was killed while it replaced segments there; start that Kafka on the original "
-                "once more, stop it, and copy the directory again"
+                f"{directory.path} has .swap files: Kafka was killed while it replaced segments. Start and stop that "
+                "Kafka once more on the original directory and copy the directory again."
             )
     if missing:
         raise StorageError(
-            f"{path} lacks partitions {', '.join(missing)} of topic {name}; what is adopted must be everything a "
-            "single broker has: of several directories in log.dirs, copy all partitions into one"
+            f"{path} lacks partitions {', '.join(missing)} of topic {name}. Adoption needs every partition of a single "
+            "broker in one directory: if log.dirs has several directories, copy all partitions into one."
         )
 
 
-# --- the metadata log ---
+# --- metadata log ---
 
 
-def _cluster_of(directories: dict[TopicPartition, _Directory]) -> _Cluster:
-    """What the partitions themselves tell."""
-    cluster = _Cluster()
+def _image_of_directories(directories: Mapping[TopicPartition, _PartitionDirectory]) -> _MetadataImage:
+    """The topics of the partition directories, for a directory without metadata log."""
+    image = _MetadataImage()
     ids: dict[str, bytes] = {}
     for (topic, number), directory in directories.items():
         topic_id = ids.setdefault(topic, directory.topic_id or uuid.uuid4().bytes)
-        cluster.replay(TopicRecord(topic, topic_id))
-        cluster.replay(PartitionRecord(topic_id, number))
-    return cluster
+        image.replay(TopicRecord(topic, topic_id))
+        image.replay(PartitionRecord(topic_id, number))
+    return image
 
 
-def _read_cluster(directory: Path) -> _Cluster | None:
-    """What the newest snapshot and the log behind it say; None where there is no such log.
+def _read_metadata_log(directory: Path) -> _MetadataImage | None:
+    """Replays the newest snapshot and the records after it; None without metadata log.
 
     Raises: StorageError.
     """
     if not directory.is_dir():
         return None
-    cluster, next_offset = _Cluster(), 0
+    image, next_offset = _MetadataImage(), 0
     snapshots = [path for path in directory.glob("*.checkpoint") if path.stem.partition("-")[0].isdigit()]
     try:
         if snapshots:
             newest = max(snapshots, key=lambda path: path.stem)
             next_offset = int(newest.stem.partition("-")[0])
             for record in _metadata_records(newest, 0):
-                cluster.replay(record)
+                image.replay(record)
         pending: list[MetadataRecord] | None = None
-        for base in segment_base_offsets(directory):
-            for record in _metadata_records(directory / f"{base:020d}.log", next_offset):
+        for base_offset in segment_base_offsets(directory):
+            for record in _metadata_records(directory / f"{base_offset:020d}.log", next_offset):
                 match record:
                     case TransactionRecord("begin"):
                         pending = []
-                    case TransactionRecord(what):
-                        for held in pending or () if what == "end" else ():
-                            cluster.replay(held)
+                    case TransactionRecord(outcome):
+                        for held in pending or () if outcome == "end" else ():
+                            image.replay(held)
                         pending = None
                     case _ if pending is not None:
                         pending.append(record)
                     case _:
-                        cluster.replay(record)
+                        image.replay(record)
     except (OSError, CorruptRecordError) as error:
-        raise StorageError(f"{directory} cannot be read: {error}; restore it from a copy") from error
-    return cluster
+        raise StorageError(f"{directory} cannot be read: {error}. Restore it from a copy.") from error
+    return image
 
 
 def _metadata_records(path: Path, from_offset: int) -> Iterator[MetadataRecord]:
-    """Those of one file; what is torn off at its end was never acknowledged."""
+    """The records of one file; an incomplete batch at its end was never acknowledged."""
     data = path.read_bytes()
     for header in iter_batches(data):
         if header.is_control or header.last_offset < from_offset:
@@ -252,71 +245,73 @@ def _metadata_records(path: Path, from_offset: int) -> Iterator[MetadataRecord]:
                 yield decoded
 
 
-def _settings(topic: str, given: dict[str, str], report: Callable[[str], None]) -> dict[str, str]:
-    kept = {}
-    for name, value in sorted(given.items()):
+def _known_settings(topic: str, settings: Mapping[str, str], report: Reporter) -> dict[str, str]:
+    known = {}
+    for name, value in sorted(settings.items()):
         try:
             topic_config({name: value}, TopicConfig())
-            kept[name] = value
+            known[name] = value
         except ConfigurationError:
-            report(f"topic {topic}: {name}={value} is not followed here, it is left out")
+            report(f"[topic={topic}] Setting {name}={value} is not supported and is ignored.")
     if topic == _OFFSETS_TOPIC:
-        kept["cleanup.policy"] = "compact"
-    return kept
+        known["cleanup.policy"] = "compact"
+    return known
 
 
-# --- the logs ---
+# --- logs ---
 
 
-def _note_log(found: Found, topic_partition: TopicPartition, directory: Path, log_start: int) -> None:
-    bases = segment_base_offsets(directory)
-    if max(log_start, bases[0]) > 0:
-        found.log_start_offsets[topic_partition] = max(log_start, bases[0])
-    found.leader_epoch = max(found.leader_epoch, _last_epoch(directory / CHECKPOINT_NAME))
-    due, has_gaps = bases[0], False
+def _read_log(content: KafkaDirectory, topic_partition: TopicPartition, directory: Path, log_start: int) -> None:
+    """Adds the log start offset, gaps, leader epoch and producer ids of one log, from its batch headers."""
+    base_offsets = segment_base_offsets(directory)
+    if max(log_start, base_offsets[0]) > 0:
+        content.log_start_offsets[topic_partition] = max(log_start, base_offsets[0])
+    content.leader_epoch = max(content.leader_epoch, _last_epoch(directory / CHECKPOINT_NAME))
+    expected_offset, has_gaps = base_offsets[0], False
     try:
-        for base in bases:
-            has_gaps |= base > due
-            due = base
-            for header in _heads(directory / f"{base:020d}.log"):
-                has_gaps |= header.base_offset > due or header.record_count <= header.last_offset_delta
-                due = header.next_offset
-                if header.producer_id >= found.next_producer_id:
-                    # ids are taken by the block, and whoever took one may not have used it up
-                    found.next_producer_id = (header.producer_id // _PRODUCER_ID_BLOCK + 1) * _PRODUCER_ID_BLOCK
-                found.leader_epoch = max(found.leader_epoch, header.partition_leader_epoch)
+        for base_offset in base_offsets:
+            has_gaps |= base_offset > expected_offset
+            expected_offset = base_offset
+            for header in _batch_headers(directory / f"{base_offset:020d}.log"):
+                has_gaps |= header.base_offset > expected_offset or header.record_count <= header.last_offset_delta
+                expected_offset = header.next_offset
+                if header.producer_id >= content.next_producer_id:
+                    # another broker allocated the block and may not have used all of it
+                    block = header.producer_id // PRODUCER_ID_BLOCK_SIZE
+                    content.next_producer_id = (block + 1) * PRODUCER_ID_BLOCK_SIZE
+                content.leader_epoch = max(content.leader_epoch, header.partition_leader_epoch)
     except CorruptRecordError:
-        pass  # found again, and told, when the log is opened or read there
+        pass  # the partition reports it when its log is opened or read
     except OSError as error:
-        raise StorageError(f"{directory} cannot be read: {error.strerror}; check permissions") from error
+        raise StorageError(f"{directory} cannot be read: {error.strerror}. Check permissions.") from error
     if has_gaps:
-        found.cleaner_offsets[topic_partition] = bases[0]
+        content.cleaner_offsets[topic_partition] = base_offsets[0]
 
 
 def _last_epoch(path: Path) -> int:
-    """The last epoch in a ``leader-epoch-checkpoint``, 0 where there is none: it may have begun without a record.
+    """The last epoch of a ``leader-epoch-checkpoint``, which may have no records; 0 without the file.
 
-    Raises: StorageError when the file is damaged.
+    Raises: StorageError when the file is corrupt.
     """
     if not path.exists():
         return 0
     try:
         return max((int(line.split(" ")[0]) for line in path.read_text().splitlines()[2:]), default=0)
     except ValueError as error:
-        raise StorageError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+        raise corrupt_file(path, error) from error
 
 
-def _heads(path: Path) -> Iterator[BatchHeader]:
-    """The heads of a segment's batches; their records are stepped over."""
+def _batch_headers(path: Path) -> Iterator[BatchHeader]:
+    """The batch headers of a segment, without reading the records."""
     with open(path, "rb") as file:
         position = 0
-        while (head := _read_head(file, position)) is not None:
-            header = decode_header(head)
+        while (data := _read_header(file, position)) is not None:
+            header = decode_header(data)
             yield header
             position += header.size
 
 
-def _read_head(file: BinaryIO, position: int) -> bytes | None:
+def _read_header(file: BinaryIO, position: int) -> bytes | None:
     file.seek(position)
-    head = file.read(HEADER_BYTES)
-    return head if len(head) == HEADER_BYTES else None
+    data = file.read(HEADER_BYTES)
+    return data if len(data) == HEADER_BYTES else None

@@ -226,7 +226,7 @@ class Cleaner:
                 yield True
             flushed.result()
             try:
-                self._log.replace(group, cleaned)
+                self._log.replace_segments(group, cleaned)
                 self.partition.transaction_index.replace(base, end, rows)
             except Exception as error:  # half done, whatever it was: only a start finds out how far
                 self.partition.mark_offline(error)

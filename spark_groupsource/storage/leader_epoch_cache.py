@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.metadata_files import corrupt_file
 
 CHECKPOINT_NAME = "leader-epoch-checkpoint"
 
@@ -79,9 +80,9 @@ def _read(path: Path) -> list[tuple[int, int]]:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
     except ValueError as error:
-        raise StorageError(f"{path} is damaged ({error!r}). Restore it from a copy.") from error
+        raise corrupt_file(path, error) from error
     if not starts:
         return [(0, 0)]  # Kafka writes an empty checkpoint for a log without records
     if starts != sorted(starts):
-        raise StorageError(f"{path} is damaged: its epochs do not ascend. Restore it from a copy.")
+        raise StorageError(f"{path} is corrupt: its epochs do not ascend. Restore it from a copy.")
     return starts

@@ -1,12 +1,12 @@
-"""The log of one partition: segments on disk, append, read, look-up by time, recovery at start.
+"""Log of one partition: segments, append, read, lookup by timestamp, recovery at start.
 
-Knows batches as bytes with a header; what is in them is not looked at, except for a look-up by time. There is one
-replica, so the high watermark is the log's end.
+Batches are handled by their headers; only a lookup by timestamp decodes records. There is one replica, so the high
+watermark is the log end offset.
 
-Recovery tells a torn tail from damage. Bytes at the very end that are no whole batch are what an interrupted write
-leaves: nobody was told that they are stored, so they are cut off. A whole batch whose checksum fails, and senseless
-bytes with sound batches behind them, are damage: nothing is cut, the log is served up to there and not beyond, and
-nothing is appended, until `delete_records` gives up what is damaged.
+Recovery distinguishes an incomplete tail from corruption. Bytes at the end of the log that are no complete batch are
+the rest of an interrupted write, which was not acknowledged: they are truncated. A complete batch with a wrong
+checksum, and invalid bytes before valid batches, are corruption: nothing is truncated, the log serves the offsets
+before it and accepts no appends until `delete_records` has removed the corrupt range.
 
 Source: Kafka `LogSegment.recover`, `UnifiedLog`, `LogLoader`.
 """
@@ -24,6 +24,7 @@ from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
+from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
 from spark_groupsource.storage.segment_swap import (
     CleanedSegment,
@@ -33,12 +34,9 @@ from spark_groupsource.storage.segment_swap import (
 )
 from spark_groupsource.storage.topic_config import TopicConfig
 
-Reporter = Callable[[str], None]
-"""Takes one line for the operator."""
-
 
 class CorruptRange(NamedTuple):
-    """Offsets from `offset` up to `next_offset` (excluded) cannot be read; `position` is in the file of `segment`."""
+    """Offsets from `offset` to `next_offset` (excluded) that cannot be read; `position` is in the file of `segment`."""
 
     offset: int
     next_offset: int
@@ -47,14 +45,20 @@ class CorruptRange(NamedTuple):
 
 
 class TimestampAndOffset(NamedTuple):
-    """What a look-up by time finds: the record's stamp (epoch ms) and its offset."""
+    """Result of a lookup by timestamp: the timestamp of the record (epoch ms) and its offset."""
 
     timestamp_ms: int
     offset: int
 
 
 class PartitionLog:
-    """One partition's records from `log_start_offset` (included) to `log_end_offset` (excluded)."""
+    """Records of one partition from `log_start_offset` (included) to `log_end_offset` (excluded).
+
+    Attributes:
+        has_gaps: whether the log was compacted, whatever its cleanup policy is now.
+        corrupt_ranges: every corrupt range that was found, in the order of offsets.
+        on_roll: called with the base offset of a new segment before it is created.
+    """
 
     def __init__(
         self,
@@ -71,130 +75,128 @@ class PartitionLog:
         self.directory = directory
         self.config = config
         self.log_start_offset = log_start_offset
-        self.has_gaps = has_gaps  # it was compacted, whatever its policy is now
+        self.has_gaps = has_gaps
         self.corrupt_ranges: list[CorruptRange] = []
         self.on_roll: Callable[[int], None] = lambda base_offset: None
+        self.leader_epochs = LeaderEpochCache(directory)
         self._files = files
         self._report = report
-        self.leader_epochs = LeaderEpochCache(directory)
         self._unflushed_batches = 0
         self._segments: list[LogSegment] = []
-        self._bases: list[int] = []
+        self._base_offsets: list[int] = []
 
     # --- opening and closing ---
 
     def create(self) -> None:
-        """Makes the directory and an empty first segment.
+        """Creates the directory and an empty first segment.
 
-        Raises: StorageError when records of something else stand there.
+        Raises: StorageError when the directory has records or cannot be created.
         """
         try:
             self.directory.mkdir(exist_ok=True)
             for path in self.directory.glob("*.log"):
                 if path.stat().st_size:
-                    raise StorageError(f"{path} is in the way of a new topic; move {self.directory} elsewhere")
+                    raise StorageError(f"{path} is in the way of a new topic. Move {self.directory} elsewhere.")
         except OSError as error:
-            text = f"{self.directory} cannot be created: {error.strerror}; check space and permissions"
-            raise StorageError(text) from error
-        segment = self._new_segment(self.log_start_offset)
-        segment.create()
-        self._add_segment(segment)
-        self._sync_directory()
+            raise StorageError(
+                f"{self.directory} cannot be created: {error.strerror}. Check space and permissions."
+            ) from error
+        self._create_active_segment(self.log_start_offset)
 
     def open(self, recovery_point: int | None = None) -> None:
-        """Opens the segments; `recovery_point` is the end noted at a clean stop, None when there was none.
+        """Opens the segments; `recovery_point` is the log end offset of a clean shutdown, None after an unclean one.
 
         Raises: StorageError when the directory or a file is missing or cannot be read.
         """
         try:
             complete_swaps(self.directory)
-            bases = segment_base_offsets(self.directory)
+            base_offsets = segment_base_offsets(self.directory)
         except OSError as error:
-            raise StorageError(f"{self.directory} cannot be read: {error.strerror}") from error
-        if not bases:
-            text = f"{self.directory} holds no segment of {self.topic_partition}"
-            raise StorageError(f"{text}; restore it from a copy or delete the topic")
-        for base in bases:
-            segment = self._new_segment(base)
+            raise StorageError(f"{self.directory} cannot be read: {error.strerror}. Check the disk.") from error
+        if not base_offsets:
+            raise StorageError(
+                f"{self.directory} has no segment of {self.topic_partition}. Restore a copy or delete the topic."
+            )
+        for base_offset in base_offsets:
+            segment = self._new_segment(base_offset)
             segment.size = segment.path.stat().st_size
             self._add_segment(segment)
-        if bases[0] > self.log_start_offset:
+        if base_offsets[0] > self.log_start_offset:
             self._report(
-                f"{self.directory} begins at offset {bases[0]}, {self.topic_partition} should begin at "
-                f"{self.log_start_offset}: segments were removed by something else; restore them from a copy"
+                f"[partition={self.topic_partition}] {self.directory} begins at offset {base_offsets[0]}, but the log "
+                f"start offset is {self.log_start_offset}: segments were removed. Restore them from a copy."
             )
-            self.log_start_offset = bases[0]
-        for segment, following in zip(self._segments, bases[1:]):
-            segment.next_offset = following
+            self.log_start_offset = base_offsets[0]
+        for segment, next_base_offset in zip(self._segments, base_offsets[1:]):
+            segment.next_offset = next_base_offset
             if not segment.index.load(segment.size, segment.is_contiguous):
-                self._rescan(segment, tail=False)
-                segment.next_offset = following
-        self._open_active(recovery_point)
+                self._recover_segment(segment, truncate=False)
+                segment.next_offset = next_base_offset
+        self._open_active_segment(recovery_point)
 
-    def _open_active(self, recovery_point: int | None) -> None:
+    def _open_active_segment(self, recovery_point: int | None) -> None:
         active = self._active
         if recovery_point is None or not active.index.load(active.size, active.is_contiguous):
-            self._rescan(active, tail=recovery_point is None)
+            self._recover_segment(active, truncate=recovery_point is None)
         else:
             try:
                 for stored in active.scan(active.index.position_floor(active.size), active.size):
-                    active.add_scanned(stored, has_entry=True)
+                    active.add_scanned(stored, is_indexed=True)
             except InvalidBatchError:
-                self._rescan(active, tail=False)
+                self._recover_segment(active, truncate=False)
         if recovery_point is not None and active.next_offset < recovery_point:
-            end, active.next_offset, active.is_closed = active.next_offset, recovery_point, True
-            reason = "the file ends before what was stored when the broker stopped"
-            missing = InvalidBatchError(active.size, reason, False)
-            self._add_corrupt_range(active, missing, end, None)
+            offset, active.next_offset, active.is_closed = active.next_offset, recovery_point, True
+            reason = "the file ends before what was stored at the last shutdown"
+            self._add_corrupt_range(active, InvalidBatchError(active.size, reason, False), offset, None)
 
-    def _rescan(self, segment: LogSegment, tail: bool) -> None:
-        """Walks a whole segment, makes its indexes anew, and finds out what is damaged and what is a torn tail."""
+    def _recover_segment(self, segment: LogSegment, truncate: bool) -> None:
+        """Scans a segment, rebuilds its indexes and finds its corrupt ranges; `truncate` removes an incomplete tail."""
         segment.reset()
-        expected = segment.base_offset if segment.is_contiguous else None
+        expected_offset = segment.base_offset if segment.is_contiguous else None
         position = 0
         while position < segment.size:
             try:
-                for stored in segment.scan(position, segment.size, expected):
+                for stored in segment.scan(position, segment.size, expected_offset):
                     segment.add_scanned(stored)
                 break
             except InvalidBatchError as error:
-                behind = segment.next_valid_batch(error.position, segment.next_offset)
-                if behind is None and tail and not error.is_complete:
-                    self._cut_tail(segment, error)
+                next_valid = segment.next_valid_batch(error.position, segment.next_offset)
+                if next_valid is None and truncate and not error.is_complete:
+                    self._truncate_tail(segment, error)
                     break
-                damage = self._add_corrupt_range(segment, error, segment.next_offset, behind)
-                if behind is None:
-                    segment.next_offset = damage.next_offset
+                corrupt = self._add_corrupt_range(segment, error, segment.next_offset, next_valid)
+                if next_valid is None:
+                    segment.next_offset = corrupt.next_offset
                     segment.is_closed = True
                     break
-                position = behind.position
-                expected = behind.header.base_offset if segment.is_contiguous else None
+                position = next_valid.position
+                expected_offset = next_valid.header.base_offset if segment.is_contiguous else None
         segment.index.write()
 
-    def _cut_tail(self, segment: LogSegment, error: InvalidBatchError) -> None:
+    def _truncate_tail(self, segment: LogSegment, error: InvalidBatchError) -> None:
         self._report(
-            f"{segment.path}: cut {segment.size - error.position} bytes off the end ({error.reason}); "
-            f"a write was interrupted there and never acknowledged, {self.topic_partition} goes on at offset "
-            f"{segment.next_offset}"
+            f"[partition={self.topic_partition}] Truncated an incomplete, unacknowledged write at the end of "
+            f"{segment.path} ({error.reason}): {segment.size - error.position} bytes, log end offset "
+            f"{segment.next_offset}."
         )
         segment.truncate(error.position)
 
     def _add_corrupt_range(
-        self, segment: LogSegment, error: InvalidBatchError, offset: int, behind: StoredBatch | None
+        self, segment: LogSegment, error: InvalidBatchError, offset: int, next_valid: StoredBatch | None
     ) -> CorruptRange:
-        if behind is not None:
-            next_offset = behind.header.base_offset
-            segment.index.add_search_entry(next_offset, behind.position)
+        if next_valid is not None:
+            next_offset = next_valid.header.base_offset
+            segment.index.add_search_entry(next_offset, next_valid.position)
         else:
             next_offset = max(segment.next_offset, segment.claimed_next_offset(error.position, offset))
-        damage = CorruptRange(offset, next_offset, segment, error.position)
-        self.corrupt_ranges = sorted([*self.corrupt_ranges, damage], key=lambda each: each.offset)
+        corrupt = CorruptRange(offset, next_offset, segment, error.position)
+        self.corrupt_ranges = sorted([*self.corrupt_ranges, corrupt], key=lambda each: each.offset)
         self._report(
-            f"{segment.path} is damaged at byte {error.position} ({error.reason}): {self.topic_partition} is served up "
-            f"to offset {offset} and takes no records. Restore the file from a copy, or give the records up with "
-            f"DeleteRecords up to offset {next_offset}"
+            f"[partition={self.topic_partition}] {segment.path} is damaged at byte {error.position} ({error.reason}). "
+            f"The partition is read-only up to offset {offset}. Restore the file from a copy, or remove the corrupt "
+            f"records with DeleteRecords up to offset {next_offset}."
         )
-        return damage
+        return corrupt
 
     def close(self) -> None:
         """Writes the indexes and flushes the active segment.
@@ -208,9 +210,9 @@ class PartitionLog:
             self._active.flush()
 
     def delete(self) -> None:
-        """Removes all files and the directory."""
+        """Deletes the files and the directory."""
         for segment in self._segments:
-            segment.remove()
+            segment.delete()
         for path in self.directory.iterdir():
             path.unlink()
         self.directory.rmdir()
@@ -219,7 +221,7 @@ class PartitionLog:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset the next record gets."""
+        """The offset of the next record."""
         return self._active.next_offset
 
     high_watermark = log_end_offset
@@ -234,31 +236,38 @@ class PartitionLog:
 
     @property
     def corrupt_range(self) -> CorruptRange | None:
-        """The first damage that is not below the log start."""
-        return next((damage for damage in self.corrupt_ranges if damage.next_offset > self.log_start_offset), None)
+        """The first corrupt range above the log start offset."""
+        return next((each for each in self.corrupt_ranges if each.next_offset > self.log_start_offset), None)
 
     @property
     def _active(self) -> LogSegment:
         return self._segments[-1]
 
+    def _corruption_in(self, segment: LogSegment) -> CorruptRange | None:
+        """The first corrupt range if it is in `segment`."""
+        corrupt = self.corrupt_range
+        return corrupt if corrupt is not None and corrupt.segment is segment else None
+
     # --- append ---
 
     def append(self, batch: bytearray, header: BatchHeader, log_append_time_ms: int | None = None) -> int:
-        """Gives a checked batch its offsets and writes it; returns its base offset.
+        """Assigns offsets to a validated batch and writes it; returns its base offset.
 
-        When this returns the batch is in the file: a killed process does not lose it. Call `flush_if_due` before it is
-        acknowledged.
+        On return the batch is in the file and survives a killed process. Call `flush_if_due` before it is acknowledged.
 
-        Raises: StorageError when the log is damaged or cannot be written; nothing is then appended.
+        Raises: StorageError when the log is corrupt or cannot be written; nothing is then appended.
         """
-        damage = self.corrupt_range
-        if damage is not None:
-            raise StorageError(f"{self.topic_partition} is damaged at offset {damage.offset} and takes no records")
+        corrupt = self.corrupt_range
+        if corrupt is not None:
+            raise StorageError(
+                f"Partition {self.topic_partition} is damaged at offset {corrupt.offset} and takes no records. Restore "
+                f"its files from a copy, or delete records up to offset {corrupt.next_offset}."
+            )
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
-        if not fits or self._is_over_age(max_timestamp):
+        if not fits or self._exceeds_roll_time(max_timestamp):
             self.roll()
         assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
@@ -266,132 +275,132 @@ class PartitionLog:
         return base_offset
 
     def flush_if_due(self) -> None:
-        """Waits until everything appended is on the disk, when `flush.messages` batches are not.
+        """Flushes the active segment when `flush.messages` batches were appended since the last flush.
 
-        Raises: StorageError: nobody knows then what is on the disk, and the log must not be used any longer.
+        Raises: StorageError: the content of the disk is then unknown, and the log must not be used any longer.
         """
         if self._unflushed_batches >= self.config.flush_messages:
             self._active.flush()
             self._unflushed_batches = 0
 
-    def _is_over_age(self, timestamp_ms: int) -> bool:
-        """By the stamps of records, as Kafka counts it: the clock alone rolls nothing."""
+    def _exceeds_roll_time(self, timestamp_ms: int) -> bool:
+        """Compares record timestamps, as Kafka does; the clock alone rolls no segment."""
         first = self._active.first_timestamp
         return first is not None and first >= 0 and timestamp_ms - first > self.config.roll_ms
 
     def roll(self) -> None:
-        """Closes the active segment and begins a new one.
+        """Completes the active segment and creates a new one.
 
         Raises: StorageError.
         """
         self._active.index.complete()
         self._active.flush_in_background(self._report)
         self.on_roll(self.log_end_offset)
-        segment = self._new_segment(self.log_end_offset)
+        self._create_active_segment(self.log_end_offset)
+
+    def _create_active_segment(self, base_offset: int) -> None:
+        segment = self._new_segment(base_offset)
         segment.create()
         self._add_segment(segment)
-        self._sync_directory()
-
-    def _sync_directory(self) -> None:
         try:
             sync_directory(self.directory)
         except OSError as error:
-            raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}; mend the disk") from error
+            raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}. Check the disk.") from error
 
     def _new_segment(self, base_offset: int) -> LogSegment:
-        contiguous = not (self.config.is_compacted or self.has_gaps)
-        return LogSegment(self.directory, base_offset, self._files, self.config.index_interval_bytes, contiguous)
+        is_contiguous = not (self.config.is_compacted or self.has_gaps)
+        return LogSegment(self.directory, base_offset, self._files, self.config.index_interval_bytes, is_contiguous)
 
     def _add_segment(self, segment: LogSegment) -> None:
         self._segments.append(segment)
-        self._bases.append(segment.base_offset)
+        self._base_offsets.append(segment.base_offset)
 
     # --- read ---
 
     def read(self, offset: int, max_bytes: int, before: int | None = None) -> memoryview:
-        """Whole batches from the one holding `offset` on: at least one, else as many as `max_bytes` allows.
+        """Complete batches from the one with `offset` on: at least one, more up to `max_bytes`, of one segment only.
 
-        Empty at the end of the log, and at `before`, an offset at which a batch begins and which is not passed. Batches
-        of one segment only; the caller reads on with the next offset.
+        Empty at the log end offset, and at or above the offset `before`, which is the base offset of a batch. The
+        caller continues with the next offset.
 
-        Raises: CorruptRecordError at damage; StorageError; ValueError for an offset outside the log.
+        Raises: CorruptRecordError at a corrupt range; StorageError; ValueError for an offset outside the log.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {self.log_end_offset}")
-        damage = self.corrupt_range
-        if damage is not None and offset >= damage.offset:
-            raise self._corrupt(damage)
+        corrupt = self.corrupt_range
+        if corrupt is not None and offset >= corrupt.offset:
+            raise self._corrupt_record_error(corrupt)
         if offset == self.log_end_offset or (before is not None and offset >= before):
             return memoryview(b"")
-        if damage is not None and before is not None and before >= damage.offset:
-            before = None
-        for segment in self._segments[bisect_right(self._bases, offset) - 1 :]:
+        if corrupt is not None and before is not None and before >= corrupt.offset:
+            before = None  # the search for `before` would read the corrupt range
+        for segment in self._segments[bisect_right(self._base_offsets, offset) - 1 :]:
             if before is not None and segment.base_offset >= before:
                 break
             if offset >= segment.next_offset or not segment.size:
-                continue  # what compaction removed, or a segment just rolled
-            end = damage.position if damage is not None and damage.segment is segment else None
+                continue  # emptied by compaction, or just rolled
+            end = corrupt.position if corrupt is not None and corrupt.segment is segment else None
             try:
                 data = segment.read(max(offset, segment.base_offset), max_bytes, end, before)
                 if data:
                     return data
             except InvalidBatchError as error:
-                raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
+                raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
         return memoryview(b"")
 
     def bytes_from(self, offset: int) -> int:
-        """About how many bytes a reader at `offset` has before it; 0 only when there is nothing."""
+        """An estimate of the bytes from `offset` to the end; 0 only at the end."""
         if offset >= self.log_end_offset:
             return 0
-        found = bisect_right(self._bases, offset) - 1
+        found = bisect_right(self._base_offsets, offset) - 1
         segment = self._segments[found]
         rest = sum(later.size for later in self._segments[found + 1 :])
         return rest + max(segment.size - segment.position_at_or_before(offset), 1)
 
     def batches(self, start_offset: int, check: bool = True) -> Iterator[StoredBatch]:
-        """Every batch from the one holding `start_offset` to the end, for replay at start.
+        """Every batch from the one with `start_offset` to the end; `check` verifies checksums.
 
-        Raises: CorruptRecordError at damage; StorageError.
+        Raises: CorruptRecordError at a corrupt range; StorageError.
         """
         for segment in self._segments:
             if segment.next_offset <= start_offset:
                 continue
-            damage = self.corrupt_range
-            end = damage.position if damage is not None and damage.segment is segment else segment.size
+            corrupt = self._corruption_in(segment)
+            end = segment.size if corrupt is None else corrupt.position
             try:
                 for stored in segment.scan(segment.position_at_or_before(start_offset), end, check=check):
                     if stored.header.last_offset >= start_offset:
                         yield stored
             except InvalidBatchError as error:
-                raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
-            if damage is not None and damage.segment is segment:
-                raise self._corrupt(damage)
+                raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
+            if corrupt is not None:
+                raise self._corrupt_record_error(corrupt)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        """The first record stamped `timestamp_ms` or later; None when there is none.
+        """The first record with a timestamp of at least `timestamp_ms`; None without one.
 
-        Raises: CorruptRecordError at damage; StorageError.
+        Raises: CorruptRecordError at a corrupt range; StorageError.
         """
         for segment in self._segments:
             if segment.index.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
                 continue
-            found = self._record_at(segment, timestamp_ms)
+            found = self._record_at_or_after(segment, timestamp_ms)
             if found is not None:
                 return found
         return None
 
     def latest_timestamp(self) -> TimestampAndOffset | None:
-        """The record with the largest stamp, the first of several; None when the log is empty.
+        """The first record with the largest timestamp; None for an empty log.
 
-        Raises: CorruptRecordError at damage; StorageError.
+        Raises: CorruptRecordError at a corrupt range; StorageError.
         """
         live = [segment for segment in self._segments if segment.next_offset > self.log_start_offset]
         largest = max((segment.index.max_timestamp for segment in live), default=-1)
         return self.offset_for_timestamp(largest) if largest >= 0 else None
 
-    def _record_at(self, segment: LogSegment, timestamp_ms: int) -> TimestampAndOffset | None:
-        damage = self.corrupt_range
-        end = damage.position if damage is not None and damage.segment is segment else segment.size
+    def _record_at_or_after(self, segment: LogSegment, timestamp_ms: int) -> TimestampAndOffset | None:
+        corrupt = self._corruption_in(segment)
+        end = segment.size if corrupt is None else corrupt.position
         try:
             for stored in segment.batches_from_timestamp(timestamp_ms, end):
                 if stored.header.max_timestamp < timestamp_ms:
@@ -400,72 +409,69 @@ class PartitionLog:
                     if record.timestamp_ms >= timestamp_ms and record.offset >= self.log_start_offset:
                         return TimestampAndOffset(record.timestamp_ms, record.offset)
         except InvalidBatchError as error:
-            raise self._corrupt(self._corruption_found_by_read(segment, error)) from error
+            raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
         return None
-
-    # --- damage found while reading ---
 
     def _corruption_found_by_read(self, segment: LogSegment, shown: InvalidBatchError) -> CorruptRange:
         error, offset = segment.locate_corruption(shown)
-        known = next((d for d in self.corrupt_ranges if d.segment is segment and d.position == error.position), None)
-        if known is not None:
-            return known
+        for known in self.corrupt_ranges:
+            if known.segment is segment and known.position == error.position:
+                return known
         return self._add_corrupt_range(segment, error, offset, segment.next_valid_batch(error.position, offset))
 
-    def _corrupt(self, damage: CorruptRange) -> CorruptRecordError:
+    def _corrupt_record_error(self, corrupt: CorruptRange) -> CorruptRecordError:
         return CorruptRecordError(
-            f"{damage.segment.path} is damaged at byte {damage.position}: {self.topic_partition} is readable up to "
-            f"offset {damage.offset}, restore the file from a copy or delete records up to {damage.next_offset}"
+            f"{corrupt.segment.path} is damaged at byte {corrupt.position}: {self.topic_partition} is readable up to "
+            f"offset {corrupt.offset}. Restore the file from a copy, or delete records up to offset "
+            f"{corrupt.next_offset}."
         )
 
-    # --- compaction ---
+    # --- compaction and deletion ---
 
-    def replace(self, group: Sequence[LogSegment], cleaned: CleanedSegment) -> None:
-        """Puts a cleaned segment in the place of those it was made of.
+    def replace_segments(self, segments: Sequence[LogSegment], cleaned: CleanedSegment) -> None:
+        """Replaces adjacent segments by the cleaned segment that was written from them.
 
-        Raises: StorageError: it may be half done, and the log must not be used until it was opened again.
+        Raises: StorageError: the replacement may be half done, and the log must not be used until it is opened again.
         """
         for _ in replacement_steps(self.directory, cleaned.base_offset, cleaned.end_offset, self._files.close_file):
             pass
-        first = self._segments.index(group[0])
+        first = self._segments.index(segments[0])
         segment = self._new_segment(cleaned.base_offset)
         segment.is_contiguous = False
         segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
         if not segment.index.load(segment.size, False):
-            self._rescan(segment, tail=False)
+            self._recover_segment(segment, truncate=False)
             segment.next_offset = cleaned.end_offset
-        self._segments[first : first + len(group)] = [segment]
-        self._bases[first : first + len(group)] = [segment.base_offset]
-
-    # --- removal ---
+        self._segments[first : first + len(segments)] = [segment]
+        self._base_offsets[first : first + len(segments)] = [segment.base_offset]
 
     def delete_records(self, before_offset: int) -> int:
-        """Moves the log start up to `before_offset` and removes segments that are wholly below; returns the log start.
+        """Raises the log start offset to `before_offset` and deletes segments below it; returns the log start offset.
 
-        The caller keeps the new log start over a restart.
+        The caller stores the new log start offset.
         """
         self.log_start_offset = max(self.log_start_offset, before_offset)
         while len(self._segments) > 1 and self._segments[0].next_offset <= self.log_start_offset:
-            self._bases.pop(0)
-            self._segments.pop(0).remove()
+            self._base_offsets.pop(0)
+            self._segments.pop(0).delete()
         return self.log_start_offset
 
     def retention_start_offset(self, timestamp_ms: int) -> int:
-        """Up to which offset segments are too old or too many by the topic's retention.
+        """The log start offset that `retention.ms` and `retention.bytes` require at `timestamp_ms` (epoch ms).
 
-        Compacted topics are never touched. The active segment may be among those that are, and must then be rolled.
+        It is the log end offset if the active segment is to be deleted too; the caller must then roll it.
 
         Raises: StorageError.
         """
         if not self.config.is_deleted_by_retention:
             return self.log_start_offset
-        limit = self.log_start_offset
+        start_offset = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
         for segment in self._segments:
-            old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp_ms()
-            too_many = 0 <= self.config.retention_bytes and segment.size <= excess
-            if not (old or too_many) or (segment is self._active and not segment.size):
+            is_too_old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp_ms()
+            is_excess = 0 <= self.config.retention_bytes and segment.size <= excess
+            if not (is_too_old or is_excess) or (segment is self._active and not segment.size):
                 break
             excess -= segment.size
-            limit = segment.next_offset
-        return limit
+            start_offset = segment.next_offset
+        return start_offset

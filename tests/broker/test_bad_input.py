@@ -250,20 +250,20 @@ def test_a_port_in_use_is_named(broker, tmp_path):
 
 
 def test_a_directory_in_use_is_named_and_left_alone(broker, neighbour):
-    with pytest.raises(StorageError, match=r"is in use by another broker \(process \d+\); stop it or"):
+    with pytest.raises(StorageError, match=r"is in use by another broker \(process \d+\). Stop that"):
         EmbeddedBroker(broker.data_dir).start()
 
 
 def test_a_directory_that_is_not_ours_is_named_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(StorageError, match="is not empty and not a groupsource broker's .it holds thesis.txt"):
+    with pytest.raises(StorageError, match="is not empty and not that of a groupsource broker: it contains thesis.txt"):
         EmbeddedBroker(tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
-    with pytest.raises(StorageError, match="belongs to an Apache Kafka broker; choose"):
+    with pytest.raises(StorageError, match="belongs to an Apache Kafka broker. Choose"):
         EmbeddedBroker(tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["meta.properties"]
 
@@ -359,5 +359,5 @@ def test_a_deleted_partition_directory_takes_that_partition_offline_alone(stored
 @pytest.mark.parametrize("name", ["topics.json", "meta.properties"])
 def test_a_damaged_catalogue_stops_the_start(stored, name):
     (stored / name).write_bytes(b"\0\0\0")
-    with pytest.raises(StorageError, match="is damaged|belongs to an Apache Kafka broker"):
+    with pytest.raises(StorageError, match="is corrupt|belongs to an Apache Kafka broker"):
         EmbeddedBroker(stored).start()

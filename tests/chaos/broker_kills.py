@@ -435,14 +435,14 @@ def _run(broker: Broker, options: argparse.Namespace) -> None:
     bad = [line for line in broker.told() if "damaged" in line or "bug" in line or "offline" in line]
     if bad:
         raise Wrong(f"the broker said: {bad[0]}")
-    cuts = sum("a write was interrupted" in line for line in broker.told())
+    cuts = sum("Truncated" in line for line in broker.told())
     records = sum(len(load.acked) for load in loads if isinstance(load, Idempotent))
     commits = sum(load.acked + 1 for load in loads if isinstance(load, Commits))
     print(
         f"{kills} kills, {records} records and {commits} commits acknowledged, none missing, none twice; "
         f"{groups * WIDE} group records; restart {sorted(restarts)[len(restarts) // 2]:.2f} s as a rule, "
         f"{max(restarts):.2f} s at most, of processor time {sorted(busy)[len(busy) // 2]:.2f} s and {max(busy):.2f} s; "
-        f"{cuts} torn tails were cut"
+        f"{cuts} incomplete tails were truncated"
     )
 
 

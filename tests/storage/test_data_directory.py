@@ -8,7 +8,8 @@ import pytest
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.data_directory import DataDirectory, TopicEntry
+from spark_groupsource.storage.catalog import TopicEntry
+from spark_groupsource.storage.data_directory import DataDirectory
 
 
 def opened(path) -> DataDirectory:
@@ -52,14 +53,14 @@ def test_one_broker_at_a_time(tmp_path):
 
 def test_another_node_is_refused(tmp_path):
     opened(tmp_path).close({})
-    with pytest.raises(StorageError, match="is that of node 1, this broker is node 2; set node.id"):
+    with pytest.raises(StorageError, match="belongs to node 1, this broker is node 2. Set node.id"):
         DataDirectory(tmp_path).open(2)
     opened(tmp_path).close({})  # and the lock is free again
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be used: .*; choose another"):
+    with pytest.raises(StorageError, match="cannot be used: .*. Choose another"):
         opened(tmp_path / "file" / "data")
 
 

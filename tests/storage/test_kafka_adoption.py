@@ -94,8 +94,8 @@ def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: 
     assert dict(data.topics["t"].settings) == {"retention.ms": "6"}
     assert data.next_producer_id() == 3000
     assert data.cluster_id == "abc"
-    assert any("no.such.setting=x is not followed here" in line for line in directory.reports)
-    assert "2 topics, 3 partitions, cluster abc" in directory.reports[-1] and "broker 7" in directory.reports[-1]
+    assert any("no.such.setting=x is not supported" in line for line in directory.reports)
+    assert "broker 7, cluster abc: 2 topics, 3 partitions" in directory.reports[-1]
     data.close(None)
     again = DataDirectory(directory.path)
     again.open(1)
@@ -121,7 +121,7 @@ def test_without_a_metadata_log_the_partitions_tell(directory: KafkaDirectory) -
     data = directory.open()
     assert data.topics["t"].topic_id == IDS["t"] and data.topics["t"].partition_count == 2
     assert dict(data.topics["__consumer_offsets"].settings) == {"cleanup.policy": "compact"}
-    assert "the defaults hold" in directory.reports[0]
+    assert "get the default settings" in directory.reports[0]
 
 
 def test_what_is_being_deleted_and_what_belongs_to_nothing_stays_out(directory: KafkaDirectory) -> None:
@@ -130,7 +130,7 @@ def test_what_is_being_deleted_and_what_belongs_to_nothing_stays_out(directory: 
     directory.partition("gone", 0).rename(directory.path / f"gone-0.{'0' * 32}-delete")
     directory.metadata(*topic("t", 0))
     assert set(directory.open().topics) == {"t"}
-    assert f"{stray} belongs to no topic that exists; it is left where it is" in directory.reports
+    assert f"Directory {stray} belongs to no existing topic and is ignored." in directory.reports
     assert stray.exists()
 
 
@@ -182,11 +182,11 @@ Harm = Callable[[KafkaDirectory], object]
     [
         (lambda d: d.partition("u", 1), "lacks partitions 0 of topic u"),
         (lambda d: d.metadata(*topic("t", 0), *topic("u", 0, 1)), "lacks partitions 0, 1 of topic u"),
-        (lambda d: (d.partition("u", 0) / f"{0:020d}.log").unlink(), "u-0 holds no segment"),
-        (lambda d: (d.path / "t-0" / "partition.metadata").write_text("version: 9"), "partition.metadata is damaged"),
-        (lambda d: (d.path / "t-0" / "leader-epoch-checkpoint").write_text("0\n1\nx\n"), "epoch-checkpoint is damaged"),
+        (lambda d: (d.partition("u", 0) / f"{0:020d}.log").unlink(), "u-0 has no segment"),
+        (lambda d: (d.path / "t-0" / "partition.metadata").write_text("version: 9"), "partition.metadata is corrupt"),
+        (lambda d: (d.path / "t-0" / "leader-epoch-checkpoint").write_text("0\n1\nx\n"), "epoch-checkpoint is corrupt"),
         (lambda d: d.metadata(b"\1\2\0\x7f"), "__cluster_metadata-0 cannot be read"),
-        (lambda d: (d.path / "cleaner-offset-checkpoint").write_text("0\n1\nx\n"), "checkpoint is damaged"),
+        (lambda d: (d.path / "cleaner-offset-checkpoint").write_text("0\n1\nx\n"), "checkpoint is corrupt"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named_and_left(directory: KafkaDirectory, harm: Harm, told: str) -> None:

@@ -151,7 +151,7 @@ def test_every_torn_tail_is_cut_and_nothing_before_it(directory):
         assert log.log_end_offset == 6 and values_from(log, 0) == stored[:6]
         assert path.stat().st_size == last.position
         if size > last.position:
-            assert "a write was interrupted there and never acknowledged" in reports[0]
+            assert "Truncated an incomplete, unacknowledged write" in reports[0]
         assert append(log, batch(b"next")) == 6
 
 
@@ -163,7 +163,7 @@ def test_zeros_behind_the_log_are_a_torn_tail(directory):
         file.write(bytes(5000))
     log, reports = open_log(directory)
     assert values_from(log, 0) == stored
-    assert "cut 5000 bytes" in reports[0]
+    assert ": 5000 bytes, log end offset" in reports[0]
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -287,7 +287,7 @@ def test_a_bad_index_is_made_anew(directory, suffix, harm):
 
 def test_a_directory_without_segments_is_named(directory):
     directory.mkdir()
-    with pytest.raises(StorageError, match="holds no segment of t-0; restore it"):
+    with pytest.raises(StorageError, match="has no segment of t-0. Restore"):
         open_log(directory)
 
 
@@ -307,7 +307,7 @@ def test_segments_that_vanished_are_named(tmp_path):
     first, second, third, *_ = logs(tmp_path / "t-0")
     first.unlink()
     log, reports = open_log(tmp_path / "t-0", config=config, clean_end=90)
-    assert f"begins at offset {int(second.stem)}, t-0 should begin at 0" in reports[0]
+    assert f"begins at offset {int(second.stem)}, but the log start offset is 0" in reports[0]
     assert values_from(log, int(second.stem)) == stored[int(second.stem) :]
     log.close()
     third.unlink()

@@ -1,0 +1,104 @@
+"""Topic catalog: topics with their ids and settings, topics being deleted, and allocated producer ids.
+
+The catalog is one file, ``topics.json``, which is replaced as a whole with each change. It has the role of Kafka's
+metadata log.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Sequence
+
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.metadata_files import corrupt_file, read_json
+
+# Kafka's block size (`ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE`): a crash wastes at most one block.
+PRODUCER_ID_BLOCK_SIZE = 1000
+_FILE = "topics.json"
+
+
+@dataclass(frozen=True)
+class TopicEntry:
+    """One topic of the catalog; `settings` are those set for the topic, in Kafka's names."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(self.name, number) for number in range(self.partition_count))
+
+
+class TopicCatalog:
+    """The catalog of one data directory; every change is durable on return.
+
+    Attributes:
+        topics: topic name -> topic.
+        deleting: partition directories of deleted topics that may still exist.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _FILE
+        self.topics: Mapping[str, TopicEntry] = {}
+        self.deleting: Sequence[str] = ()
+        self._next_producer_id = 0
+        self._allocated_until = 0
+
+    def create(self, topics: Mapping[str, TopicEntry], next_producer_id: int = 0) -> None:
+        """Writes a new catalog.
+
+        Raises: StorageError.
+        """
+        self._next_producer_id = self._allocated_until = next_producer_id
+        self.write(topics, ())
+
+    def read(self) -> None:
+        """Raises: StorageError when the file cannot be read or is corrupt."""
+        content = read_json(self._path)
+        try:
+            self._next_producer_id = self._allocated_until = int(content["next_producer_id"])
+            self.deleting = [str(name) for name in content["deleting"]]
+            self.topics = {
+                name: TopicEntry(name, uuid.UUID(topic["id"]), int(topic["partitions"]), dict(topic["settings"]))
+                for name, topic in content["topics"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise corrupt_file(self._path, error) from error
+
+    def write(self, topics: Mapping[str, TopicEntry], deleting: Sequence[str]) -> None:
+        """Replaces the topics and the directories being deleted.
+
+        Raises: StorageError; the catalog is then unchanged.
+        """
+        content = {
+            "version": 1,
+            "next_producer_id": self._allocated_until,
+            "deleting": list(deleting),
+            "topics": {
+                topic.name: {
+                    "id": str(topic.topic_id),
+                    "partitions": topic.partition_count,
+                    "settings": dict(topic.settings),
+                }
+                for topic in topics.values()
+            },
+        }
+        replace_file(self._path, json.dumps(content, indent=1).encode())
+        self.topics, self.deleting = topics, deleting
+
+    def next_producer_id(self) -> int:
+        """Allocates a producer id that was never allocated in this directory.
+
+        Raises: StorageError.
+        """
+        if self._next_producer_id >= self._allocated_until:
+            self._allocated_until = self._next_producer_id + PRODUCER_ID_BLOCK_SIZE
+            self.write(self.topics, self.deleting)
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
