@@ -23,7 +23,7 @@ from demo_application import DRAIN_TIMEOUT_S, DemoApplication
 from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_outputs
 from demo_producer import FlightProducer
 from flights import encode_flights, load_flights
-from kafka_jars import Unavailable, java
+from kafka_jars import UnavailableError, java
 from real_kafka import RealKafka
 from rich.console import Console
 from rich.markup import escape
@@ -47,7 +47,7 @@ BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "500"}
 DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"
 
 
-class DemoFailed(Exception):
+class DemoError(Exception):
     """A step of the demo failed; the message names the step and the cause."""
 
 
@@ -79,8 +79,8 @@ class Demo:
         flights = load_flights()
         self._choose_names()
         create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
-        self._say(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions on {self._bootstrap}")
-        self._say(f"producing {len(flights):,} flights: Avro records of conf/flights.avsc, keyed by carrier")
+        self._report(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions on {self._bootstrap}")
+        self._report(f"producing {len(flights):,} flights: Avro records of conf/flights.avsc, keyed by carrier")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._kill_applications)
@@ -126,7 +126,7 @@ class Demo:
         self._until(lambda: self._committed(partitions_of_b) > committed_before, "application B reads and commits")
         self._producer.resume_until(1)
         self._stop(second)
-        self._say("application [bold]B[/] has stopped")
+        self._report("application [bold]B[/] has stopped")
         self._until(lambda: self._is_stable(MEMBERS), "application A owns all partitions again")
         self._show_group("B has drained and left: A owns all partitions")
         self._until(lambda: self._producer.is_paused and self._committed() >= total, "application A reads all flights")
@@ -135,7 +135,7 @@ class Demo:
         self._show_group("A has drained and left")
 
     def _start(self, name: str) -> DemoApplication:
-        self._say(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {MEMBERS} members")
+        self._report(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {MEMBERS} members")
         application = DemoApplication(
             name,
             DIRECTORY / f"application-{name.lower()}",
@@ -148,13 +148,13 @@ class Demo:
         return application
 
     def _stop(self, application: DemoApplication) -> None:
-        self._say(f"SIGTERM to application [bold]{application.name}[/]: it finishes its batch, commits and leaves")
+        self._report(f"SIGTERM to application [bold]{application.name}[/]: it finishes its batch, commits and leaves")
         application.terminate()
         self._until(
             lambda: not application.is_running, f"application {application.name} drains", DRAIN_TIMEOUT_S, application
         )
         if not application.is_drained:
-            raise DemoFailed(
+            raise DemoError(
                 f"Application {application.name} exited with status {application.exit_status} after SIGTERM. "
                 f"Last lines of its log:\n{application.log_tail()}"
             )
@@ -168,7 +168,7 @@ class Demo:
     ) -> None:
         """Waits for a condition and reports progress and rebalances meanwhile.
 
-        Raises: DemoFailed after `timeout_s`, or if an application other than `stopping` exits.
+        Raises: DemoError after `timeout_s`, or if an application other than `stopping` exits.
         """
         deadline_ms = self._clock.now_ms() + round(timeout_s * 1000)
         while True:
@@ -178,13 +178,13 @@ class Demo:
                 return
             for application in self._applications:
                 if application is not stopping and not application.is_running and not application.is_drained:
-                    raise DemoFailed(
+                    raise DemoError(
                         f"Application {application.name} exited with status {application.exit_status} during the step "
                         f"{step!r}. Last lines of its log {application.log_file}:\n{application.log_tail()}"
                     )
             if self._clock.now_ms() > deadline_ms:
                 tails = "\n".join(f"-- {a.name}: {a.log_file}\n{a.log_tail(8)}" for a in self._applications)
-                raise DemoFailed(f"Step {step!r} was not completed within {timeout_s:.0f} s.\n{tails}")
+                raise DemoError(f"Step {step!r} was not completed within {timeout_s:.0f} s.\n{tails}")
             self._clock.sleep_ms(POLL_MS)
 
     def _show_progress(self) -> None:
@@ -250,7 +250,7 @@ class Demo:
         for application in self._applications:
             application.kill()
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         seconds = (self._clock.now_ms() - self._started_ms) // 1000
         self._console.print(f"[cyan]{seconds:>3} s[/] {text}", highlight=False)
 
@@ -268,7 +268,7 @@ def start_embedded_broker(stack: ExitStack, verbose: bool) -> str:
     for line in process.stdout:
         if line.startswith("listening on "):
             return line.split()[-1]
-    raise DemoFailed(f"The embedded broker did not start. Its log:\n{(DIRECTORY / 'broker.log').read_text()}")
+    raise DemoError(f"The embedded broker did not start. Its log:\n{(DIRECTORY / 'broker.log').read_text()}")
 
 
 def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Console) -> str:
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bootstrap_servers = start_cluster(stack, options, console)
             started_ms = clock.now_ms()  # without the download of Kafka
             passed = Demo(console, bootstrap_servers, options.verbose).run()
-    except (DemoFailed, Unavailable, GroupSourceError) as error:
+    except (DemoError, UnavailableError, GroupSourceError) as error:
         console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False)
         return 1
     except KeyboardInterrupt:

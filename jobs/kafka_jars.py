@@ -26,7 +26,7 @@ JAVA_MINIMUM = 17
 FETCH_TIMEOUT_S = 900
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A program or a file that is required is not available; the message names the remedy."""
 
 
@@ -57,7 +57,7 @@ SPARK_CONNECTOR = (
 def kafka_jars() -> Path:
     """The directory of the jars of an Apache Kafka broker and its tools, downloaded on first use.
 
-    Raises: Unavailable if Java, PySpark or the repository is missing.
+    Raises: UnavailableError if Java, PySpark or the repository is missing.
     """
     return fetch(f"kafka-{KAFKA_VERSION}", KAFKA)
 
@@ -65,7 +65,7 @@ def kafka_jars() -> Path:
 def spark_connector_jars() -> list[Path]:
     """The jars of Spark's Kafka source, for ``spark.jars``, downloaded on first use.
 
-    Raises: Unavailable if Java, PySpark or the repository is missing.
+    Raises: UnavailableError if Java, PySpark or the repository is missing.
     """
     return sorted(fetch(f"spark-kafka-connector-{SPARK_CONNECTOR[0].revision}", SPARK_CONNECTOR).glob("*.jar"))
 
@@ -80,7 +80,7 @@ def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
 
     An atomic rename creates the directory, so an existing one is complete. A lock makes concurrent processes wait.
 
-    Raises: Unavailable if Java, PySpark or the repository is missing.
+    Raises: UnavailableError if Java, PySpark or the repository is missing.
     """
     target = cache_directory() / name
     if target.is_dir():
@@ -88,7 +88,7 @@ def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unavailable(
+        raise UnavailableError(
             f"Cannot create {target.parent}: {error}. Set XDG_CACHE_HOME to a writable directory."
         ) from error
     with _locked(target.parent / f"{name}.lock"):
@@ -101,13 +101,13 @@ def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
 def java() -> str:
     """The path of a Java executable of a supported version.
 
-    Raises: Unavailable.
+    Raises: UnavailableError.
     """
     home = os.environ.get("JAVA_HOME")
     executable = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if executable is None:
         location = f"in JAVA_HOME={home}" if home else "on the PATH"
-        raise Unavailable(f"No java {location}. Install Java {JAVA_MINIMUM} or newer, or set JAVA_HOME.")
+        raise UnavailableError(f"No java {location}. Install Java {JAVA_MINIMUM} or newer, or set JAVA_HOME.")
     _check_version(executable)
     return executable
 
@@ -118,10 +118,10 @@ def _check_version(executable: str) -> None:
     answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60)
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if answer.returncode != 0 or version is None:
-        raise Unavailable(f"{executable} -version failed: {answer.stderr.strip()}. Fix or replace this Java.")
+        raise UnavailableError(f"{executable} -version failed: {answer.stderr.strip()}. Fix or replace this Java.")
     if int(version[1]) < JAVA_MINIMUM:
         needed = f"Java {JAVA_MINIMUM} or newer is required"
-        raise Unavailable(f"{executable} is Java {version[1]}; {needed}. Set JAVA_HOME.")
+        raise UnavailableError(f"{executable} is Java {version[1]}; {needed}. Set JAVA_HOME.")
 
 
 def _retrieve(artifacts: tuple[Artifact, ...], work: Path) -> Path:
@@ -146,12 +146,13 @@ def _retrieve(artifacts: tuple[Artifact, ...], work: Path) -> Path:
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, cwd=work)
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"Downloading {artifacts[0].name} took more than {FETCH_TIMEOUT_S} s. Try again.") from error
+        name = artifacts[0].name
+        raise UnavailableError(f"Downloading {name} took more than {FETCH_TIMEOUT_S} s. Try again.") from error
     found = {path.name for path in jars.glob("*.jar")}
     missing = [a for a in artifacts if f"{a.name}-{a.revision}.jar" not in found]
     if run.returncode != 0 or missing:
         names = ", ".join(f"{a.organization}:{a.name}:{a.revision}" for a in missing or artifacts)
-        raise Unavailable(
+        raise UnavailableError(
             f"Ivy could not download {names}. Check the connection to Maven Central; to use a mirror, set "
             f"GROUPSOURCE_IVY_SETTINGS to an Ivy settings file. Output of Ivy:\n{_error_lines(run.stdout + run.stderr)}"
         )
@@ -169,7 +170,7 @@ def _ivy_jar() -> Path:
     for location in (spec.submodule_search_locations or ()) if spec else ():
         for jar in sorted(Path(location, "jars").glob("ivy-*.jar")):
             return jar
-    raise Unavailable("PySpark with its jars is not installed. Run: pip install pyspark.")
+    raise UnavailableError("PySpark with its jars is not installed. Run: pip install pyspark.")
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def main() -> int:
     """Checks the Java of this machine; returns the exit status."""
     try:
         java()
-    except Unavailable as error:
+    except UnavailableError as error:
         print(f"java: {error}", file=sys.stderr)
         return 1
     return 0

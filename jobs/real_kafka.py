@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from child_processes import start_process, stop_process
-from kafka_jars import Unavailable, java, kafka_jars
+from kafka_jars import UnavailableError, java, kafka_jars
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -97,7 +97,7 @@ class RealKafka:
     def bootstrap_servers(self) -> str:
         """``host:port`` of the running broker."""
         if self._address is None:
-            raise Unavailable("Kafka is not running. Call start() first.")
+            raise UnavailableError("Kafka is not running. Call start() first.")
         return str(self._address)
 
     @property
@@ -110,13 +110,13 @@ class RealKafka:
     def data_directory(self) -> Path:
         """The log directory of the broker."""
         if self._directory is None:
-            raise Unavailable("Kafka is not running. Call start() first.")
+            raise UnavailableError("Kafka is not running. Call start() first.")
         return self._directory / "data"
 
     def start(self) -> None:
         """Downloads Kafka if necessary, starts it, and returns when it serves requests.
 
-        Raises: Unavailable if Java or a jar is missing or Kafka does not start, with the end of its log.
+        Raises: UnavailableError if Java or a jar is missing or Kafka does not start, with the end of its log.
         """
         self._java = java()
         self._class_path = str(kafka_jars() / "*")
@@ -128,7 +128,7 @@ class RealKafka:
                 if self._launch() or self._listen_on is not None:
                     break
             if self._address is None:
-                raise Unavailable(f"Kafka did not start. Last lines of its log:\n{self.log[-2000:]}")
+                raise UnavailableError(f"Kafka did not start. Last lines of its log:\n{self.log[-2000:]}")
         except BaseException:
             self.stop()
             raise
@@ -146,19 +146,19 @@ class RealKafka:
     def kill(self) -> None:
         """Sends SIGKILL; the data is kept for `restart`."""
         if self._process is None:
-            raise Unavailable("Kafka is not running. Call start() first.")
+            raise UnavailableError("Kafka is not running. Call start() first.")
         self._process.kill()
         stop_process(self._process, STOP_TIMEOUT_S)
 
     def restart(self) -> None:
         """Starts a killed broker on the same data and port; returns when it serves requests.
 
-        Raises: Unavailable.
+        Raises: UnavailableError.
         """
         if self._directory is None:
-            raise Unavailable("Kafka was never started. Call start() first.")
+            raise UnavailableError("Kafka was never started. Call start() first.")
         if not self._run(self._directory / "server.properties"):
-            raise Unavailable(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
+            raise UnavailableError(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
 
     def hand_over(self, target: Path) -> None:
         """Stops the broker and moves its log directory to `target`, which must not exist."""
@@ -224,7 +224,7 @@ class RealKafka:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
         run = self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
         if run.returncode != 0:
-            raise Unavailable(f"Kafka rejected its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
+            raise UnavailableError(f"Kafka rejected its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
 
 
 def java_command(main_class: str, *arguments: str) -> list[str]:
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with RealKafka(dict(entry.split("=", 1) for entry in options.config), address) as kafka:
             print(f"listening on {kafka.bootstrap_servers}", flush=True)
             stopped.wait()
-    except (Unavailable, ConfigurationError) as error:
+    except (UnavailableError, ConfigurationError) as error:
         print(f"real_kafka: {error}", file=sys.stderr)
         return 1
     return 0

@@ -41,13 +41,13 @@ def test_java_producer_reports_each_acknowledgement(kafka: RealKafka, topic: str
 
 
 def test_a_refused_setting_is_named() -> None:
-    with pytest.raises(kafka_jars.Unavailable, match="process.roles"):
+    with pytest.raises(kafka_jars.UnavailableError, match="process.roles"):
         RealKafka({"process.roles": "dishwasher"}).start()
 
 
 def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(kafka_jars.Unavailable, match="Install Java 17"):
+    with pytest.raises(kafka_jars.UnavailableError, match="Install Java 17"):
         kafka_jars.java()
 
 
@@ -57,7 +57,7 @@ def test_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     old.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(kafka_jars.Unavailable, match="is Java 11; Java 17 or newer"):
+    with pytest.raises(kafka_jars.UnavailableError, match="is Java 11; Java 17 or newer"):
         kafka_jars.java()
 
 
@@ -70,6 +70,6 @@ def test_unreachable_repository_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
     monkeypatch.setenv("GROUPSOURCE_IVY_SETTINGS", str(settings))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(kafka_jars.Unavailable, match="GROUPSOURCE_IVY_SETTINGS"):
+    with pytest.raises(kafka_jars.UnavailableError, match="GROUPSOURCE_IVY_SETTINGS"):
         kafka_jars.spark_connector_jars()
     assert not list((tmp_path / "cache" / "groupsource").glob("spark*/"))

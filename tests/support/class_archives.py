@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from kafka_jars import Unavailable, cache_directory, java, kafka_jars
+from kafka_jars import UnavailableError, cache_directory, java, kafka_jars
 from real_kafka import RealKafka
 from support import startup
 from support.topics import create_topic, produce
@@ -51,7 +51,7 @@ def _archive(name: str, jars: Iterable[Path], run: Callable[[str], None]) -> Pat
         if not target.exists():
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
                 written = Path(work) / "archive.jsa"
-                with suppress(Unavailable, subprocess.SubprocessError):
+                with suppress(UnavailableError, subprocess.SubprocessError):
                     run(f"-XX:ArchiveClassesAtExit={written} -Xlog:cds*=off")
                 # without an archive the tests run all the same, and slower; what is missing here fails there by name
                 if not written.exists():
