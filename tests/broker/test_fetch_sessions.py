@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from broker_context import RawConnection, create_topic, fetched_values, produce
 from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, fetched_values, produce
 
 from spark_groupsource.broker.fetch import sessions as fetch_sessions
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch

@@ -7,8 +7,8 @@ import os
 import resource
 
 import pytest
-from broker_context import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from support.partition_logs import batch
+from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker

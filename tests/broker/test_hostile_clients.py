@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from broker_context import RawConnection, create_topic, fetch, fetch_request, fetched_values, metadata, produce
 from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, fetch, fetch_request, fetched_values, metadata, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker

@@ -6,7 +6,8 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from broker_context import (
+from support.partition_logs import batch
+from support.raw_broker import (
     RawConnection,
     create_topic,
     fetch,
@@ -16,7 +17,6 @@ from broker_context import (
     produce,
     produce_request,
 )
-from support.partition_logs import batch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.leaders import Leader, Leaders

@@ -8,9 +8,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from broker_context import RawConnection, create_topic
 from hypothesis import given
 from hypothesis import strategies as st
+from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig

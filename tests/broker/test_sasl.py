@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_context import RawConnection, metadata
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -22,6 +21,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 from support.java_tools import TOPICS, JavaTools
+from support.raw_broker import RawConnection, metadata
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin as our_admin

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from broker_context import RawConnection, create_topic, fetched_values, metadata, produce
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, fetched_values, metadata, produce
 
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.server import EmbeddedBroker

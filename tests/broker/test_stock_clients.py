@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from broker_context import RawConnection, create_topic
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from real_kafka import run_tool
 from support.java_tools import GROUPS, JavaTools
+from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.server import EmbeddedBroker
 

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from broker_context import BrokerProcess, RawConnection, create_topic
 from confluent_kafka import Producer
 from support.java_tools import JavaTools
+from support.raw_broker import BrokerProcess, RawConnection, create_topic
+from support.raw_transactions import RawTransactions, committed_offset, latest, read_committed
 from support.waiting import wait_until
-from transaction_context import RawTransactions, committed_offset, latest, read_committed
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode

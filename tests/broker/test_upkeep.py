@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from broker_context import BrokerProcess, RawConnection, create_topic, fetch, produce
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from real_kafka import ToolRun
 from support.java_tools import JavaTools
 from support.partition_logs import batch
+from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker

@@ -25,11 +25,11 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "broker"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from broker_context import RawConnection, create_topic, fetch, metadata, produce  # noqa: E402
 from confluent_kafka import Producer  # noqa: E402
-from test_restart import heartbeat, join, sync  # noqa: E402
+from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce  # noqa: E402
+from support.raw_members import heartbeat, join, sync  # noqa: E402
 
 from spark_groupsource.errors import GroupSourceError  # noqa: E402
 from spark_groupsource.records.decode import decode_records  # noqa: E402

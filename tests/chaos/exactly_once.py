@@ -20,10 +20,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "broker")]
+sys.path.insert(0, str(ROOT))
 
-from broker_context import BrokerProcess  # noqa: E402
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: E402
+from support.raw_broker import BrokerProcess  # noqa: E402
 from support.topics import create_topic, produce  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.clusters import Cluster
+from support.raw_broker import RawConnection, produce
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -15,9 +15,6 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
-
-sys.path.append(str(Path(__file__).parents[1] / "broker"))
-from broker_context import RawConnection, produce  # noqa: E402
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND = range(3)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from support.clusters import Cluster
+from support.raw_broker import RawConnection
 from support.topics import create_topic, delete_topic
 from support.waiting import wait_until
 
@@ -20,9 +19,6 @@ from spark_groupsource.wire.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
-
-sys.path.append(str(Path(__file__).parents[1] / "broker"))
-from broker_context import RawConnection  # noqa: E402
 
 VERSION = 10
 UNKNOWN, ZERO = UUID(int=77), UUID(int=0)

@@ -10,12 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import twin_admin
-import twin_data
-import twin_groups
-import twin_placement
+from support.compared_brokers import Case, ComparedBroker, ask, differences, plain
+from support.request_cases import admin as admin_cases
+from support.request_cases import data as data_cases
+from support.request_cases import groups as group_cases
+from support.request_cases import placement as placement_cases
 from support.waiting import wait_until
-from twins import Case, Twin, ask, differences, plain
 
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.wire.apis import APIS
@@ -23,42 +23,42 @@ from spark_groupsource.wire.apis import APIS
 pytestmark = pytest.mark.kafka
 
 CASES: dict[int, list[Case]] = {
-    0: twin_data.PRODUCE,
-    1: twin_data.FETCH,
-    2: twin_data.LIST_OFFSETS,
-    3: twin_admin.METADATA,
-    8: twin_groups.OFFSET_COMMIT,
-    9: twin_groups.OFFSET_FETCH,
-    10: twin_groups.FIND_COORDINATOR,
-    11: twin_groups.JOIN_GROUP,
-    12: twin_groups.HEARTBEAT,
-    13: twin_groups.LEAVE_GROUP,
-    14: twin_groups.SYNC_GROUP,
-    15: twin_groups.DESCRIBE_GROUPS,
-    16: twin_groups.LIST_GROUPS,
-    18: twin_admin.API_VERSIONS,
-    19: twin_admin.CREATE_TOPICS,
-    20: twin_admin.DELETE_TOPICS,
-    21: twin_data.DELETE_RECORDS,
-    22: twin_admin.INIT_PRODUCER_ID,
-    23: twin_data.EPOCH_ENDS,
-    29: twin_placement.DESCRIBE_ACLS,
-    30: twin_placement.CREATE_ACLS,
-    31: twin_placement.DELETE_ACLS,
-    32: twin_admin.DESCRIBE_CONFIGS,
-    33: twin_admin.ALTER_CONFIGS,
-    35: twin_admin.LOG_DIRS,
-    37: twin_admin.CREATE_PARTITIONS,
-    42: twin_groups.DELETE_GROUPS,
-    43: twin_placement.ELECT_LEADERS,
-    44: twin_admin.CHANGE_CONFIGS,
-    46: twin_placement.LIST_REASSIGNMENTS,
-    47: twin_groups.OFFSET_DELETE,
-    60: twin_admin.DESCRIBE_CLUSTER,
-    74: twin_admin.LIST_CONFIG_RESOURCES,
-    75: twin_placement.DESCRIBE_TOPIC_PARTITIONS,
+    0: data_cases.PRODUCE,
+    1: data_cases.FETCH,
+    2: data_cases.LIST_OFFSETS,
+    3: admin_cases.METADATA,
+    8: group_cases.OFFSET_COMMIT,
+    9: group_cases.OFFSET_FETCH,
+    10: group_cases.FIND_COORDINATOR,
+    11: group_cases.JOIN_GROUP,
+    12: group_cases.HEARTBEAT,
+    13: group_cases.LEAVE_GROUP,
+    14: group_cases.SYNC_GROUP,
+    15: group_cases.DESCRIBE_GROUPS,
+    16: group_cases.LIST_GROUPS,
+    18: admin_cases.API_VERSIONS,
+    19: admin_cases.CREATE_TOPICS,
+    20: admin_cases.DELETE_TOPICS,
+    21: data_cases.DELETE_RECORDS,
+    22: admin_cases.INIT_PRODUCER_ID,
+    23: data_cases.EPOCH_ENDS,
+    29: placement_cases.DESCRIBE_ACLS,
+    30: placement_cases.CREATE_ACLS,
+    31: placement_cases.DELETE_ACLS,
+    32: admin_cases.DESCRIBE_CONFIGS,
+    33: admin_cases.ALTER_CONFIGS,
+    35: admin_cases.LOG_DIRS,
+    37: admin_cases.CREATE_PARTITIONS,
+    42: group_cases.DELETE_GROUPS,
+    43: placement_cases.ELECT_LEADERS,
+    44: admin_cases.CHANGE_CONFIGS,
+    46: placement_cases.LIST_REASSIGNMENTS,
+    47: group_cases.OFFSET_DELETE,
+    60: admin_cases.DESCRIBE_CLUSTER,
+    74: admin_cases.LIST_CONFIG_RESOURCES,
+    75: placement_cases.DESCRIBE_TOPIC_PARTITIONS,
 }
-Pair = tuple[Twin, Twin]
+Pair = tuple[ComparedBroker, ComparedBroker]
 TOPICS: dict[str, tuple[int, dict[str, str]]] = {
     **{name: (2, {}) for name in ("read", "made")},
     **{name: (1, {}) for name in ("cut", "squeezed", "grows", "set", *(f"away{n}" for n in range(1, 6)))},
@@ -82,49 +82,50 @@ MADE_ANEW = {
 }
 
 
-def prepare(twin: Twin, topics: Collection[str] = tuple(TOPICS), groups: Collection[str] = GROUPS) -> None:
+def prepare(broker: ComparedBroker, topics: Collection[str] = tuple(TOPICS), groups: Collection[str] = GROUPS) -> None:
     """Makes topics, with records in some, and groups with a committed offset."""
     for name in topics:
         partitions, settings = TOPICS[name]
-        (made,) = twin.exchange(twin_admin.create(name, partitions=partitions, **settings)(twin), 7).topics
+        (made,) = broker.exchange(admin_cases.create(name, partitions=partitions, **settings)(broker), 7).topics
         assert made.error_code == 0, made
-    batch = twin_data.batch
+    batch = data_cases.batch
     for name, *batches in (
         ("read", batch(b"a", b"b"), batch(b"c"), batch(b"d")),
         ("cut", batch(b"a", b"b", b"c")),
         ("squeezed", batch(b"a" * 90, codec=4)),
     ):
         for data in batches if name in topics else ():
-            wait_until(lambda: _stores(twin, name, data), f"{name} can be written")
+            wait_until(lambda: _stores(broker, name, data), f"{name} can be written")
     if "cut" in topics:
-        twin.exchange(twin_data.delete_records(("cut", 0, 2))(twin), 2)
-    wait_until(lambda: _has_producer_ids(twin), "the first block of producer ids is there")
+        broker.exchange(data_cases.delete_records(("cut", 0, 2))(broker), 2)
+    wait_until(lambda: _has_producer_ids(broker), "the first block of producer ids is there")
     for group in groups:
-        wait_until(lambda: _commits(twin, group), f"group {group} has a coordinator")
+        wait_until(lambda: _commits(broker, group), f"group {group} has a coordinator")
 
 
-def _stores(twin: Twin, name: str, data: bytes) -> bool:
-    (topic,) = twin.exchange(twin_data.produce((name, 0, data))(twin), 9).responses
+def _stores(broker: ComparedBroker, name: str, data: bytes) -> bool:
+    (topic,) = broker.exchange(data_cases.produce((name, 0, data))(broker), 9).responses
     return bool(topic.partition_responses[0].error_code == 0)
 
 
-def _has_producer_ids(twin: Twin) -> bool:
-    return bool(twin.exchange(twin_admin.producer_id()(twin), 4).error_code == 0)
+def _has_producer_ids(broker: ComparedBroker) -> bool:
+    return bool(broker.exchange(admin_cases.producer_id()(broker), 4).error_code == 0)
 
 
-def _commits(twin: Twin, group: str) -> bool:
+def _commits(broker: ComparedBroker, group: str) -> bool:
     # whoever asks for the first coordinator makes Kafka create the group log
-    twin.exchange(twin_groups.find(twin.name(group))(twin), 4)
-    (topic,) = twin.exchange(twin_groups.commit(twin_groups.ONE, group=group)(twin), 8).topics
+    broker.exchange(group_cases.find(broker.name(group))(broker), 4)
+    (topic,) = broker.exchange(group_cases.commit(group_cases.ONE, group=group)(broker), 8).topics
     return bool(topic.partitions[0].error_code == 0)
 
 
 @pytest.fixture(scope="module")
 def prepared(embedded: Any, kafka: Any) -> Iterator[Pair]:
     prefix = f"w{uuid4().hex[:8]}"
-    with Twin(embedded.bootstrap_servers, prefix) as ours, Twin(kafka.bootstrap_servers, prefix) as theirs:
-        for twin in (ours, theirs):
-            prepare(twin)
+    embedded_broker = ComparedBroker(embedded.bootstrap_servers, prefix)
+    with embedded_broker as ours, ComparedBroker(kafka.bootstrap_servers, prefix) as theirs:
+        for broker in (ours, theirs):
+            prepare(broker)
         yield ours, theirs
 
 
@@ -132,27 +133,27 @@ def prepared(embedded: Any, kafka: Any) -> Iterator[Pair]:
 def pair(prepared: Pair) -> Iterator[Pair]:
     prefix = prepared[0].prefix
     yield prepared
-    for twin in prepared:
-        twin.prefix = prefix
+    for broker in prepared:
+        broker.prefix = prefix
 
 
 @pytest.mark.parametrize("key", CASES, ids=[APIS[key].name for key in CASES])
 def test_the_answers_are_the_same(pair: Pair, key: int) -> None:
     found, prefix = [], pair[0].prefix
     for version in range(SERVED[key].min_version, SERVED[key].max_version + 1):
-        for twin in pair:
-            twin.version = version
+        for broker in pair:
+            broker.version = version
             if key in MADE_ANEW:
-                twin.prefix = f"{APIS[key].name}-{version}-{prefix}"
-                twin.forget_all()
-                prepare(twin, *MADE_ANEW[key])
+                broker.prefix = f"{APIS[key].name}-{version}-{prefix}"
+                broker.forget_all()
+                prepare(broker, *MADE_ANEW[key])
         for case in CASES[key]:
             if case.since <= version <= case.until:
-                ours, theirs = (ask(twin, case.build(twin), version) for twin in pair)
+                ours, theirs = (ask(broker, case.build(broker), version) for broker in pair)
                 found += [f"v{version} {case.label}: {line}" for line in differences(ours, theirs)]
-    for twin in pair:
-        twin.prefix = prefix
-        twin.forget_all()
+    for broker in pair:
+        broker.prefix = prefix
+        broker.forget_all()
     assert not found, "\n".join(found)
 
 
@@ -162,11 +163,11 @@ LIVES = [(version, static) for version in range(10) for static in (False, True) 
 @pytest.mark.parametrize("version, static", LIVES)
 def test_the_life_of_a_member(pair: Pair, version: int, static: bool) -> None:
     found = []
-    lives = [twin_groups.life(twin, version, static) for twin in pair]
+    lives = [group_cases.life(broker, version, static) for broker in pair]
     steps = [next(life) for life in lives]
     while steps:
-        answers = [twin.exchange(request, at) for twin, (_, request, at) in zip(pair, steps)]
-        ours, theirs = (plain(twin, answer) for twin, answer in zip(pair, answers))
+        answers = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
+        ours, theirs = (plain(broker, answer) for broker, answer in zip(pair, answers))
         found += [f"{steps[0][0]}: {line}" for line in differences(ours, theirs)]
         try:
             steps = [life.send(answer) for life, answer in zip(lives, answers)]

@@ -10,10 +10,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import twin_admin
-import twin_data
+from support.compared_brokers import ComparedBroker, differences, plain, whole_batches
+from support.request_cases import admin as admin_cases
+from support.request_cases import data as data_cases
 from support.waiting import wait_until
-from twins import Twin, differences, plain, whole_batches
 
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import Message
@@ -21,23 +21,23 @@ from spark_groupsource.wire.messages import Message
 pytestmark = pytest.mark.kafka
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
-Pair = tuple[Twin, Twin]
+Pair = tuple[ComparedBroker, ComparedBroker]
 Part = tuple[str, int, int]
 
 
 class Reader:
     """One client that fetches: it knows its session, and writes down what it is told."""
 
-    def __init__(self, twin: Twin, version: int) -> None:
-        self.twin = twin
+    def __init__(self, broker: ComparedBroker, version: int) -> None:
+        self.broker = broker
         self.version = version
         self.session_id, self.epoch = 0, 0
         self.told: dict[str, Any] = {}
 
     def fetch(self, label: str, *parts: Part, **options: Any) -> Message:
         """The next fetch of the session, of the first one where there is none."""
-        request = twin_data.fetch(*parts, session=(self.session_id, self.epoch), **options)(self.twin)
-        return self.note(label, self.twin.exchange(request, self.version))
+        request = data_cases.fetch(*parts, session=(self.session_id, self.epoch), **options)(self.broker)
+        return self.note(label, self.broker.exchange(request, self.version))
 
     def full(self, label: str, *parts: Part, epoch: int = 0) -> Message:
         """A fetch that ends the session, and begins another with epoch 0."""
@@ -51,12 +51,12 @@ class Reader:
             self.session_id = answer.session_id
             self.epoch = self.epoch + 1 if answer.session_id else 0
         order = [
-            (topic.topic or self.twin.name_of(topic.topic_id), each.partition_index, each.error_code, _offsets(each))
+            (topic.topic or self.broker.name_of(topic.topic_id), each.partition_index, each.error_code, _offsets(each))
             for topic in answer.responses
             for each in topic.partitions
         ]
         assert label not in self.told
-        self.told[label] = {"session": session, "order": order, "answer": plain(self.twin, answer)}
+        self.told[label] = {"session": session, "order": order, "answer": plain(self.broker, answer)}
         return answer
 
 
@@ -67,14 +67,14 @@ def _offsets(entry: Message) -> list[int]:
 
 def produce(reader: Reader, *parts: tuple[str, int]) -> None:
     for short, number in parts:
-        data = twin_data.produce((short, number, twin_data.batch(b"value")))(reader.twin)
-        (topic,) = reader.twin.exchange(data, 9).responses
+        data = data_cases.produce((short, number, data_cases.batch(b"value")))(reader.broker)
+        (topic,) = reader.broker.exchange(data, 9).responses
         assert topic.partition_responses[0].error_code == 0, topic
 
 
 def make(reader: Reader, short: str, partitions: int = 2) -> None:
-    twin = reader.twin
-    (made,) = twin.exchange(twin_admin.create(short, partitions=partitions)(twin), 7).topics
+    broker = reader.broker
+    (made,) = broker.exchange(admin_cases.create(short, partitions=partitions)(broker), 7).topics
     assert made.error_code == 0, made
     for number in range(partitions):
         settled(reader, short, number, 0)
@@ -82,11 +82,11 @@ def make(reader: Reader, short: str, partitions: int = 2) -> None:
 
 def settled(reader: Reader, short: str, number: int, code: int) -> None:
     """Waits until a fetch without session finds what has been made or deleted."""
-    twin = reader.twin
+    broker = reader.broker
 
     def found() -> bool:
-        twin.forget(short)
-        (topic,) = twin.exchange(twin_data.fetch((short, number, 0))(twin), 12).responses
+        broker.forget(short)
+        (topic,) = broker.exchange(data_cases.fetch((short, number, 0))(broker), 12).responses
         return bool(topic.partitions[0].error_code == code)
 
     wait_until(found, f"{short}-{number} answers {code}")
@@ -107,7 +107,7 @@ def growth(reader: Reader) -> None:
     reader.fetch("nothing is new again")
     reader.fetch("one more partition", ("b", 1, 0))
     reader.fetch("which is empty")
-    reader.twin.exchange(twin_data.delete_records(("a", 1, 2))(reader.twin), 2)
+    reader.broker.exchange(data_cases.delete_records(("a", 1, 2))(reader.broker), 2)
     reader.fetch("a log start moved")
     reader.fetch("which was told")
     reader.fetch("behind the end", ("b", 0, 7))
@@ -185,7 +185,7 @@ def ends(reader: Reader) -> None:
 def topics(reader: Reader) -> None:
     """Topics that are not there yet, no longer, or again."""
     make(reader, "a")
-    old = reader.twin.id("a")
+    old = reader.broker.id("a")
     produce(reader, ("a", 0))
     reader.fetch("one is there", ("a", 0, 1), ("gone", 0, 0), ("a", 9, 0))
     reader.fetch("it is told each time")
@@ -194,14 +194,14 @@ def topics(reader: Reader) -> None:
     reader.fetch("it is there by name, not by the id that was none")
     reader.fetch("its id is another", ("gone", 0, 0))
     reader.fetch("nothing new")
-    twin = reader.twin
-    twin.exchange(twin_admin.delete("a")(twin), 5)
+    broker = reader.broker
+    broker.exchange(admin_cases.delete("a")(broker), 5)
     settled(reader, "a", 0, UNKNOWN_TOPIC_OR_PARTITION)
     reader.fetch("one is deleted")
     make(reader, "a")
     reader.fetch("and made anew")
     reader.fetch("nobody waits for that", wait_ms=5_000)
-    assert twin.id("a") != old
+    assert broker.id("a") != old
     reader.fetch("the new one", ("a", 0, 0))
 
 
@@ -217,7 +217,7 @@ def versions(reader: Reader) -> None:
 
 @pytest.fixture(scope="module")
 def pair(embedded: Any, kafka: Any) -> Iterator[Pair]:
-    with Twin(embedded.bootstrap_servers, "") as ours, Twin(kafka.bootstrap_servers, "") as theirs:
+    with ComparedBroker(embedded.bootstrap_servers, "") as ours, ComparedBroker(kafka.bootstrap_servers, "") as theirs:
         yield ours, theirs
 
 
@@ -225,10 +225,10 @@ def pair(embedded: Any, kafka: Any) -> Iterator[Pair]:
 def readers(pair: Pair) -> Iterator[Any]:
     def begin(version: int) -> list[Reader]:
         prefix = f"s{uuid4().hex[:8]}"
-        for twin in pair:
-            twin.prefix = prefix
-            twin.forget_all()
-        return [Reader(twin, version) for twin in pair]
+        for broker in pair:
+            broker.prefix = prefix
+            broker.forget_all()
+        return [Reader(broker, version) for broker in pair]
 
     yield begin
 

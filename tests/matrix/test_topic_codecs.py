@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from support.clusters import Cluster
+from support.raw_broker import RawConnection, fetch, produce
 from support.topics import create_topic
 
 from spark_groupsource.errors import ErrorCode
@@ -14,9 +12,6 @@ from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import check_crc, iter_batches
-
-sys.path.append(str(Path(__file__).parents[1] / "broker"))
-from broker_context import RawConnection, fetch, produce  # noqa: E402
 
 NOW_MS = 1_700_000_000_000
 RECORDS = [Record(b"k%d" % (n % 3), b"value " * n, NOW_MS + n, (("h", None),)) for n in range(40)]

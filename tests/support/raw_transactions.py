@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_context import RawConnection, fetch_request, fetched_values, produce_request
 from support.partition_logs import batch
+from support.raw_broker import RawConnection, fetch_request, fetched_values, produce_request
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode

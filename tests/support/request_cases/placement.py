@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from twins import Case, Twin
+from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.messages import Message
 
 
 def pages(*names: str, limit: int = 2000, cursor: tuple[str, int] | None = None) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         request = messages.DescribeTopicPartitionsRequest
         begin = None
         if cursor is not None:
-            begin = request.Cursor(topic_name=twin.name(cursor[0]), partition_index=cursor[1])
-        topics = [request.TopicRequest(name=twin.name(short)) for short in names]
+            begin = request.Cursor(topic_name=broker.name(cursor[0]), partition_index=cursor[1])
+        topics = [request.TopicRequest(name=broker.name(short)) for short in names]
         for short in names:
-            twin.id(short)
+            broker.id(short)
         return request(topics=topics, response_partition_limit=limit, cursor=begin)
 
     return build
@@ -42,9 +42,9 @@ DESCRIBE_TOPIC_PARTITIONS = [
 
 
 def elect(*wanted: tuple[str, list[int]], kind: int = 0) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         entry = messages.ElectLeadersRequest.TopicPartitions
-        topics = [entry(topic=twin.name(short), partitions=numbers) for short, numbers in wanted]
+        topics = [entry(topic=broker.name(short), partitions=numbers) for short, numbers in wanted]
         return messages.ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=5_000)
 
     return build
@@ -61,9 +61,9 @@ ELECT_LEADERS = [
 
 
 def reassignments(*wanted: tuple[str, list[int]], everything: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         entry = messages.ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
-        topics = [entry(name=twin.name(short), partition_indexes=numbers) for short, numbers in wanted]
+        topics = [entry(name=broker.name(short), partition_indexes=numbers) for short, numbers in wanted]
         return messages.ListPartitionReassignmentsRequest(timeout_ms=5_000, topics=None if everything else topics)
 
     return build
@@ -92,14 +92,14 @@ def acls(*kinds: int) -> Any:
         )
         for kind in kinds
     ]  # fmt: skip
-    return lambda twin: messages.CreateAclsRequest(creations=made)
+    return lambda broker: messages.CreateAclsRequest(creations=made)
 
 
 def no_acls(*kinds: int) -> Any:
     filters = [messages.DeleteAclsRequest.DeleteAclsFilter(**which_acls(kind)) for kind in kinds]
-    return lambda twin: messages.DeleteAclsRequest(filters=filters)
+    return lambda broker: messages.DeleteAclsRequest(filters=filters)
 
 
-DESCRIBE_ACLS = [Case("of topics", lambda twin: messages.DescribeAclsRequest(**which_acls()))]
+DESCRIBE_ACLS = [Case("of topics", lambda broker: messages.DescribeAclsRequest(**which_acls()))]
 CREATE_ACLS = [Case("two", acls(2, 3)), Case("an unknown kind", acls(99)), Case("none", acls())]
 DELETE_ACLS = [Case("two", no_acls(2, 3)), Case("none", no_acls())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from twins import Case, Twin
+from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.messages import Message
@@ -15,11 +15,11 @@ _WantedTopic = messages.MetadataRequest.MetadataRequestTopic
 
 
 def metadata(*names: str, by_id: bool = False, both: bool = False, **flags: bool) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         wanted = []
         for short in names:
-            topic_id = twin.id(short) if by_id or both else uuid.UUID(int=0)
-            wanted.append(_WantedTopic(name=None if by_id else twin.name(short), topic_id=topic_id))
+            topic_id = broker.id(short) if by_id or both else uuid.UUID(int=0)
+            wanted.append(_WantedTopic(name=None if by_id else broker.name(short), topic_id=topic_id))
         return messages.MetadataRequest(
             topics=wanted, allow_auto_topic_creation=False,
             include_cluster_authorized_operations=flags.get("cluster", False),
@@ -49,7 +49,7 @@ METADATA = [
 
 
 def describe_cluster(operations: bool = False, endpoint: int = 1, fenced: bool = False) -> Any:
-    return lambda twin: messages.DescribeClusterRequest(
+    return lambda broker: messages.DescribeClusterRequest(
         include_cluster_authorized_operations=operations, endpoint_type=endpoint, include_fenced_brokers=fenced
     )
 
@@ -69,14 +69,14 @@ def create(
 ) -> Any:  # fmt: skip
     """`full`: names are taken as they are."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.CreateTopicsRequest.CreatableTopic
         for short in names:
-            twin.forget(short)
+            broker.forget(short)
         return messages.CreateTopicsRequest(
             topics=[
                 topic(
-                    name=short if full else twin.name(short),
+                    name=short if full else broker.name(short),
                     num_partitions=partitions,
                     replication_factor=replicas,
                     assignments=[
@@ -144,12 +144,12 @@ CREATE_TOPICS = [
 
 
 def delete(*names: str, ids: tuple[str, ...] = (), both: tuple[str, ...] = (), full: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         state = messages.DeleteTopicsRequest.DeleteTopicState
-        called = [short if full else twin.name(short) for short in names]
+        called = [short if full else broker.name(short) for short in names]
         states = [state(name=name) for name in called]
-        states += [state(name=None, topic_id=twin.id(short)) for short in ids]
-        states += [state(name=twin.name(short), topic_id=twin.id(short)) for short in both]
+        states += [state(name=None, topic_id=broker.id(short)) for short in ids]
+        states += [state(name=broker.name(short), topic_id=broker.id(short)) for short in both]
         return messages.DeleteTopicsRequest(topics=states, topic_names=called, timeout_ms=20_000)
 
     return build
@@ -171,12 +171,12 @@ DELETE_TOPICS = [
 
 
 def more(*wanted: tuple[str, int], assignments: list[list[int]] | None = None, validate: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.CreatePartitionsRequest.CreatePartitionsTopic
         told = None
         if assignments is not None:
             told = [topic.CreatePartitionsAssignment(broker_ids=each) for each in assignments]
-        topics = [topic(name=twin.name(short), count=count, assignments=told) for short, count in wanted]
+        topics = [topic(name=broker.name(short), count=count, assignments=told) for short, count in wanted]
         return messages.CreatePartitionsRequest(topics=topics, timeout_ms=20_000, validate_only=validate)
 
     return build
@@ -202,11 +202,13 @@ CREATE_PARTITIONS = [
 
 
 def describe_configs(*resources: tuple[int, str, list[str] | None], synonyms: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         resource = messages.DescribeConfigsRequest.DescribeConfigsResource
         wanted = [
             resource(
-                resource_type=kind, resource_name=twin.name(of) if kind == TOPIC and of else of, configuration_keys=keys
+                resource_type=kind,
+                resource_name=broker.name(of) if kind == TOPIC and of else of,
+                configuration_keys=keys,
             )
             for kind, of, keys in resources
         ]
@@ -244,7 +246,7 @@ DESCRIBE_CONFIGS = [
 
 
 def config_resources(*kinds: int) -> Any:
-    return lambda twin: messages.ListConfigResourcesRequest(resource_types=list(kinds))
+    return lambda broker: messages.ListConfigResourcesRequest(resource_types=list(kinds))
 
 
 # version 0 knows no kinds, and clients that want some do not send it
@@ -259,12 +261,12 @@ LIST_CONFIG_RESOURCES = [
 
 
 def alter(*resources: tuple[int, str, dict[str, str | None]], validate: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         resource = messages.AlterConfigsRequest.AlterConfigsResource
         wanted = [
             resource(
                 resource_type=kind,
-                resource_name=twin.name(of) if kind == TOPIC else of,
+                resource_name=broker.name(of) if kind == TOPIC else of,
                 configs=[resource.AlterableConfig(name=name, value=value) for name, value in settings.items()],
             )
             for kind, of, settings in resources
@@ -290,12 +292,12 @@ Operations = list[tuple[str, int, "str | None"]]
 
 
 def change(*resources: tuple[int, str, Operations], validate: bool = False) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         resource = messages.IncrementalAlterConfigsRequest.AlterConfigsResource
         wanted = [
             resource(
                 resource_type=kind,
-                resource_name=twin.name(of) if kind == TOPIC else of,
+                resource_name=broker.name(of) if kind == TOPIC else of,
                 configs=[
                     resource.AlterableConfig(name=name, config_operation=operation, value=value)
                     for name, operation, value in operations
@@ -338,9 +340,9 @@ CHANGE_CONFIGS = [
 
 
 def log_dirs(*wanted: tuple[str, list[int]]) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.DescribeLogDirsRequest.DescribableLogDirTopic
-        return messages.DescribeLogDirsRequest(topics=[topic(topic=twin.name(of), partitions=n) for of, n in wanted])
+        return messages.DescribeLogDirsRequest(topics=[topic(topic=broker.name(of), partitions=n) for of, n in wanted])
 
     return build
 
@@ -354,7 +356,7 @@ LOG_DIRS = [
 
 
 def versions(name: str, version: str) -> Any:
-    return lambda twin: messages.ApiVersionsRequest(client_software_name=name, client_software_version=version)
+    return lambda broker: messages.ApiVersionsRequest(client_software_name=name, client_software_version=version)
 
 
 API_VERSIONS = [
@@ -368,7 +370,7 @@ API_VERSIONS = [
 
 
 def producer_id(transactional_id: str | None = None, timeout_ms: int = 1_000, known: int = -1, epoch: int = -1) -> Any:
-    return lambda twin: messages.InitProducerIdRequest(
+    return lambda broker: messages.InitProducerIdRequest(
         transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=known, producer_epoch=epoch
     )
 

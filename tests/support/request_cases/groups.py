@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from twins import Case, Twin
+from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS
@@ -21,7 +21,7 @@ def commit(
 ) -> Any:  # fmt: skip
     """`parts` are (topic, partition, offset)."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.OffsetCommitRequest.OffsetCommitRequestTopic
         found: dict[str, list[Message]] = {}
         for short, number, offset in parts:
@@ -30,11 +30,11 @@ def commit(
             )
             found.setdefault(short, []).append(entry)
         topics = [
-            topic(name=twin.name(short), topic_id=twin.id(short), partitions=entries)
+            topic(name=broker.name(short), topic_id=broker.id(short), partitions=entries)
             for short, entries in found.items()
         ]
         return messages.OffsetCommitRequest(
-            group_id=group if full else twin.name(group), generation_id_or_member_epoch=generation, member_id=member,
+            group_id=group if full else broker.name(group), generation_id_or_member_epoch=generation, member_id=member,
             group_instance_id=instance, retention_time_ms=-1, topics=topics,
         )  # fmt: skip
 
@@ -75,15 +75,15 @@ def fetch_offsets(
 ) -> Any:  # fmt: skip
     """`groups` are (group, topics), topics None for all; before version 8 only the first is asked for."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         wanted = messages.OffsetFetchRequest.OffsetFetchRequestGroup
         listed = []
         for short, topics in groups:
             named = wanted.OffsetFetchRequestTopics
             inner = topics if topics is None else [
-                named(name=twin.name(of), topic_id=twin.id(of), partition_indexes=n) for of, n in topics
+                named(name=broker.name(of), topic_id=broker.id(of), partition_indexes=n) for of, n in topics
             ]
-            group = short if full else twin.name(short)
+            group = short if full else broker.name(short)
             listed.append(wanted(group_id=group, member_id=member, member_epoch=epoch, topics=inner))
         first = listed[0] if listed else wanted(group_id="", topics=[])
         plain = messages.OffsetFetchRequest.OffsetFetchRequestTopic
@@ -117,7 +117,7 @@ OFFSET_FETCH = [
 
 
 def find(*keys: str, kind: int = 0) -> Any:
-    return lambda twin: messages.FindCoordinatorRequest(
+    return lambda broker: messages.FindCoordinatorRequest(
         key=keys[0] if keys else "", key_type=kind, coordinator_keys=list(keys)
     )
 
@@ -137,10 +137,10 @@ def join(
     group: str, member: str = "", protocols: tuple[tuple[str, bytes], ...] = RANGE, kind: str = "consumer",
     session_ms: int = 10_000, rebalance_ms: int = 10_000, instance: str | None = None, full: bool = False,
 ) -> Any:  # fmt: skip
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol
         return messages.JoinGroupRequest(
-            group_id=group if full else twin.name(group), session_timeout_ms=session_ms,
+            group_id=group if full else broker.name(group), session_timeout_ms=session_ms,
             rebalance_timeout_ms=rebalance_ms, member_id=member, group_instance_id=instance, protocol_type=kind,
             protocols=[protocol(name=name, metadata=data) for name, data in protocols], reason="a reason",
         )  # fmt: skip
@@ -164,8 +164,8 @@ JOIN_GROUP = [
 
 
 def beat(group: str, generation: int = 1, member: str = "m", instance: str | None = None) -> Any:
-    return lambda twin: messages.HeartbeatRequest(
-        group_id=twin.name(group) if group else "", generation_id=generation, member_id=member,
+    return lambda broker: messages.HeartbeatRequest(
+        group_id=broker.name(group) if group else "", generation_id=generation, member_id=member,
         group_instance_id=instance,
     )  # fmt: skip
 
@@ -185,8 +185,8 @@ def sync(
     protocol: str | None = "range", shares: tuple[tuple[str, bytes], ...] = (),
 ) -> Any:  # fmt: skip
     share = messages.SyncGroupRequest.SyncGroupRequestAssignment
-    return lambda twin: messages.SyncGroupRequest(
-        group_id=twin.name(group) if group else "", generation_id=generation, member_id=member,
+    return lambda broker: messages.SyncGroupRequest(
+        group_id=broker.name(group) if group else "", generation_id=generation, member_id=member,
         group_instance_id=instance, protocol_type=kind, protocol_name=protocol,
         assignments=[share(member_id=of, assignment=data) for of, data in shares],
     )  # fmt: skip
@@ -204,10 +204,10 @@ SYNC_GROUP = [
 def leave(group: str, *members: tuple[str, str | None]) -> Any:
     """`members` are (member id, instance id); before version 3 only the first leaves."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         identity = messages.LeaveGroupRequest.MemberIdentity
         return messages.LeaveGroupRequest(
-            group_id=twin.name(group) if group else "", member_id=members[0][0] if members else "",
+            group_id=broker.name(group) if group else "", member_id=members[0][0] if members else "",
             members=[identity(member_id=of, group_instance_id=instance, reason="why") for of, instance in members],
         )  # fmt: skip
 
@@ -225,8 +225,8 @@ LEAVE_GROUP = [
 
 
 def describe_groups(*names: str, operations: bool = False) -> Any:
-    return lambda twin: messages.DescribeGroupsRequest(
-        groups=[twin.name(short) if short else "" for short in names], include_authorized_operations=operations
+    return lambda broker: messages.DescribeGroupsRequest(
+        groups=[broker.name(short) if short else "" for short in names], include_authorized_operations=operations
     )
 
 
@@ -241,7 +241,7 @@ DESCRIBE_GROUPS = [
 
 
 def list_groups(states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> Any:
-    return lambda twin: messages.ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+    return lambda broker: messages.ListGroupsRequest(states_filter=list(states), types_filter=list(types))
 
 
 LIST_GROUPS = [
@@ -259,8 +259,8 @@ LIST_GROUPS = [
 
 
 def delete_groups(*names: str) -> Any:
-    return lambda twin: messages.DeleteGroupsRequest(
-        groups_names=[twin.name(short) if short else "" for short in names]
+    return lambda broker: messages.DeleteGroupsRequest(
+        groups_names=[broker.name(short) if short else "" for short in names]
     )
 
 
@@ -275,16 +275,16 @@ DELETE_GROUPS = [
 
 
 def delete_offsets(group: str, *parts: tuple[str, list[int]]) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.OffsetDeleteRequest.OffsetDeleteRequestTopic
         topics = [
             topic(
-                name=twin.name(short),
+                name=broker.name(short),
                 partitions=[topic.OffsetDeleteRequestPartition(partition_index=number) for number in numbers],
             )
             for short, numbers in parts
         ]
-        return messages.OffsetDeleteRequest(group_id=twin.name(group) if group else "", topics=topics)
+        return messages.OffsetDeleteRequest(group_id=broker.name(group) if group else "", topics=topics)
 
     return build
 
@@ -304,15 +304,15 @@ OFFSET_DELETE = [
 Step = tuple[str, Message, int]
 
 
-def life(twin: Twin, version: int, static: bool) -> Iterator[Step]:
+def life(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
     """A member's life, each request at `version` or the newest below it: (what it is, request, version).
 
     The answer to a step is sent back into the generator.
     """
 
     def step(label: str, request: Any) -> Step:
-        api = APIS[request(twin).API_KEY]
-        return label, request(twin), max(api.min_version, min(version, api.max_version))
+        api = APIS[request(broker).API_KEY]
+        return label, request(broker), max(api.min_version, min(version, api.max_version))
 
     group = f"life-{version}-{'static' if static else 'dynamic'}"
     instance = "one" if static else None

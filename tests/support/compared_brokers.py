@@ -37,7 +37,7 @@ Answer = Any
 """What JSON can hold."""
 
 
-class Twin:
+class ComparedBroker:
     """One of the two brokers as a script sees it. `prefix` is the same for both; a context manager."""
 
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
@@ -50,7 +50,7 @@ class Twin:
         self.session_id = 0
         self.version = 0
 
-    def __enter__(self) -> Twin:
+    def __enter__(self) -> ComparedBroker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ class Twin:
 
     def send(self, request: Message, version: int) -> None:
         """Only the request: for those that have no answer."""
-        send_all(self._socket, encode_request(request, version, self._correlation_id, "twin"), TIMEOUT_MS)
+        send_all(self._socket, encode_request(request, version, self._correlation_id, "broker"), TIMEOUT_MS)
 
     def reconnect(self) -> None:
         self._socket.close()
@@ -108,47 +108,47 @@ class Twin:
 
 
 class Case(NamedTuple):
-    """One request of one API: `build` may ask the twin for names, ids and what was answered before."""
+    """One request of one API: `build` may ask the broker for names, ids and what was answered before."""
 
     label: str
-    build: Callable[[Twin], Message]
+    build: Callable[[ComparedBroker], Message]
     since: int = 0
     until: int = 99
 
 
-def ask(twin: Twin, request: Message, version: int) -> Answer:
+def ask(broker: ComparedBroker, request: Message, version: int) -> Answer:
     """What a broker answers to one request, comparable; `CLOSED` where it closes the connection."""
     try:
-        answer = twin.exchange(request, version)
+        answer = broker.exchange(request, version)
     except RequestTimeoutError:
         raise  # nothing that is asked here may stay without an answer
     except NetworkError:
-        twin.reconnect()
+        broker.reconnect()
         return CLOSED
-    twin.session_id = getattr(answer, "session_id", 0) or twin.session_id
-    return plain(twin, answer)
+    broker.session_id = getattr(answer, "session_id", 0) or broker.session_id
+    return plain(broker, answer)
 
 
-def plain(twin: Twin, answer: Message) -> Answer:
+def plain(broker: ComparedBroker, answer: Message) -> Answer:
     """An answer with what is each broker's own replaced, and its lists in one order."""
     if answer.name == "FetchResponse":
         for partition in (each for topic in answer.responses for each in topic.partitions):
             partition.records = whole_batches(bytes(partition.records or b""))
     told = answer.to_dict()
     if answer.name == "ListGroupsResponse":
-        told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(twin.prefix)]
+        told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(broker.prefix)]
     if answer.name == "ListConfigResourcesResponse":
         topics = [each for each in told["config_resources"] if each["resource_type"] == _TOPICS]
-        others = [each for each in topics if not each["resource_name"].startswith(twin.prefix)]
+        others = [each for each in topics if not each["resource_name"].startswith(broker.prefix)]
         told["config_resources"] = [each for each in told["config_resources"] if each not in others]
     if answer.name == "ApiVersionsResponse":
         told["api_keys"] = [each for each in told["api_keys"] if each["api_key"] in _ALL_VERSIONS]
-    return _Plain(twin).value("", told)
+    return _Plain(broker).value("", told)
 
 
 class _Plain:
-    def __init__(self, twin: Twin) -> None:
-        self._twin = twin
+    def __init__(self, broker: ComparedBroker) -> None:
+        self._broker = broker
         self._members: dict[str, str] = {"": ""}
 
     def value(self, field: str, value: Any) -> Answer:
@@ -161,7 +161,7 @@ class _Plain:
                 inner = [self.value(field, each) for each in value]
                 return sorted(inner, key=lambda each: json.dumps(each, sort_keys=True))
         if field == "topic_id" and value is not None:
-            return self._twin.name_of(uuid.UUID(str(value)))
+            return self._broker.name_of(uuid.UUID(str(value)))
         if field.endswith("_time_ms") and value > _THIS_CENTURY_MS:
             return "now"
         if field in _MEMBER_FIELDS and value:

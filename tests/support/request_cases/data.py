@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Union
 
-from twins import Case, Twin
+from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
@@ -19,18 +19,18 @@ def batch(*values: bytes, **options: Any) -> bytes:
     return encode_batch(records, **options)
 
 
-Records = Union[bytes, None, Callable[[Twin], bytes]]
+Records = Union[bytes, None, Callable[[ComparedBroker], bytes]]
 
 
 def produce(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: str | None = None) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.ProduceRequest.TopicProduceData
         found: dict[str, list[Message]] = {}
         for short, number, records in parts:
-            data = records(twin) if callable(records) else records
+            data = records(broker) if callable(records) else records
             found.setdefault(short, []).append(topic.PartitionProduceData(index=number, records=data))
         data = [
-            topic(name=twin.name(short), topic_id=twin.id(short), partition_data=entries)
+            topic(name=broker.name(short), topic_id=broker.id(short), partition_data=entries)
             for short, entries in found.items()
         ]
         return messages.ProduceRequest(
@@ -50,10 +50,10 @@ def _keyless(value: bytes) -> bytes:
     return encode_batch([Record(None, value, 1_000)])
 
 
-def _idempotent(sequence: int, producer: int = 0, epoch: int = 3) -> Callable[[Twin], bytes]:
+def _idempotent(sequence: int, producer: int = 0, epoch: int = 3) -> Callable[[ComparedBroker], bytes]:
     """One record of a producer; of another one for each version."""
-    return lambda twin: batch(
-        b"i", producer_id=77_000 + 10 * twin.version + producer, producer_epoch=epoch, base_sequence=sequence
+    return lambda broker: batch(
+        b"i", producer_id=77_000 + 10 * broker.version + producer, producer_epoch=epoch, base_sequence=sequence
     )
 
 
@@ -101,17 +101,17 @@ PRODUCE = [
     Case("idempotent, the next epoch", produce(("made", 1, _idempotent(0, epoch=4)))),
     Case("idempotent, an unknown producer in the middle", produce(("made", 1, _idempotent(5, producer=1)))),
     Case("idempotent, two batches", produce(
-        ("made", 1, lambda twin: _idempotent(6, 1)(twin) + _idempotent(7, 1)(twin)))),
+        ("made", 1, lambda broker: _idempotent(6, 1)(broker) + _idempotent(7, 1)(broker)))),
     Case("a producer without a sequence", produce(("made", 1, _idempotent(-1, producer=3)))),
     Case("a sequence without a producer", produce(("made", 1, batch(b"i", base_sequence=4)))),
-    Case("the group log", lambda twin: _group_log(twin)),
+    Case("the group log", lambda broker: _group_log(broker)),
 ]  # fmt: skip
 
 
-def _group_log(twin: Twin) -> Message:
+def _group_log(broker: ComparedBroker) -> Message:
     topic = messages.ProduceRequest.TopicProduceData
     part = topic.PartitionProduceData(index=0, records=batch(b"a"))
-    data = [topic(name="__consumer_offsets", topic_id=twin.full_id("__consumer_offsets"), partition_data=[part])]
+    data = [topic(name="__consumer_offsets", topic_id=broker.full_id("__consumer_offsets"), partition_data=[part])]
     return messages.ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1_000, topic_data=data)
 
 
@@ -121,7 +121,7 @@ def fetch(
 ) -> Any:  # fmt: skip
     """`parts` are (topic, partition, offset)."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.FetchRequest.FetchTopic
         found: dict[str, list[Message]] = {}
         for short, number, offset in parts:
@@ -131,14 +131,16 @@ def fetch(
             )  # fmt: skip
             found.setdefault(short, []).append(entry)
         wanted = [
-            topic(topic=twin.name(short), topic_id=twin.id(short), partitions=entries)
+            topic(topic=broker.name(short), topic_id=broker.id(short), partitions=entries)
             for short, entries in found.items()
         ]
         gone = [
-            messages.FetchRequest.ForgottenTopic(topic=twin.name(short), topic_id=twin.id(short), partitions=[number])
+            messages.FetchRequest.ForgottenTopic(
+                topic=broker.name(short), topic_id=broker.id(short), partitions=[number]
+            )
             for short, number in forget
         ]
-        session_id = twin.session_id if session[0] == -1 else session[0]
+        session_id = broker.session_id if session[0] == -1 else session[0]
         values = {"replica_id": -1, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "rack_id": ""}
         values.update(options)
         return messages.FetchRequest(
@@ -189,13 +191,13 @@ FETCH = [
 def list_offsets(*parts: tuple[str, int, int], epoch: int = -1, isolation: int = 0, replica: int = -1) -> Any:
     """`parts` are (topic, partition, timestamp)."""
 
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.ListOffsetsRequest.ListOffsetsTopic
         names: dict[str, list[Message]] = {}
         for short, number, time in parts:
             entry = topic.ListOffsetsPartition(partition_index=number, current_leader_epoch=epoch, timestamp=time)
             names.setdefault(short, []).append(entry)
-        topics = [topic(name=twin.name(short), partitions=entries) for short, entries in names.items()]
+        topics = [topic(name=broker.name(short), partitions=entries) for short, entries in names.items()]
         return messages.ListOffsetsRequest(
             replica_id=replica, isolation_level=isolation, topics=topics, timeout_ms=1_000
         )
@@ -222,11 +224,11 @@ LIST_OFFSETS = [
 
 
 def epoch_ends(*parts: tuple[str, int, int], current: int = -1) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         topics = [
             topic(
-                topic=twin.name(short),
+                topic=broker.name(short),
                 partitions=[
                     topic.OffsetForLeaderPartition(partition=number, current_leader_epoch=current, leader_epoch=epoch)
                 ],
@@ -252,11 +254,12 @@ EPOCH_ENDS = [
 
 
 def delete_records(*parts: tuple[str, int, int]) -> Any:
-    def build(twin: Twin) -> Message:
+    def build(broker: ComparedBroker) -> Message:
         topic = messages.DeleteRecordsRequest.DeleteRecordsTopic
         topics = [
             topic(
-                name=twin.name(short), partitions=[topic.DeleteRecordsPartition(partition_index=number, offset=offset)]
+                name=broker.name(short),
+                partitions=[topic.DeleteRecordsPartition(partition_index=number, offset=offset)],
             )
             for short, number, offset in parts
         ]

@@ -1,0 +1,73 @@
+"""A classic group member that sends single requests, one function per request."""
+
+from __future__ import annotations
+
+from spark_groupsource.wire.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+
+
+def join(connection, member_id="", group="g"):
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0\0\0\0\0")
+    request = JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        member_id=member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=[protocol],
+        reason=None,
+    )
+    answer = connection.call(request, 7)
+    return join(connection, answer.member_id, group) if answer.error_code == 79 else answer
+
+
+def sync(connection, joined, group="g"):
+    entry = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"mine")
+    request = SyncGroupRequest(
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=[entry],
+    )
+    return connection.call(request, 5)
+
+
+def heartbeat(connection, joined, group="g"):
+    request = HeartbeatRequest(
+        group_id=group, generation_id=joined.generation_id, member_id=joined.member_id, group_instance_id=None
+    )
+    return connection.call(request, 4).error_code
+
+
+def commit(connection, joined, offset, topic="t", group="g"):
+    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+    entry = topic_class.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata="m"
+    )
+    request = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id=None,
+        topics=[topic_class(name=topic, partitions=[entry])],
+    )
+    return connection.call(request, 8).topics[0].partitions[0].error_code
+
+
+def committed(connection, group="g"):
+    request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
+    answer = connection.call(request, 7)
+    return {
+        (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata)
+        for topic in answer.topics
+        for partition in topic.partitions
+    }
