@@ -45,13 +45,14 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
     if not is_embedded(bootstrap_servers):
         return bootstrap_servers
     data_dir = bootstrap_servers.strip().partition(":")[2]
-    run_dir = _run_dir(data_dir, driver)
+    run_dir = run_directory(data_dir, driver)
     with _locked(run_dir):
         (run_dir / "users" / str(driver)).touch()
         return _running(run_dir) or _start(run_dir, data_dir)
 
 
-def _run_dir(data_dir: str, driver: int) -> Path:
+def run_directory(data_dir: str, driver: int) -> Path:
+    """Returns the directory of a broker's address, lock, log and users; creates it if needed."""
     if data_dir:
         path = os.path.realpath(os.path.expanduser(data_dir))
         run_dir = private_directory("broker-" + hashlib.sha256(path.encode()).hexdigest()[:16])

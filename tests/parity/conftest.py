@@ -1,12 +1,12 @@
-"""Spark's own Kafka source beside ours, and a real Kafka with a topic of every kind."""
+"""Fixtures: both sources on a real Kafka, and topics of every kind."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from rival import Rivals, add_connector
-from zoo import TOPICS, Zoo
+from support.both_sources import BothSources, add_connector
+from support.sample_topics import TOPICS, SampleTopics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def rivals(spark: SparkSession, kafka: RealKafka, tmp_path: Path) -> Rivals:
+def sources(spark: SparkSession, kafka: RealKafka, tmp_path: Path) -> BothSources:
     """Both sources on one session and one real Kafka."""
     add_connector(spark)
-    return Rivals(spark, kafka.bootstrap_servers, tmp_path)
+    return BothSources(spark, kafka.bootstrap_servers, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def zoo(kafka: RealKafka) -> Zoo:
-    """Kind of topic -> name of a topic of that kind; made when first asked for."""
-    return Zoo(kafka.bootstrap_servers, TOPICS)
+def samples(kafka: RealKafka) -> SampleTopics:
+    """Kind of topic -> name of a topic of that kind, created when first used."""
+    return SampleTopics(kafka.bootstrap_servers, TOPICS)

@@ -1,7 +1,7 @@
 """Every option and rule of Spark's Kafka source, a row each, on both clusters.
 
-Readers are driven as Spark drives them, without Spark: a row costs milliseconds. That Spark's own source gives the same
-frames for the same options is shown in test_same_frames.py.
+Readers are called directly, without Spark, so a row takes milliseconds. test_same_frames.py compares the frames with
+those of Spark's Kafka source.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from drive import Batch, Stream
+from support.direct_readers import BatchQuery, StreamQuery
+from support.sample_topics import FIRST_MS, headers, times, trimmed
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
-from zoo import FIRST_MS, headers, times, trimmed
 
 from spark_groupsource.errors import ConfigurationError, DataLossError
 from spark_groupsource.source.options import OPTIONS
@@ -46,7 +46,7 @@ def ranges(found):
     return {p: (min(seen), max(seen) + 1) for p, seen in sorted(offsets.items())}
 
 
-# (option or rule, options, what is read); T is the name of the topic
+# (option or rule, options, expected ranges); T is the name of the topic
 BOTH_QUERIES = [
     ("subscribe", {"subscribe": " T ,, T"}, ALL),
     ("subscribePattern", {"subscribePattern": "T|nothing"}, ALL),
@@ -98,7 +98,7 @@ STREAM_ONLY = [
 
 
 def named(topic, options):
-    """The options of a row with the topic's name; a row that does not say what to read reads the topic."""
+    """Returns the options of a row with the topic's name; subscribes to the topic if the row has no subscription."""
     given = {name: re.sub(r"\bT\b", topic, text) for name, text in options.items()}
     chosen = {"subscribe", "subscribepattern", "assign"} & {name.lower() for name in given}
     return given if chosen else {"subscribe": topic, **given}
@@ -110,7 +110,7 @@ def ids(table):
 
 @pytest.mark.parametrize("row", BOTH_QUERIES + BATCH_ONLY, ids=ids(BOTH_QUERIES + BATCH_ONLY))
 def test_batch_read(cluster, filled, row):
-    assert ranges(Batch(cluster, named(filled, row[1])).rows) == row[2]
+    assert ranges(BatchQuery(cluster, named(filled, row[1])).rows) == row[2]
 
 
 @pytest.mark.parametrize("row", BOTH_QUERIES + STREAM_ONLY, ids=ids(BOTH_QUERIES + STREAM_ONLY))
@@ -118,18 +118,18 @@ def test_stream(cluster, filled, row):
     options = named(filled, row[1])
     if row in BOTH_QUERIES and not any("start" in name.lower() for name in options):
         options["startingOffsets"] = "earliest"
-    with Stream(cluster, options) as query:
+    with StreamQuery(cluster, options) as query:
         query.run()
         assert ranges(query.rows) == row[2]
         if "maxOffsetsPerTrigger" in options:
             assert query.sizes == [25, 25, 10]
 
 
-@pytest.mark.parametrize("query", [Batch, Stream])
+@pytest.mark.parametrize("query", [BatchQuery, StreamQuery])
 def test_tasks_are_split(cluster, filled, query):
     def tasks(**options):
         made = query(cluster, {"subscribe": filled, "startingOffsets": "earliest", **options})
-        if query is Stream:
+        if query is StreamQuery:
             with made:
                 made.run()
         assert ranges(made.rows) == ALL
@@ -143,78 +143,78 @@ def test_tasks_are_split(cluster, filled, query):
     "options",
     [{"startingTimestamp": NEVER}, {"startingOffsetsByTimestamp": f'{{"T":{{"0":0,"1":0,"2":{NEVER}}}}}'}],
 )
-def test_no_record_at_the_time_is_an_error_unless_asked_otherwise(cluster, filled, options):
+def test_timestamp_without_a_record_is_an_error_by_default(cluster, filled, options):
     with pytest.raises(ConfigurationError, match="no record at or after the given time"):
-        Batch(cluster, named(filled, options))
-    with Stream(cluster, named(filled, options)) as query:
+        BatchQuery(cluster, named(filled, options))
+    with StreamQuery(cluster, named(filled, options)) as query:
         with pytest.raises(ConfigurationError, match="no record at or after the given time"):
-            query.turn()
+            query.trigger()
 
 
-def test_headers_come_as_asked(cluster, topic):
+def test_include_headers(cluster, topic):
     headers(cluster.bootstrap_servers, topic)
-    found = Batch(cluster, {"subscribe": topic, "includeHeaders": "true"}).rows
+    found = BatchQuery(cluster, {"subscribe": topic, "includeHeaders": "true"}).rows
     by_value = {row["value"]: [(h["key"], h["value"]) for h in row["headers"] or ()] for row in found}
     assert by_value[b"3"] == [("a", None), ("a", b""), ("", b"x")] and by_value[b"0"] == []
     assert [row["headers"] for row in found if row["value"] in (b"0", b"1")] == [None, None]
-    assert "headers" not in Batch(cluster, {"subscribe": topic}).rows[0]
+    assert "headers" not in BatchQuery(cluster, {"subscribe": topic}).rows[0]
 
 
-def test_offset_is_that_of_sparks_source_beside_the_group(cluster, filled):
-    with Stream(cluster, {"subscribe": filled, "startingOffsets": "earliest"}) as query:
+def test_offset_json_has_the_format_of_sparks_source(cluster, filled):
+    with StreamQuery(cluster, {"subscribe": filled, "startingOffsets": "earliest"}) as query:
         query.run()
         assert {**query.start, "@group": None} == {filled: {"0": 40, "1": 20, "2": 0}, "@group": None}
         assert query.reader.reportLatestOffset() == {filled: {"0": 40, "1": 20, "2": 0}}
 
 
-def test_partition_found_later_starts_at_earliest(cluster, topic):
+def test_added_partition_starts_at_earliest(cluster, topic):
     create_topic(cluster.bootstrap_servers, topic)
     options = {"subscribe": topic, "startingOffsets": "latest", "kafka.metadata.max.age.ms": "100"}
-    with Stream(cluster, options) as query:
-        query.turn()
+    with StreamQuery(cluster, options) as query:
+        query.trigger()
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
         admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
-        wait_until(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2, "it is there")
+        wait_until(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2, "it exists")
         produce(cluster.bootstrap_servers, topic, [(1, None, b"%d" % n) for n in range(10)])
-        wait_until(lambda: query.turn() or query.rows, "the new partition is read")
+        wait_until(lambda: query.trigger() or query.rows, "the new partition is read")
         assert ranges(query.run().rows) == {1: (0, 10)}
 
 
-def test_topic_that_comes_to_match_the_pattern_is_picked_up(cluster, topic):
+def test_new_topic_that_matches_the_pattern_is_read(cluster, topic):
     create_topic(cluster.bootstrap_servers, f"{topic}.a")
     options = {"subscribePattern": f"{topic}\\.[ab]", "startingOffsets": "latest", "kafka.metadata.max.age.ms": "100"}
-    with Stream(cluster, options) as query:
-        query.turn()
+    with StreamQuery(cluster, options) as query:
+        query.trigger()
         for name in "bc":
             create_topic(cluster.bootstrap_servers, f"{topic}.{name}")
             produce(cluster.bootstrap_servers, f"{topic}.{name}", [(0, None, b"%d" % n) for n in range(10)])
-        wait_until(lambda: query.turn() or query.rows, "the new topic is read")
+        wait_until(lambda: query.trigger() or query.rows, "the new topic is read")
         query.run()
         assert {row["topic"] for row in query.rows} == {f"{topic}.b"} and len(query.rows) == 10
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_loss_is_told_under_sparks_names(cluster, topic, fails):
+def test_data_loss_has_the_error_class_of_sparks_source(cluster, topic, fails):
     servers = cluster.bootstrap_servers
     trimmed(servers, topic)
     options = {"subscribe": topic, "failOnDataLoss": str(fails).lower()}
     starts = {"startingOffsets": json.dumps({topic: {"0": 3, "1": 40, "2": 0}})}
     ends = {"endingOffsets": json.dumps({topic: {"0": 20, "1": 40, "2": 50}})}
-    late = Stream(cluster, {**options, "startingOffsets": "earliest"})
+    late = StreamQuery(cluster, {**options, "startingOffsets": "earliest"})
 
-    def shrunk():
+    def recreated():
         with late:
             late.run()
             delete_topic(servers, topic)
             create_topic(servers, topic, 3)
             produce(servers, topic, [(2, None, b"new")])
-            late.turn()
+            late.trigger()
         return late
 
     for name, read in (
-        ("START_OFFSET_RESET", lambda: Batch(cluster, {**options, **starts})),
-        ("COULD_NOT_READ_OFFSET_RANGE", lambda: Batch(cluster, {**options, **ends})),
-        ("PARTITION_OFFSET_CHANGED|PARTITIONS_DELETED", shrunk),
+        ("START_OFFSET_RESET", lambda: BatchQuery(cluster, {**options, **starts})),
+        ("COULD_NOT_READ_OFFSET_RANGE", lambda: BatchQuery(cluster, {**options, **ends})),
+        ("PARTITION_OFFSET_CHANGED|PARTITIONS_DELETED", recreated),
     ):
         if fails:
             with pytest.raises(DataLossError, match=f"KAFKA_DATA_LOSS.({name})"):
@@ -223,20 +223,20 @@ def test_loss_is_told_under_sparks_names(cluster, topic, fails):
             assert read().rows
 
 
-SHOWN_ELSEWHERE = {
-    "maxTriggerDelay": "source/test_session.py::test_minimum_is_waited_for_until_the_longest_delay",
-    "members": "source/test_stream.py::test_idle_stream_commits_and_its_members_are_seen",
+OTHER_TESTS = {
+    "maxTriggerDelay": "source/test_session.py::test_min_offsets_is_waited_for_until_max_trigger_delay",
+    "members": "source/test_stream.py::test_idle_stream_commits_and_shows_its_members",
     "kafka.* refused": "source/test_source_options.py::test_invalid_options_are_rejected_by_name",
     "PARTITIONS_DELETED": "source/test_session.py::test_deleted_partition_is_data_loss",
-    "triggers": "parity/test_same_frames.py::test_trigger_once_reads_everything_in_spite_of_the_limit",
+    "triggers": "parity/test_same_frames.py::test_trigger_once_ignores_max_offsets_per_trigger",
     "processingTime": "source/test_stream.py::test_drain_does_not_wait_for_a_long_trigger",
     "aborted transactions": "parity/test_same_frames.py::test_aborted_transactions",
     "schema": "parity/test_same_frames.py::test_schemas_are_equal_in_names_types_and_nullability",
     "minPartitions": "parity/test_feature_rows.py::test_tasks_are_split",
     "maxRecordsPerPartition": "parity/test_feature_rows.py::test_tasks_are_split",
-    "includeHeaders": "parity/test_feature_rows.py::test_headers_come_as_asked",
+    "includeHeaders": "parity/test_feature_rows.py::test_include_headers",
 }
-"""Option or rule without a row of its own above -> the test that shows it."""
+"""Option or rule without a row above -> its test."""
 
 BEYOND_SPARK = {
     "group.id", "members", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
@@ -244,9 +244,9 @@ BEYOND_SPARK = {
 
 
 def test_every_option_of_sparks_source_has_a_row():
-    rows_of = {row[0] for row in BOTH_QUERIES + BATCH_ONLY + STREAM_ONLY} | set(SHOWN_ELSEWHERE)
+    rows_of = {row[0] for row in BOTH_QUERIES + BATCH_ONLY + STREAM_ONLY} | set(OTHER_TESTS)
     assert {option.name for option in OPTIONS.values()} - BEYOND_SPARK - rows_of == set()
     tests = Path(__file__).parent.parent
-    for shown in SHOWN_ELSEWHERE.values():
-        path, name = shown.split("::")
-        assert f"def {name}(" in (tests / path).read_text(), shown
+    for test in OTHER_TESTS.values():
+        path, name = test.split("::")
+        assert f"def {name}(" in (tests / path).read_text(), test

@@ -1,20 +1,20 @@
-"""What Spark's own Kafka source refuses ours refuses too, and what only ours refuses is listed."""
+"""Invalid input: rejected by Spark's Kafka source and groupsource, or by groupsource alone."""
 
 from __future__ import annotations
 
 import pytest
-from drive import Batch, Stream
-from rival import OURS, THEIRS
+from support.both_sources import GROUP_SOURCE, SPARK_SOURCE
+from support.direct_readers import BatchQuery, StreamQuery
 
 from spark_groupsource.errors import GroupSourceError
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("in_process")]
 
-LATE = "99999999999999"
+FAR_FUTURE = "99999999999999"
 MISMATCH = "Partitions specified for Kafka .*don't match what are assigned"
 
-# (query, options, what Spark's source says, what ours says); T is a topic of three partitions, the last one empty
-REFUSED_BY_BOTH = [
+# (query, options, error of Spark's source, error of groupsource); T is a topic of 3 partitions, the last one empty
+REJECTED_BY_BOTH = [
     ("batch", {"subscribe": ""}, "No topics to subscribe", "subscribe must be a comma-separated list"),
     ("batch", {"assign": '{"T":[0]}'}, "Only one of the following options", "got subscribe and assign"),
     ("stream", {"subscribePattern": "T"}, "Only one of the following options", "got subscribe and subscribePattern"),
@@ -29,7 +29,7 @@ REFUSED_BY_BOTH = [
     ("batch", {"startingOffsets": '{"T":{"0":5,"1":0,"2":0}}', "endingOffsets": '{"T":{"0":3,"1":1,"2":0}}'},
      "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET|start offset 5 is greater",
      "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET. Partition T-0"),
-    ("batch", {"startingTimestamp": LATE}, "No offset matched from request", "no record at or after the given time"),
+    ("batch", {"startingTimestamp": FAR_FUTURE}, "No offset matched from request", "no record at or after the given"),
     ("batch", {"startingOffsetsByTimestamp": '{"T":{"0":1}}'}, MISMATCH, "does not list T-1"),
     ("batch", {"startingTimestamp": "soon"}, "Expected a single long value", "startingTimestamp must be .* 'soon'"),
     ("batch", {"minPartitions": "0"}, "minPartitions must be positive", "minPartitions must be .*, got 0"),
@@ -48,8 +48,8 @@ REFUSED_BY_BOTH = [
      r"minOffsetsPerTrigger \(9\) must not exceed maxOffsetsPerTrigger \(8\)"),
 ]  # fmt: skip
 
-# accepted by Spark's source, which then does nothing with it; (query, options, what ours says)
-REFUSED_BY_OURS = [
+# accepted and ignored by Spark's source: (query, options, error of groupsource)
+REJECTED_BY_GROUPSOURCE = [
     ("batch", {"subscrib": "x"}, "Option subscrib is unknown. Did you mean subscribe"),
     ("batch", {"kafka.nonsense": "x"}, "kafka.nonsense is unknown"),
     ("batch", {"subscribe": None, "assign": '{"T":[0,9]}'}, "assign names partitions that do not exist: T-9"),
@@ -64,66 +64,66 @@ def given(topic, options):
     return {name: text.replace('"T"', f'"{topic}"') for name, text in chosen.items() if text is not None}
 
 
-def ours_refuses(kafka, query, options, message):
+def assert_rejected(kafka, query, options, message):
     with pytest.raises(GroupSourceError, match=message):
         if query == "batch":
-            Batch(kafka, options)
-        with Stream(kafka, {"startingOffsets": "earliest", **options}) as stream:
-            stream.turn()
+            BatchQuery(kafka, options)
+        with StreamQuery(kafka, {"startingOffsets": "earliest", **options}) as stream:
+            stream.trigger()
 
 
-@pytest.mark.parametrize("row", REFUSED_BY_BOTH, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
-def test_refused_by_both(rivals, kafka, zoo, row):
-    query, options, theirs, ours = row
-    options = given(zoo["times"], options)
-    with pytest.raises(Exception, match=theirs):
-        rivals.read(THEIRS, options).collect() if query == "batch" else rivals.stream(THEIRS, options)
-    ours_refuses(kafka, query, options, ours.replace("T-", f"{zoo['times']}-"))
+@pytest.mark.parametrize("row", REJECTED_BY_BOTH, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
+def test_input_rejected_by_both_sources(sources, kafka, samples, row):
+    query, options, expected, actual = row
+    options = given(samples["times"], options)
+    with pytest.raises(Exception, match=expected):
+        sources.read(SPARK_SOURCE, options).collect() if query == "batch" else sources.stream(SPARK_SOURCE, options)
+    assert_rejected(kafka, query, options, actual.replace("T-", f"{samples['times']}-"))
 
 
-@pytest.mark.parametrize("row", REFUSED_BY_OURS, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
-def test_refused_by_ours_alone(rivals, kafka, zoo, row):
-    query, options, ours = row
-    options = given(zoo["times"], options)
+@pytest.mark.parametrize("row", REJECTED_BY_GROUPSOURCE, ids=lambda row: f"{row[0]}-{next(reversed(row[1]))}")
+def test_input_rejected_by_groupsource_alone(sources, kafka, samples, row):
+    query, options, actual = row
+    options = given(samples["times"], options)
     if query == "batch":
-        rivals.read(THEIRS, options).collect()
+        sources.read(SPARK_SOURCE, options).collect()
     else:
-        rivals.stream(THEIRS, options)
-    ours_refuses(kafka, query, options, ours.replace("T-", f"{zoo['times']}-"))
+        sources.stream(SPARK_SOURCE, options)
+    assert_rejected(kafka, query, options, actual.replace("T-", f"{samples['times']}-"))
 
 
-def test_refusal_reaches_the_user_of_spark(rivals, zoo):
-    options = {"subscribe": zoo["times"]}
+def test_error_is_shown_by_spark(sources, samples):
+    options = {"subscribe": samples["times"]}
     with pytest.raises(Exception, match="(?s)PYTHON_DATA_SOURCE_ERROR.*Error: Option kafka.auto.offset.reset is"):
-        rivals.read(OURS, {**options, "kafka.auto.offset.reset": "latest"})
+        sources.read(GROUP_SOURCE, {**options, "kafka.auto.offset.reset": "latest"})
     with pytest.raises(Exception, match="endingOffsets is not allowed in a stream query. Leave it out") as raised:
-        rivals.stream(OURS, {**options, "endingOffsets": "latest"})
+        sources.stream(GROUP_SOURCE, {**options, "endingOffsets": "latest"})
     assert "parse_options" not in str(raised.value)
 
 
-def test_a_stream_may_list_partitions_it_does_not_own(rivals, kafka, zoo):
-    starts = f'{{"{zoo["times"]}":{{"0":35,"1":15,"2":0,"7":0}}}}'
-    options = {"subscribe": zoo["times"], "startingOffsets": starts}
+def test_stream_accepts_start_offsets_of_partitions_it_does_not_own(sources, kafka, samples):
+    starts = f'{{"{samples["times"]}":{{"0":35,"1":15,"2":0,"7":0}}}}'
+    options = {"subscribe": samples["times"], "startingOffsets": starts}
     with pytest.raises(Exception, match="you must specify all TopicPartitions"):
-        rivals.stream(THEIRS, options)
-    with Stream(kafka, options) as stream:
+        sources.stream(SPARK_SOURCE, options)
+    with StreamQuery(kafka, options) as stream:
         assert len(stream.run().rows) == 10
 
 
-def test_a_schema_of_the_user_chooses_columns(rivals, zoo):
-    readers = (rivals.spark.read.format(source).schema("value binary") for source in (THEIRS, OURS))
-    theirs, ours = (
-        reader.options(**{"kafka.bootstrap.servers": rivals.bootstrap_servers, "subscribe": zoo["times"]})
+def test_user_schema_selects_columns(sources, samples):
+    readers = (sources.spark.read.format(source).schema("value binary") for source in (SPARK_SOURCE, GROUP_SOURCE))
+    expected, actual = (
+        reader.options(**{"kafka.bootstrap.servers": sources.bootstrap_servers, "subscribe": samples["times"]})
         for reader in readers
     )
     with pytest.raises(Exception, match="please do not specify the schema"):
-        theirs.load()
-    assert ours.load().columns == ["value"]
+        expected.load()
+    assert actual.load().columns == ["value"]
 
 
-def test_end_beyond_the_log_fails_at_once(rivals, kafka, zoo):
-    options = given(zoo["times"], {"endingOffsets": '{"T":{"0":41,"1":0,"2":0}}'})
+def test_end_beyond_the_log_end_fails_at_once(sources, kafka, samples):
+    options = given(samples["times"], {"endingOffsets": '{"T":{"0":41,"1":0,"2":0}}'})
     with pytest.raises(Exception, match="Job aborted due to stage failure"):
-        # Spark's source waits for records that may never come
-        rivals.read(THEIRS, {**options, "kafkaConsumer.pollTimeoutMs": "500"}).collect()
-    ours_refuses(kafka, "batch", options, "COULD_NOT_READ_OFFSET_RANGE.*ends at 40")
+        # Spark's source waits for these records until pollTimeoutMs
+        sources.read(SPARK_SOURCE, {**options, "kafkaConsumer.pollTimeoutMs": "500"}).collect()
+    assert_rejected(kafka, "batch", options, "COULD_NOT_READ_OFFSET_RANGE.*ends at 40")

@@ -1,4 +1,4 @@
-"""What a stream tells of itself and how it is paced: the same through Spark's Kafka source and through ours."""
+"""Progress reports, pacing and data loss of streams: Spark's Kafka source and groupsource."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ import re
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from rival import OURS, THEIRS, Run, check_equal, positions_only
+from support.both_sources import GROUP_SOURCE, SPARK_SOURCE, Run, check_equal, positions_only
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
-BOTH = (THEIRS, OURS)
+BOTH = (SPARK_SOURCE, GROUP_SOURCE)
 
 
-def fill(rivals, topic, count, first=0):
+def fill(sources, topic, count, first=0):
     rows = ((n % 2, None, b"%d" % n) for n in range(first, first + count))
-    produce(rivals.bootstrap_servers, topic, rows)
+    produce(sources.bootstrap_servers, topic, rows)
 
 
 @pytest.fixture
-def filled(rivals, topic):
-    create_topic(rivals.bootstrap_servers, topic, 2)
-    fill(rivals, topic, 60)
+def filled(sources, topic):
+    create_topic(sources.bootstrap_servers, topic, 2)
+    fill(sources, topic, 60)
     return topic
 
 
-def test_each_batch_names_the_same_offsets(rivals, filled):
+def test_progress_reports_have_the_same_offsets(sources, filled):
     options = {"subscribe": filled, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
-    theirs, ours = rivals.check_stream(**options)
-    assert len(ours.batches) == len(theirs.batches) == 3
-    for mine, other in zip(ours.batches, theirs.batches, strict=True):
+    expected, actual = sources.check_stream(**options)
+    assert len(actual.batches) == len(expected.batches) == 3
+    for mine, other in zip(actual.batches, expected.batches, strict=True):
         assert positions_only(mine["endOffset"]) == other["endOffset"]
         assert mine["latestOffset"] == other["latestOffset"] == {filled: {"0": 30, "1": 30}}
         assert mine["numInputRows"] == other["numInputRows"] == 20
-    assert theirs.batches[0]["startOffset"] is ours.batches[0]["startOffset"] is None
-    for mine, other in zip(ours.batches[1:], theirs.batches[1:], strict=True):
+    assert expected.batches[0]["startOffset"] is actual.batches[0]["startOffset"] is None
+    for mine, other in zip(actual.batches[1:], expected.batches[1:], strict=True):
         assert positions_only(mine["startOffset"]) == other["startOffset"]
-    # Spark asks no Python source for metrics
-    assert set(theirs.batches[-1]["metrics"]) >= {"maxOffsetsBehindLatest"} and "metrics" not in ours.batches[-1]
+    # Spark does not request metrics from a Python source
+    assert set(expected.batches[-1]["metrics"]) >= {"maxOffsetsBehindLatest"} and "metrics" not in actual.batches[-1]
 
 
-def test_checkpoints_hold_the_same_positions(rivals, filled):
-    told = {}
+def test_checkpoints_have_the_same_positions(sources, filled):
+    checkpointed = {}
     for source in BOTH:
-        home = rivals.directory / source
-        rivals.stream(source, {"subscribe": filled, "startingOffsets": "earliest"}, checkpoint=home)
-        told[source] = json.loads((home / "checkpoint" / "offsets" / "0").read_text().splitlines()[2])
-    assert positions_only(told[OURS]) == told[THEIRS] == {filled: {"0": 30, "1": 30}}
+        directory = sources.directory / source
+        sources.stream(source, {"subscribe": filled, "startingOffsets": "earliest"}, checkpoint=directory)
+        checkpointed[source] = json.loads((directory / "checkpoint" / "offsets" / "0").read_text().splitlines()[2])
+    assert positions_only(checkpointed[GROUP_SOURCE]) == checkpointed[SPARK_SOURCE] == {filled: {"0": 30, "1": 30}}
 
 
-class Open:
-    """A stream that goes on until it is left; `sizes` are the rows of its batches so far."""
+class RunningStream:
+    """A stream that runs until stopped; `sizes` are the numbers of rows of its batches so far."""
 
-    def __init__(self, rivals, source, **options):
-        reader = rivals.spark.readStream.format(source).option("kafka.bootstrap.servers", rivals.bootstrap_servers)
-        if source == OURS:
-            reader = reader.option("kafka.group.id", f"g-{rivals.directory.name}")
-        self.home = rivals.directory / f"open-{source}"
+    def __init__(self, sources, source, **options):
+        reader = sources.spark.readStream.format(source).option("kafka.bootstrap.servers", sources.bootstrap_servers)
+        if source == GROUP_SOURCE:
+            reader = reader.option("kafka.group.id", f"g-{sources.directory.name}")
+        self.directory = sources.directory / f"open-{source}"
         frame = reader.options(startingOffsets="earliest", **options).load()
-        writer = frame.writeStream.format("parquet").option("path", str(self.home / "rows"))
-        writer = writer.option("checkpointLocation", str(self.home / "checkpoint"))
+        writer = frame.writeStream.format("parquet").option("path", str(self.directory / "rows"))
+        writer = writer.option("checkpointLocation", str(self.directory / "checkpoint"))
         self.query = writer.trigger(processingTime="200 milliseconds").start()
-        self.run = Run(rivals.spark.read.schema(frame.schema), self.query)
+        self.run = Run(sources.spark.read.schema(frame.schema), self.query)
 
     @property
     def sizes(self):
@@ -74,96 +74,97 @@ class Open:
 
     @property
     def frame(self):
-        return self.run.frame.parquet(str(self.home / "rows"))
+        return self.run.frame.parquet(str(self.directory / "rows"))
 
 
-def test_minimum_is_waited_for_and_a_shorter_delay_is_not(rivals, filled):
+def test_min_offsets_per_trigger_delays_the_batch(sources, filled):
     options = {"subscribe": filled, "MINOFFSETSPERTRIGGER": "50"}
-    patient = [Open(rivals, source, **options) for source in BOTH]
+    streams = [RunningStream(sources, source, **options) for source in BOTH]
     try:
-        for stream in patient:
+        for stream in streams:
             wait_until(lambda s=stream: s.sizes == [60], "the first batch", 60)
-        fill(rivals, filled, 10, 60)
-        fill(rivals, filled, 45, 70)
-        for stream in patient:
+        fill(sources, filled, 10, 60)
+        fill(sources, filled, 45, 70)
+        for stream in streams:
             wait_until(lambda s=stream: s.sizes == [60, 55], "the second batch", 60)
-        check_equal(*(stream.frame for stream in patient))
+        check_equal(*(stream.frame for stream in streams))
     finally:
-        for stream in patient:
+        for stream in streams:
             stream.query.stop()
 
 
-def test_delay_ends_the_wait_for_the_minimum(rivals, filled):
-    hasty = [
-        Open(rivals, source, subscribe=filled, minOffsetsPerTrigger="50", maxTriggerDelay="1s") for source in BOTH
+def test_max_trigger_delay_ends_the_wait_for_min_offsets(sources, filled):
+    streams = [
+        RunningStream(sources, source, subscribe=filled, minOffsetsPerTrigger="50", maxTriggerDelay="1s")
+        for source in BOTH
     ]
     try:
-        for stream in hasty:
+        for stream in streams:
             wait_until(lambda s=stream: s.sizes == [60], "the first batch", 60)
-        fill(rivals, filled, 10, 60)
-        for stream in hasty:
+        fill(sources, filled, 10, 60)
+        for stream in streams:
             wait_until(lambda s=stream: sum(s.sizes) == 70, "the second batch", 60)
-        check_equal(*(stream.frame for stream in hasty))
+        check_equal(*(stream.frame for stream in streams))
     finally:
-        for stream in hasty:
+        for stream in streams:
             stream.query.stop()
 
 
-def test_tasks_are_split_without_a_difference(rivals, filled):
+def test_split_tasks_read_the_same_rows(sources, filled):
     for options in ({"minPartitions": "7"}, {"maxRecordsPerPartition": "9"}):
-        rivals.check_batch(subscribe=filled, **options)
-        rivals.check_stream(subscribe=filled, startingOffsets="earliest", **options)
+        sources.check_batch(subscribe=filled, **options)
+        sources.check_stream(subscribe=filled, startingOffsets="earliest", **options)
 
 
-def losing(rivals, topic, source, lose, after, **options):
-    """A stream that is run, then loses records, then is run again."""
-    home = rivals.directory / source
-    create_topic(rivals.bootstrap_servers, topic, 2)
-    fill(rivals, topic, 60)
+def stream_with_data_loss(sources, topic, source, lose, after, **options):
+    """Runs a stream, deletes records by `lose`, produces `after` records; returns a function that runs it again."""
+    directory = sources.directory / source
+    create_topic(sources.bootstrap_servers, topic, 2)
+    fill(sources, topic, 60)
     given = {"subscribe": topic, "startingOffsets": "earliest", "kafka.group.id": f"g-{topic}", **options}
-    rivals.stream(source, given, checkpoint=home)
-    fill(rivals, topic, 20, 60)
-    lose(rivals, topic)
-    fill(rivals, topic, after, 80)
-    return lambda: rivals.stream(source, given, checkpoint=home)
+    sources.stream(source, given, checkpoint=directory)
+    fill(sources, topic, 20, 60)
+    lose(sources, topic)
+    fill(sources, topic, after, 80)
+    return lambda: sources.stream(source, given, checkpoint=directory)
 
 
-def trim(rivals, topic):
-    admin = AdminClient({"bootstrap.servers": rivals.bootstrap_servers})
+def trim(sources, topic):
+    admin = AdminClient({"bootstrap.servers": sources.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, 35)]).values():
         future.result(30)
 
 
-def make_shorter(rivals, topic):
-    delete_topic(rivals.bootstrap_servers, topic)
-    create_topic(rivals.bootstrap_servers, topic, 2)
+def recreate_shorter(sources, topic):
+    delete_topic(sources.bootstrap_servers, topic)
+    create_topic(sources.bootstrap_servers, topic, 2)
 
 
 @pytest.mark.parametrize(
-    "lose, theirs, ours",
+    "lose, expected, actual",
     [
-        # the classes of a jar that was added later are not known where Spark reads the error of a task
+        # the driver cannot read the task's error: its class is in a jar that was added at run time
         (trim, "Job aborted due to stage failure", r"KAFKA_DATA_LOSS\.START_OFFSET_RESET"),
-        # Spark's source sees the length alone, ours that the topic is another one
+        # Spark's source compares offsets, groupsource compares topic ids
         (
-            make_shorter,
+            recreate_shorter,
             "offset was changed from 30 to 2",
             r"KAFKA_DATA_LOSS\.PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT",
         ),
     ],
-    ids=["trimmed", "made anew"],
+    ids=["trimmed", "recreated"],
 )
-def test_lost_records_fail_both(rivals, topic, lose, theirs, ours):
-    for source, name in ((THEIRS, theirs), (OURS, ours)):
-        again = losing(rivals, f"{topic}-{source}", source, lose, 4)
+def test_data_loss_fails_both_sources(sources, topic, lose, expected, actual):
+    for source, name in ((SPARK_SOURCE, expected), (GROUP_SOURCE, actual)):
+        again = stream_with_data_loss(sources, f"{topic}-{source}", source, lose, 4)
         with pytest.raises(Exception) as raised:
             again()
         assert re.search(name, str(raised.value)), str(raised.value)[:2000]
 
 
-def test_lost_records_are_left_out_by_both(rivals, topic):
+def test_both_sources_skip_missing_records_without_fail_on_data_loss(sources, topic):
     found = {}
     for source in BOTH:
-        again = losing(rivals, f"{topic}-{source}", source, trim, 4, failOnDataLoss="false")
+        again = stream_with_data_loss(sources, f"{topic}-{source}", source, trim, 4, failOnDataLoss="false")
         found[source] = sorted(int(row.value) for row in again().frame.select("value").collect())
-    assert found[OURS] == found[THEIRS] == sorted({*range(84)} - {n for n in range(60, 70, 2)})
+    assert found[GROUP_SOURCE] == found[SPARK_SOURCE] == sorted({*range(84)} - {n for n in range(60, 70, 2)})

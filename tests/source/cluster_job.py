@@ -1,4 +1,4 @@
-"""Streams a topic into Parquet as two members, each record with the directory of the executor that read it.
+"""Streams a topic to Parquet as two members, with the working directory of each record's executor.
 
 cluster_job.py BOOTSTRAP TOPIC GROUP DIRECTORY
 """
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
-def placed(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    # an executor of a cluster works in a directory of its own, and its Python workers with it
+def with_executor(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    # each executor of a cluster and its Python workers have a working directory of their own
     import os
 
     import pyarrow
 
     for batch in batches:
-        where = pyarrow.array([os.getcwd()] * batch.num_rows, "string")
-        yield pyarrow.RecordBatch.from_arrays([*batch.columns, where], ["partition", "offset", "executor"])
+        executor = pyarrow.array([os.getcwd()] * batch.num_rows, "string")
+        yield pyarrow.RecordBatch.from_arrays([*batch.columns, executor], ["partition", "offset", "executor"])
 
 
 def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None:
@@ -41,7 +41,8 @@ def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None
         .load()
         .select("partition", "offset")
     )
-    writer = stream.mapInArrow(placed, "partition int, offset bigint, executor string").writeStream.format("parquet")
+    rows = stream.mapInArrow(with_executor, "partition int, offset bigint, executor string")
+    writer = rows.writeStream.format("parquet")
     writer = writer.option("path", f"{directory}/rows").option("checkpointLocation", f"{directory}/checkpoint")
     run_until_signal(writer.trigger(processingTime="200 milliseconds").start())
     spark.stop()

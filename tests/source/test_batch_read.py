@@ -1,4 +1,4 @@
-"""Batch reads through Spark, on both clusters."""
+"""Batch queries through Spark, on both clusters."""
 
 import json
 
@@ -24,7 +24,7 @@ def filled(cluster, topic):
     return topic
 
 
-def test_schema_and_rows_are_those_of_sparks_source(spark, cluster, filled):
+def test_schema_and_rows_are_those_of_sparks_kafka_source(spark, cluster, filled):
     frame = reader(spark, cluster, filled).load()
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
@@ -37,7 +37,7 @@ def test_schema_and_rows_are_those_of_sparks_source(spark, cluster, filled):
     assert {(row.topic, row.timestampType, row.timestamp.year > 2000) for row in rows} == {(filled, 0, True)}
 
 
-def test_headers_and_a_choice_of_columns(spark, cluster, topic):
+def test_headers_and_selected_columns(spark, cluster, topic):
     create_topic(cluster.bootstrap_servers, topic)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     producer.produce(topic, b"v", headers=[("a", b"1"), ("b", None)])
@@ -92,7 +92,7 @@ def test_assign_and_pattern(spark, cluster, filled):
         ({"startingOffsets": '{"T":{"0":3,"1":0,"2":0,"7":0}}'}, "startingOffsets lists partitions .*: T-7"),
         ({"endingOffsets": '{"T":{"0":50,"1":-1,"2":-1}}'}, "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE.*ends at 40"),
         ({"startingOffsets": '{"T":{"0":30,"1":0,"2":0}}', "endingOffsets": '{"T":{"0":3,"1":0,"2":0}}'},
-         r"RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] The read of T-0"),
+         r"RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] Partition T-0"),
         ({"startingTimestamp": "99999999999999"}, "no record at or after the given time"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Applications of one cooperative group, driven as Spark drives them: what stays flows, nothing is lost or repeated."""
+"""Several queries of one group: batches during cooperative rebalances, no loss, no duplicates."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.waiting import wait_until
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.stream_reader import GroupStreamReader
 
@@ -24,19 +25,19 @@ JAVA_COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
 COLUMNS = SelectedColumns(("partition", "offset"))
 
 
-class Application:
-    """A query with Spark's part of it in a thread: batches back to back, each followed by a pause; then a drain.
+class QueryThread:
+    """A query that a thread runs as Spark does: batches, each followed by a pause, and at the end a drain.
 
-    `seen` counts every (partition, offset) of finished batches; `claimed` is how many records came of batches planned
-    while a round was going on.
+    `seen` counts every (partition, offset) of finished batches; `during_rebalances` is the number of records of batches
+    that were planned during a rebalance.
     """
 
     def __init__(self, options, pause=lambda: 0.0):
-        self._reader = GroupStreamReader(options, COLUMNS, os.getpid())
+        self._reader = GroupStreamReader(parse_options(options, "stream"), COLUMNS, os.getpid())
         self._pause = pause
         self._ending = threading.Event()
         self.seen = Counter()
-        self.claimed = 0
+        self.during_rebalances = 0
         self.batches = 0
         self.failure = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -64,7 +65,8 @@ class Application:
                     self._reader.commit(end)
                     start = end
                 self._ending.wait(self._pause())
-            assert self._reader._live.session().request_drain(start)
+            # private: the control socket requests the drain in the reader process
+            assert self._reader._process.session().request_drain(start)
         except Exception as error:
             self.failure = error
         finally:
@@ -72,21 +74,21 @@ class Application:
 
     def _read(self, start, end):
         parts = self._reader.partitions(start, end)
-        # a task beats after its last record: the pause is the batch's, and a round may go on during it
+        # a task sends a heartbeat after its last record, so a rebalance may proceed during the pause
         read = []
         for part in parts:
             for batch in self._reader.read(part):
                 read += zip(batch.column("partition").to_pylist(), batch.column("offset").to_pylist())
                 self._ending.wait(self._pause())
-        # a new one each time: others look at it meanwhile
+        # replaced, because other threads read it
         self.seen = self.seen + Counter(read)
         self.batches += 1
-        if any(part.membership is not None and part.membership.claiming for part in parts):
-            self.claimed += len(read)
+        if any(part.membership is not None and part.membership.retains_partitions for part in parts):
+            self.during_rebalances += len(read)
 
 
-class Room:
-    """A topic, a group, and what was produced."""
+class GroupScenario:
+    """A topic, a group and its queries; `produced` is the number of records in the topic."""
 
     def __init__(self, cluster, topic, group):
         self.servers, self.topic, self.group = cluster.bootstrap_servers, topic, group
@@ -111,13 +113,13 @@ class Room:
             "kafka.partition.assignment.strategy": "cooperative-sticky",
             **options,
         }
-        return Application(given, pause)
+        return QueryThread(given, pause)
 
     def described(self):
         return describe_groups(self.client, [self.group])[self.group]
 
     def assigned(self):
-        """Client id -> how many partitions, of a group that is stable."""
+        """Client id -> number of partitions, of a stable group."""
         group = self.described()
         return {m.client_id: len(m.assignment) for m in group.members} if group.state == "Stable" else {}
 
@@ -126,68 +128,68 @@ class Room:
 
 
 @pytest.fixture
-def room(cluster, topic, group, in_process):
-    opened = Room(cluster, topic, group)
+def scenario(cluster, topic, group, in_process):
+    opened = GroupScenario(cluster, topic, group)
     yield opened
     opened.client.close()
 
 
 @pytest.mark.java
-def test_what_stays_flows_while_a_java_member_is_slow(room):
-    room.produce(60)
-    with room.start("a") as a, JavaMember(
-        room.servers, room.group, room.topic, assignor=JAVA_COOPERATIVE, session_timeout_ms=120_000
+def test_retained_partitions_are_read_while_a_java_member_is_slow(scenario):
+    scenario.produce(60)
+    with scenario.start("a") as a, JavaMember(
+        scenario.servers, scenario.group, scenario.topic, assignor=JAVA_COOPERATIVE, session_timeout_ms=120_000
     ) as java:
         java.wait_for_partitions(3)
-        wait_until(lambda: room.assigned().get("a-0") == 3, "half of the partitions each")
-        room.produce(60)
-        wait_until(lambda: room.committed() == len(a.seen) + java.consumed == room.produced, "everything is committed")
+        wait_until(lambda: scenario.assigned().get("a-0") == 3, "half of the partitions each")
+        scenario.produce(60)
+        wait_until(lambda: scenario.committed() == len(a.seen) + java.consumed == scenario.produced, "all is committed")
         with java.frozen():
-            b = room.start("b")
-            wait_until(lambda: room.described().state == "PreparingRebalance", "a round that waits for Java")
+            b = scenario.start("b")
+            wait_until(lambda: scenario.described().state == "PreparingRebalance", "a rebalance that waits for Java")
             before = len(a.seen)
             for _ in range(50):
-                room.produce(60)
+                scenario.produce(60)
                 before += 30
-                wait_until(lambda: len(a.seen) == before, "a goes on with its three partitions")
-                if a.claimed >= 60:
+                wait_until(lambda: len(a.seen) == before, "query a reads its three partitions")
+                if a.during_rebalances >= 60:
                     break
-            # that is committed as well, in the midst of the round
-            wait_until(lambda: room.committed() == before + java.consumed, "what was read is committed")
-            assert a.claimed >= 60 and not b.seen and room.described().state == "PreparingRebalance"
-        wait_until(lambda: list(room.assigned().values()) == [2, 2, 2], "two partitions each", 60)
-        room.produce(60)
-        wait_until(lambda: len(a.seen) + len(b.seen) + java.consumed >= room.produced, "everything is read")
+            # committed during the rebalance
+            wait_until(lambda: scenario.committed() == before + java.consumed, "what was read is committed")
+            assert a.during_rebalances >= 60 and not b.seen and scenario.described().state == "PreparingRebalance"
+        wait_until(lambda: list(scenario.assigned().values()) == [2, 2, 2], "two partitions each", 60)
+        scenario.produce(60)
+        wait_until(lambda: len(a.seen) + len(b.seen) + java.consumed >= scenario.produced, "everything is read")
         b.stop()
     assert set((a.seen + b.seen).values()) == {1}, "nothing is read twice"
-    assert len(a.seen) + len(b.seen) + java.consumed == room.produced and len(b.seen) == 20
+    assert len(a.seen) + len(b.seen) + java.consumed == scenario.produced and len(b.seen) == 20
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
-def test_nothing_is_lost_or_read_twice_while_applications_come_and_go(room, assignor):
+def test_nothing_is_lost_or_read_twice_while_queries_start_and_stop(scenario, assignor):
     rng, running, ended = random.Random(7), [], []
 
     def start():
         pauses = random.Random(rng.random())
         names = {"members": str(rng.choice([1, 2])), "kafka.partition.assignment.strategy": assignor}
-        running.append(room.start(f"{len(running) + len(ended)}", lambda: pauses.uniform(0, 0.1), **names))
+        running.append(scenario.start(f"{len(running) + len(ended)}", lambda: pauses.uniform(0, 0.1), **names))
 
     def seen():
-        return sum((app.seen for app in (*running, *ended)), Counter())
+        return sum((query.seen for query in (*running, *ended)), Counter())
 
     start()
     for step in range(12):
-        room.produce(120)
+        scenario.produce(120)
         goal = len(seen()) + 60
-        wait_until(lambda: len(seen()) >= min(goal, room.produced), f"half of it is read, step {step}", 60)
+        wait_until(lambda: len(seen()) >= min(goal, scenario.produced), f"half of it is read, step {step}", 60)
         if len(running) == 1 or (len(running) < 4 and rng.random() < 0.6):
             start()
         else:
             ended.append(running.pop(rng.randrange(len(running))))
             ended[-1].stop()
-    wait_until(lambda: len(seen()) == room.produced, "everything is read", 60)
-    for app in running:
-        app.stop()
-    assert set(seen().values()) == {1} and room.committed() == room.produced
-    claimed = sum(app.claimed for app in (*running, *ended))
-    assert (claimed > 0) == (assignor == "cooperative-sticky")
+    wait_until(lambda: len(seen()) == scenario.produced, "everything is read", 60)
+    for query in running:
+        query.stop()
+    assert set(seen().values()) == {1} and scenario.committed() == scenario.produced
+    during_rebalances = sum(query.during_rebalances for query in (*running, *ended))
+    assert (during_rebalances > 0) == (assignor == "cooperative-sticky")

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stream_bench import Bench
 from support.clusters import Cluster
+from support.query_harness import QueryHarness
 from support.waiting import wait_until
 
 from spark_groupsource.clock import ManualClock
@@ -112,8 +112,8 @@ def test_only_directories_of_the_context_are_watched(tmp_path, monkeypatch):
 
 @pytest.mark.spark
 def test_members_leave_when_the_session_stops_without_its_query(embedded, topic, group, tmp_path):
-    bench = Bench(None, Cluster("embedded", embedded.bootstrap_servers), topic, group, tmp_path)
-    bench.produce(40)
+    harness = QueryHarness(None, Cluster("embedded", embedded.bootstrap_servers), topic, group, tmp_path)
+    harness.produce(40)
     command = [sys.executable, "-c", NOTEBOOK, embedded.bootstrap_servers, topic, group, str(tmp_path)]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     with open(tmp_path / "log", "w") as log, subprocess.Popen(
@@ -121,15 +121,15 @@ def test_members_leave_when_the_session_stops_without_its_query(embedded, topic,
     ) as notebook:
         try:
             for _ in range(2):
-                bench.wait_committed(120)
+                harness.wait_committed(120)
                 notebook.stdin.write("stop\n")
                 notebook.stdin.flush()
                 assert notebook.stdout.readline() == "stopped\n"
-                wait_until(lambda: not bench.members(), "the members have left", 30)
-                bench.produce(20)
+                wait_until(lambda: not harness.members(), "the members have left", 30)
+                harness.produce(20)
         finally:
             notebook.kill()
-            bench.close()
+            harness.close()
     written = [line for path in Path(tmp_path, "rows").glob("*.txt") for line in path.read_text().split()]
     assert sorted(map(int, written)) == list(range(60))
     log = (tmp_path / "log").read_text()

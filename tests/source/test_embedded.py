@@ -1,4 +1,4 @@
-"""The addresses embedded and embedded:DIR: found, shared, and gone with the last application."""
+"""Addresses embedded and embedded:DIR: start, sharing and exit of the broker."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from spark_groupsource.source.embedded import resolve_bootstrap
 
 @pytest.fixture
 def application():
-    """Stands in for a driver JVM: a process whose life the broker shares."""
+    """A process in place of a driver JVM; the broker exits with it."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     yield process
     process.kill()
@@ -28,21 +28,21 @@ def broker_pid(run_dir):
     return int((run_dir / "address").read_text().split()[0])
 
 
-def end(process, *run_dirs):
-    """Ends an application and waits for its brokers to follow."""
+def kill_application(process, *run_dirs):
+    """Kills an application and waits for the exit of its brokers."""
     pids = [broker_pid(run_dir) for run_dir in run_dirs]
     process.kill()
     process.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "the brokers end with their application")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the brokers exit with their application")
 
 
 def is_running(pid):
+    # private: a child of this process stays a zombie until it is waited for
     started = {broker.pid: broker for broker in embedded._started}
-    # a child of this process stays a zombie until it is waited for
     return started[pid].poll() is None if pid in started else is_process_alive(pid)
 
 
-def test_other_addresses_stay_as_they_are():
+def test_other_addresses_are_not_changed():
     assert resolve_bootstrap("localhost:9092,other:9092", 1) == "localhost:9092,other:9092"
 
 
@@ -51,23 +51,23 @@ def test_one_broker_per_application(application, topic):
     assert resolve_bootstrap("Embedded", application.pid) == address
     create_topic(address, topic)
     assert produce(address, topic, [(0, None, b"v")]) == 1
-    end(application, private_directory(f"broker-{application.pid}"))
+    kill_application(application, private_directory(f"broker-{application.pid}"))
 
 
 def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
-    place = f"embedded:{tmp_path / 'data'}"
-    address = resolve_bootstrap(place, application.pid)
-    assert resolve_bootstrap(place, os.getpid()) == address  # another application, the same directory
+    address_option = f"embedded:{tmp_path / 'data'}"
+    address = resolve_bootstrap(address_option, application.pid)
+    assert resolve_bootstrap(address_option, os.getpid()) == address  # another application, the same directory
     create_topic(address, topic)
-    run_dir = embedded._run_dir(str(tmp_path / "data"), 0)
+    run_dir = embedded.run_directory(str(tmp_path / "data"), 0)
     pid = broker_pid(run_dir)
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not is_running(pid), "the broker ends")
-    again = resolve_bootstrap(place, application.pid)
+    wait_until(lambda: not is_running(pid), "the broker exits")
+    again = resolve_bootstrap(address_option, application.pid)
     assert produce(again, topic, [(0, None, b"v")]) == 1
     pid = broker_pid(run_dir)
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not is_running(pid), "the broker ends")
+    wait_until(lambda: not is_running(pid), "the broker exits")
 
 
 def test_error_contains_the_output_of_a_broker_that_does_not_start(application, tmp_path):

@@ -1,7 +1,7 @@
-"""What a person reads when it fails: each error through Spark, on both clusters, its message first and its cause in it.
+"""Error messages that users of Spark see: every error class and every kind of data loss, on both clusters.
 
-Spark puts the traceback of a worker before the message of what it raised, and a wall of it hides the message. Errors of
-ours come without one; that a foreachBatch function adds Spark's own and the user's cannot be helped.
+Spark prints the traceback of a Python worker before the message of its error, which buries the message. Errors of this
+package have no traceback. An error inside foreachBatch has those of Spark and of the user's function.
 """
 
 import json
@@ -19,8 +19,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_jars import spark_connector_jars
-from stream_bench import Bench
 from support.members import RdMember
+from support.query_harness import QueryHarness
 from support.topics import create_topic, produce
 
 from spark_groupsource import errors
@@ -40,20 +40,20 @@ from spark_groupsource.client.settings import ClientSettings
 
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}
 
-class Quiet:
+class Listener:
     def assigned(self, partitions):
         pass
 
     revoked = lost = assigned
 
-class Removing(Quiet):
+class Removing(Listener):
     def assigned(self, partitions):
         with Cluster(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
             members = describe_groups(client, [GROUP])[GROUP].members
             remove_members(client, GROUP, [member.member_id for member in members])
 
-class Replacing(Quiet):
-    """Another process that takes the name of a static member."""
+class Replacing(Listener):
+    """Another process joins with the group.instance.id of a member."""
 
     def assigned(self, partitions):
         self.other = confluent_kafka.Consumer(
@@ -63,15 +63,15 @@ class Replacing(Quiet):
         self.other.subscribe([TOPIC])
         assert self.other.poll(30) is not None
 
-class Deleting(Quiet):
+class Deleting(Listener):
     def assigned(self, partitions):
         admin = confluent_kafka.admin.AdminClient({{"bootstrap.servers": SERVERS}})
         admin.delete_topics([TOPIC + "-b"])[TOPIC + "-b"].result(30)
 '''
 
 
-class Site(Bench):
-    """A topic of 10 records in each of 4 partitions, and ways to make a query on it fail."""
+class FailureHarness(QueryHarness):
+    """A topic with 10 records in each of 4 partitions, and ways to make a query on it fail."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -91,16 +91,16 @@ class Site(Bench):
         return {self.topic: {str(partition): number for partition, number in enumerate(numbers)}}
 
     def checkpoint(self, *ends, finished=1):
-        """A checkpoint of batches with these end offsets, the first `finished` of them done."""
-        home = self.directory / "a" / "checkpoint"
+        """Writes a checkpoint of batches with these end offsets; the first `finished` are in the commit log."""
+        checkpoint = self.directory / "a" / "checkpoint"
         for name in ("offsets", "commits"):
-            (home / name).mkdir(parents=True)
-        (home / "metadata").write_text(json.dumps({"id": str(uuid4())}))
+            (checkpoint / name).mkdir(parents=True)
+        (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid4())}))
         for number, end in enumerate(ends):
             head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
-            (home / "offsets" / str(number)).write_text(f"v1\n{head}\n{json.dumps(end)}")
+            (checkpoint / "offsets" / str(number)).write_text(f"v1\n{head}\n{json.dumps(end)}")
             if number < finished:
-                (home / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+                (checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def trim(self, partition, offset):
         for future in self.admin.delete_records([TopicPartition(self.topic, partition, offset)]).values():
@@ -108,7 +108,7 @@ class Site(Bench):
 
     @contextmanager
     def hook(self, name):
-        """A rebalance listener that does something between the assignment and the plan; its option."""
+        """Yields the option value of a rebalance listener that acts between assignment and planning."""
         module = f"hooks_{self.group.replace('-', '_')}"
         # Spark's Python processes get the driver's site directories
         path = Path(next(path for path in sys.path if path.endswith("site-packages"))) / f"{module}.py"
@@ -122,8 +122,8 @@ class Site(Bench):
 
 
 @contextmanager
-def server(answer):
-    """A listener on loopback that gives each connection to `answer`; its address."""
+def server(respond):
+    """Yields the address of a server on loopback that passes each connection to `respond`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
 
@@ -133,7 +133,7 @@ def server(answer):
                     peer, _ = listener.accept()
                 except OSError:
                     return
-                threading.Thread(target=answer, args=(peer, ended), daemon=True).start()
+                threading.Thread(target=respond, args=(peer, ended), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
         yield "127.0.0.1:%d" % listener.getsockname()[1]
@@ -152,8 +152,8 @@ def http(peer, ended):
         peer.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
-def ancient(peer, ended):
-    """Offers Metadata up to version 3 and nothing else."""
+def old_broker(peer, ended):
+    """Supports only Metadata up to version 3."""
     with peer:
         while head := peer.recv(4):
             frame = peer.recv(struct.unpack(">i", head)[0])
@@ -162,26 +162,26 @@ def ancient(peer, ended):
             peer.sendall(struct.pack(">i", len(body)) + body)
 
 
-def through(answer):
-    def act(site):
-        with server(answer) as address:
+def through(respond):
+    def act(harness):
+        with server(respond) as address:
             short = {"kafka.request.timeout.ms": "500", "kafka.default.api.timeout.ms": "3000"}
-            site.read(**{"kafka.bootstrap.servers": address, **short})
+            harness.read(**{"kafka.bootstrap.servers": address, **short})
 
     return act
 
 
-def no_common_assignor(site):
+def no_common_assignor(harness):
     strategy = "partition_assignment_strategy"
-    with RdMember(site.cluster.bootstrap_servers, site.group, site.topic, **{strategy: "roundrobin"}) as other:
+    with RdMember(harness.cluster.bootstrap_servers, harness.group, harness.topic, **{strategy: "roundrobin"}) as other:
         other.wait_for_partitions(4)
-        site.run(**{"kafka.partition.assignment.strategy": "range"})
+        harness.run(**{"kafka.partition.assignment.strategy": "range"})
 
 
-def operator_resets(site):
-    site.checkpoint(site.offsets(8, 8, 8, 8))
-    site.client.commit(site.group, {p: o for p, o in commits(site.topic, 3)})
-    site.run(onGroupReset="fail")
+def operator_resets(harness):
+    harness.checkpoint(harness.offsets(8, 8, 8, 8))
+    harness.client.commit(harness.group, {p: o for p, o in commits(harness.topic, 3)})
+    harness.run(onGroupReset="fail")
 
 
 def commits(topic, offset):
@@ -191,53 +191,54 @@ def commits(topic, offset):
     return [(Ours(topic, 0), OffsetAndMetadata(offset))]
 
 
-def backward(site):
-    site.checkpoint(site.offsets(9, 9, 9, 9), site.offsets(9, 3, 9, 9))
-    site.run()
+def backward(harness):
+    harness.checkpoint(harness.offsets(9, 9, 9, 9), harness.offsets(9, 3, 9, 9))
+    harness.run()
 
 
-def fenced(site):
-    with site.hook("Removing") as listener:
-        site.run(rebalanceListener=listener)
+def fenced(harness):
+    with harness.hook("Removing") as listener:
+        harness.run(rebalanceListener=listener)
 
 
-def replaced(site):
+def replaced(harness):
     static = {"kafka.group.instance.id": "worker", "kafka.partition.assignment.strategy": "range", "members": "1"}
-    with site.hook("Replacing") as listener:
-        site.run(rebalanceListener=listener, **static)
+    with harness.hook("Replacing") as listener:
+        harness.run(rebalanceListener=listener, **static)
 
 
-def aged_out(site):
-    site.checkpoint(site.offsets(3, 3, 3, 3))
-    site.trim(0, 5)
-    site.run()
+def records_deleted(harness):
+    harness.checkpoint(harness.offsets(3, 3, 3, 3))
+    harness.trim(0, 5)
+    harness.run()
 
 
-def partition_deleted(site):
-    site.checkpoint({**site.offsets(3, 3, 3, 3), f"{site.topic}-gone": {"0": 7}})
-    site.run(subscribe=None, subscribePattern=f"{site.topic}.*")
+def partition_deleted(harness):
+    harness.checkpoint({**harness.offsets(3, 3, 3, 3), f"{harness.topic}-gone": {"0": 7}})
+    harness.run(subscribe=None, subscribePattern=f"{harness.topic}.*")
 
 
-def added_late(site):
-    site.checkpoint(site.offsets(1, 1, 1))
-    site.trim(3, 5)
-    site.run()
+def added_partition(harness):
+    harness.checkpoint(harness.offsets(1, 1, 1))
+    harness.trim(3, 5)
+    harness.run()
 
 
-def deleted_before_found(site):
-    create_topic(site.cluster.bootstrap_servers, f"{site.topic}-b")
-    site.checkpoint(site.offsets(10, 10, 10, 10))
-    with site.hook("Deleting") as listener:
-        site.run(subscribe=f"{site.topic},{site.topic}-b", rebalanceListener=listener, members="1")
+def deleted_before_lookup(harness):
+    create_topic(harness.cluster.bootstrap_servers, f"{harness.topic}-b")
+    harness.checkpoint(harness.offsets(10, 10, 10, 10))
+    with harness.hook("Deleting") as listener:
+        harness.run(subscribe=f"{harness.topic},{harness.topic}-b", rebalanceListener=listener, members="1")
 
 
-def far_timestamp(site):
-    create_topic(site.cluster.bootstrap_servers, f"{site.topic}-far", 1, {"message.timestamp.after.max.ms": str(2**62)})
-    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
-    producer.produce(f"{site.topic}-far", b"fine", timestamp=1)
-    producer.produce(f"{site.topic}-far", b"nanoseconds", timestamp=1_700_000_000_000_000_000)
+def far_timestamp(harness):
+    config = {"message.timestamp.after.max.ms": str(2**62)}
+    create_topic(harness.cluster.bootstrap_servers, f"{harness.topic}-far", 1, config)
+    producer = Producer({"bootstrap.servers": harness.cluster.bootstrap_servers})
+    producer.produce(f"{harness.topic}-far", b"fine", timestamp=1)
+    producer.produce(f"{harness.topic}-far", b"nanoseconds", timestamp=1_700_000_000_000_000_000)
     assert not producer.flush(30)
-    site.read(subscribe=f"{site.topic}-far")
+    harness.read(subscribe=f"{harness.topic}-far")
 
 
 CONFIGURATION, LOSS = "ConfigurationError", "DataLossError"
@@ -245,7 +246,7 @@ RESTART = "Nothing of this batch is committed; restart the query and it continue
 GO_ON = "Set the option failOnDataLoss to false to go on"
 NO_ADMIN = "check kafka.bootstrap.servers"
 
-# error class, what provokes it, what must be in the message; T and G are the names of topic and group
+# error class, cause, patterns in the message; T and G are the names of topic and group
 FAILURES = {
     "unknown option": (CONFIGURATION, lambda s: s.stream(subscrib="x"), ["subscrib is unknown", "Did you mean"]),
     "setting not supported": (
@@ -277,13 +278,13 @@ FAILURES = {
     "embedded broker": (
         CONFIGURATION, lambda s: s.read(**{"kafka.bootstrap.servers": f"embedded:{__file__}"}),
         ["the embedded broker did not start", Path(__file__).name]),
-    "nobody there": (
+    "connection refused": (
         "NetworkError", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
-    "nobody there for a stream": (
+    "connection refused to a stream": (
         "NetworkError", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
     "no answer": ("NetworkError", through(silent), ["no answer within", NO_ADMIN]),
     "not Kafka": ("NetworkError", through(http), ["127.0.0.1", NO_ADMIN]),
-    "old broker": ("UnsupportedVersionError", through(ancient), ["Metadata"]),
+    "old broker": ("UnsupportedVersionError", through(old_broker), ["Metadata"]),
     "session time-out": (
         "BrokerError", lambda s: s.run(**{"kafka.session.timeout.ms": "2000"}),
         ["group G", "kafka.session.timeout.ms is outside the broker's", "INVALID_SESSION_TIMEOUT"]),
@@ -295,22 +296,22 @@ FAILURES = {
         ["member groupsource-[01]-.* of group G", r"in generation \d+, the group's generation is now \d+", RESTART]),
     "replaced": (
         "GenerationMismatchError", replaced,
-        # the reader or a task meets it first
+        # the error of the reader or of a task, whichever is first
         ["member .* of group G", "another process joined (under|as) .*group.instance.id", "FENCED_INST", RESTART]),
-    "aged out": (
-        LOSS, aged_out,
+    "records deleted": (
+        LOSS, records_deleted,
         ["KAFKA_DATA_LOSS.START_OFFSET_RESET", r"T-0 begins at offset 5 now; \[3, 10\)", "group G", GO_ON]),
-    "cut": (
+    "truncated": (
         LOSS, lambda s: (s.checkpoint(s.offsets(3, 99, 3, 3)), s.run()),
         ["KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED", "T-1 ends at 10, not 99", "group G", GO_ON]),
     "deleted": (
         LOSS, partition_deleted,
         ["PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT", "T-gone-0 was deleted", "read to offset 7", "G", GO_ON]),
-    "added late": (
-        LOSS, added_late,
+    "partition added": (
+        LOSS, added_partition,
         ["ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO", "T-3 begins at offset 5", "group G", GO_ON]),
-    "deleted before found": (
-        LOSS, deleted_before_found, ["INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", "T-b-0", "group G", GO_ON]),
+    "deleted before lookup": (
+        LOSS, deleted_before_lookup, ["INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS", "T-b-0", "group G", GO_ON]),
     "end beyond the log": (
         LOSS, lambda s: s.read(endingOffsets=json.dumps(s.offsets(1, 1, 1, 50))),
         ["COULD_NOT_READ_OFFSET_RANGE", "T-3 is 50, but the log ends at 10", GO_ON]),
@@ -321,48 +322,48 @@ FAILURES = {
 
 
 @pytest.fixture
-def site(spark, cluster, topic, group, tmp_path):
-    opened = Site(spark, cluster, topic, group, tmp_path)
+def harness(spark, cluster, topic, group, tmp_path):
+    opened = FailureHarness(spark, cluster, topic, group, tmp_path)
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_message_comes_first_and_names_cause_and_mend(site, case):
-    error_class, provoke, told = FAILURES[case]
+def test_message_comes_first_and_names_cause_and_remedy(harness, case):
+    error_class, provoke, patterns = FAILURES[case]
     with pytest.raises(Exception) as raised:
-        provoke(site)
+        provoke(harness)
     message = str(raised.value)
     before, found, after = message.partition(f"spark_groupsource.errors.{error_class}: ")
     assert found, message
     assert "Traceback" not in before and "File " not in before and len(before) < 500, before
-    ours = after.split("\n")[0]
-    for pattern in told:
-        named = re.sub(r"\bG\b", site.group, re.sub(r"\bT\b", site.topic, pattern))
-        assert re.search(named, ours), (named, ours)
+    shown = after.split("\n")[0]
+    for pattern in patterns:
+        named = re.sub(r"\bG\b", harness.group, re.sub(r"\bT\b", harness.topic, pattern))
+        assert re.search(named, shown), (named, shown)
 
 
-def test_every_loss_spark_knows_and_every_error_class_is_provoked():
+def test_every_data_loss_class_of_spark_and_every_error_class_is_covered():
     (jar,) = (path for path in spark_connector_jars() if path.name.startswith("spark-sql-kafka"))
     with zipfile.ZipFile(jar) as archive:
         conditions = json.loads(archive.read("error/kafka-error-conditions.json"))
-    told = " ".join(pattern for _, _, patterns in FAILURES.values() for pattern in patterns)
-    assert {name for name in conditions["KAFKA_DATA_LOSS"]["subClass"] if name not in told} == set()
-    inside_others = {
+    covered = " ".join(pattern for _, _, patterns in FAILURES.values() for pattern in patterns)
+    assert {name for name in conditions["KAFKA_DATA_LOSS"]["subClass"] if name not in covered} == set()
+    within_others = {
         "RequestTimeoutError": "no answer",
         "RemoteProtocolError": "not Kafka",
         "StorageError": "embedded broker",
     }
-    # in tests of their own: refused credentials below, the end of an application in test_driver_exit.py
-    apart = {"AuthenticationError", "ApplicationEndedError"}
+    # in other tests: authentication below, the end of an application in test_driver_exit.py
+    elsewhere = {"AuthenticationError", "ApplicationEndedError"}
     classes = {
         name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)
     }
-    shown = {error_class for error_class, _, _ in FAILURES.values()} | set(inside_others) | apart
-    assert classes - shown == {"GroupSourceError"} and set(inside_others.values()) <= set(FAILURES)
+    shown = {error_class for error_class, _, _ in FAILURES.values()} | set(within_others) | elsewhere
+    assert classes - shown == {"GroupSourceError"} and set(within_others.values()) <= set(FAILURES)
 
 
-def test_refused_credentials_are_told_as_such(spark, topic):
+def test_authentication_failure(spark, topic):
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     listener = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
     config = {"sasl.enabled.mechanisms": "PLAIN", listener: f'{login} user_ann="right";'}
@@ -376,7 +377,7 @@ def test_refused_credentials_are_told_as_such(spark, topic):
     assert "Traceback" not in str(raised.value) and "wrong" not in str(raised.value)
 
 
-def test_damaged_records_are_told_by_their_place(spark, request, cluster, topic, tmp_path):
+def test_corrupt_record_error_names_partition_and_offset(spark, request, cluster, topic, tmp_path):
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"some value %d" % n) for n in range(10)])
     running = request.getfixturevalue(cluster.name)

@@ -1,4 +1,4 @@
-"""The job flight_delays: its schema file, its decoding, and its end by a signal while records flow."""
+"""The job flight_delays: schema file, decoding, SIGTERM during a query."""
 
 import io
 import json
@@ -44,7 +44,7 @@ RECORD = {"type": "record", "name": "R", "fields": FIELDS}
         ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}', "field x of type"),
     ],
 )
-def test_bad_schema_file_is_told_in_one_line(tmp_path, text, message):
+def test_invalid_schema_file_is_a_one_line_error(tmp_path, text, message):
     path = tmp_path / "schema.avsc"
     if text is not None:
         path.write_text(text)
@@ -53,7 +53,7 @@ def test_bad_schema_file_is_told_in_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_bad_schema_file_ends_the_job_before_spark_starts(tmp_path):
+def test_invalid_schema_file_ends_the_job_before_spark_starts(tmp_path):
     arguments = ["--bootstrap-servers", "h:1", "--output", "o", "--checkpoint", "c", "--schema", str(tmp_path / "x")]
     result = CliRunner().invoke(flight_delays.main, arguments)
     assert result.exit_code == 1
@@ -61,7 +61,7 @@ def test_bad_schema_file_ends_the_job_before_spark_starts(tmp_path):
     assert result.output == expected
 
 
-def test_values_become_columns_beside_their_position():
+def test_values_are_decoded_to_columns():
     parsed = fastavro.parse_schema(RECORD)
     values = []
     for row in ({"a": 1, "b": "x"}, {"a": 2, "b": None}):
@@ -80,14 +80,14 @@ def test_values_become_columns_beside_their_position():
     ]
 
 
-def test_spark_error_is_cut_down_to_what_to_mend():
-    wall = "[STREAM_FAILED] x\nTraceback\nspark_groupsource.errors.ConfigurationError: topic t is not there\n z"
-    assert flight_delays.cause_of(Exception(wall)) == "topic t is not there"
+def test_error_of_spark_is_reduced_to_its_cause():
+    text = "[STREAM_FAILED] x\nTraceback\nspark_groupsource.errors.ConfigurationError: topic t is not there\n z"
+    assert flight_delays.cause_of(Exception(text)) == "topic t is not there"
     assert flight_delays.cause_of(Exception("\nother\nmore")) == "other"
 
 
 class Job:
-    """A running job of 2 members that reads a topic fed all the while."""
+    """A running job of two members."""
 
     def __init__(self, bootstrap_servers, topic, group, directory):
         self.output, self.log, self.rebalances = directory / "out", directory / "log", directory / "rebalances"
@@ -102,9 +102,10 @@ class Job:
             self.process = start_process(command, log, subprocess.STDOUT, environment)
 
     def python_pid(self):
-        told = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-        rows = [line.split(None, 2) for line in told.stdout.splitlines()]
-        return next(int(pid) for pid, above, args in rows if int(above) == self.process.pid and "flight_delays" in args)
+        output = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        rows = [line.split(None, 2) for line in output.stdout.splitlines()]
+        children = [(pid, args) for pid, parent, args in rows if int(parent) == self.process.pid]
+        return next(int(pid) for pid, args in children if "flight_delays" in args)
 
     def positions(self):
         table = pyarrow.dataset.dataset(self.output, format="parquet").to_table(columns=["partition", "offset"])
@@ -113,7 +114,7 @@ class Job:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("target", ["jvm", "python"])
-def test_sigterm_drains_while_records_flow(embedded, topic, group, tmp_path, target):
+def test_sigterm_drains_while_records_arrive(embedded, topic, group, tmp_path, target):
     flights = pytest.importorskip("flights")
     values = [f.value for f in islice(flights.encode_flights(flights.load_flights().head(50)), 50)]
     create_topic(embedded.bootstrap_servers, topic, 4)
@@ -142,11 +143,11 @@ def test_sigterm_drains_while_records_flow(embedded, topic, group, tmp_path, tar
         stop_process(job.process, 5)
         positions = committed()
         client.close()
-    said = job.log.read_text()
-    assert job.process.returncode in ((143, -15) if target == "jvm" else (0,)), said
-    # Spark's own daemon of workers complains of broken pipes when they end; nothing else may complain
-    assert "Py4J" not in said and "StreamingQueryException" not in said and "shutdown-hook" not in said
-    # what was written is what was committed: nothing in flight was left over, nothing is going to be read again
+    log = job.log.read_text()
+    assert job.process.returncode in ((143, -15) if target == "jvm" else (0,)), log
+    # Spark's worker daemon logs broken pipes when it exits; there must be no other errors
+    assert "Py4J" not in log and "StreamingQueryException" not in log and "shutdown-hook" not in log
+    # the written records are the committed ones: nothing is lost, nothing will be read again
     assert job.positions() == [(p, n) for p, end in sorted(positions.items()) for n in range(end)]
     events = [json.loads(line) for line in job.rebalances.read_text().splitlines()]
     assert events[0]["generation"] >= 1 and len(events[0]["gained"]) == 4 and "text" in events[0]

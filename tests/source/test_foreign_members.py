@@ -1,8 +1,8 @@
-"""A Spark query in one group with librdkafka's and Kafka's own consumer, each leading and following; both clusters."""
+"""A query in one group with a librdkafka or Java consumer, which leads or follows; on both clusters."""
 
 import pytest
-from stream_bench import PARTITIONS, Bench
 from support.members import JavaMember, RdMember
+from support.query_harness import PARTITIONS, QueryHarness
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
@@ -23,14 +23,14 @@ STRATEGIES = {
 
 
 @pytest.fixture
-def bench(spark, cluster, topic, group, tmp_path):
-    opened = Bench(spark, cluster, topic, group, tmp_path)
+def harness(spark, cluster, topic, group, tmp_path):
+    opened = QueryHarness(spark, cluster, topic, group, tmp_path)
     yield opened
     opened.close()
 
 
 def consumed_by(member):
-    """The values one foreign member has consumed."""
+    """Returns the values that a foreign member has consumed."""
     if isinstance(member, RdMember):
         return {offset * PARTITIONS + partition for partition, offset in member.seen}
     spans = [span for event in member.of("records_consumed") for span in event["partitions"]]
@@ -42,26 +42,26 @@ def consumed_by(member):
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_foreign_member_leads_then_follows(bench, kind):
+def test_foreign_member_leads_then_follows(harness, kind):
     strategy, member, settings = STRATEGIES[kind]
-    servers = bench.cluster.bootstrap_servers
-    bench.produce(40)
-    with member(servers, bench.group, bench.topic, **settings) as leading:
+    servers = harness.cluster.bootstrap_servers
+    harness.produce(40)
+    with member(servers, harness.group, harness.topic, **settings) as leading:
         leading.wait_for_partitions(PARTITIONS)
-        query = bench.start("a", **{"kafka.partition.assignment.strategy": strategy})
-        wait_until(lambda: len(bench.owners()) == 3, "three members own partitions", 90)
-        bench.produce(400)
-        bench.wait_committed(90)
-    # ours are alone now, so one of them leads
-    wait_until(lambda: len(bench.owners()) == 2, "our two own all partitions", 90)
-    bench.produce(100)
-    bench.wait_committed(90)
-    with member(servers, bench.group, bench.topic, **settings) as following:
-        wait_until(lambda: len(bench.owners()) == 3, "three members own partitions again", 90)
-        bench.produce(400)
-        bench.wait_committed(90)
+        query = harness.start("a", **{"kafka.partition.assignment.strategy": strategy})
+        wait_until(lambda: len(harness.owners()) == 3, "three members own partitions", 90)
+        harness.produce(400)
+        harness.wait_committed(90)
+    # only members of the query are left, so one of them leads
+    wait_until(lambda: len(harness.owners()) == 2, "the query's two members own all partitions", 90)
+    harness.produce(100)
+    harness.wait_committed(90)
+    with member(servers, harness.group, harness.topic, **settings) as following:
+        wait_until(lambda: len(harness.owners()) == 3, "three members own partitions again", 90)
+        harness.produce(400)
+        harness.wait_committed(90)
         stop_gracefully(query, 60)
         following.wait_for_partitions(PARTITIONS)
-    ours, theirs = bench.values("a"), consumed_by(leading) | consumed_by(following)
-    assert ours and len(ours) == len(set(ours)), "our own members read nothing twice"
-    assert {*ours, *theirs} == set(range(bench.produced))
+    own, foreign = harness.values("a"), consumed_by(leading) | consumed_by(following)
+    assert own and len(own) == len(set(own)), "the query reads nothing twice"
+    assert {*own, *foreign} == set(range(harness.produced))

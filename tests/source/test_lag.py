@@ -1,9 +1,9 @@
-"""What Kafka's own tool tells of a query: its members, and no lag within one trigger of an idle stream."""
+"""Members and lag of a query in kafka-consumer-groups."""
 
 from __future__ import annotations
 
 import pytest
-from parity.drive import Stream
+from support.direct_readers import StreamQuery
 from support.java_tools import GROUPS
 from support.topics import create_topic, produce
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 def described(java, cluster, group):
-    """The rows of kafka-consumer-groups, a dictionary each."""
+    """Returns the rows of kafka-consumer-groups as dictionaries."""
     head, *rows = java.rows(GROUPS, "--bootstrap-server", cluster.bootstrap_servers, "--describe", "--group", group)
     return [dict(zip(head, row)) for row in rows]
 
@@ -20,9 +20,9 @@ def test_idle_stream_has_members_and_no_lag(cluster, topic, group, java):
     create_topic(cluster.bootstrap_servers, topic, 3)
     produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
     options = {"subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "kafka.client.id": "billing"}
-    with Stream(cluster, {**options, "members": "2"}) as query:
-        assert len(query.turn()) == 20
-        assert query.turn() == []  # the first idle trigger
+    with StreamQuery(cluster, {**options, "members": "2"}) as query:
+        assert len(query.trigger()) == 20
+        assert query.trigger() == []  # the first idle trigger
         rows = described(java, cluster, group)
         assert [(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows] == [
             ("0", "10", "0"),

@@ -1,65 +1,67 @@
-"""As notebooks use it: frames looked at piece by piece, streams beside batch reads."""
+"""Use in notebooks: partial actions, caching, views, streams beside batch reads."""
 
 import pytest
 from pyspark.sql import functions as F
-from stream_bench import Bench
+from support.query_harness import QueryHarness
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def bench(spark, cluster, topic, group, tmp_path):
-    opened = Bench(spark, cluster, topic, group, tmp_path)
+def harness(spark, cluster, topic, group, tmp_path):
+    opened = QueryHarness(spark, cluster, topic, group, tmp_path)
     yield opened
     opened.close()
 
 
-def test_frames_are_looked_at_piece_by_piece(bench):
-    bench.produce(40)
-    reader = bench.spark.read.format("groupsource").option("kafka.bootstrap.servers", bench.cluster.bootstrap_servers)
-    reader = reader.option("subscribe", bench.topic)
+def test_partial_actions_caches_and_views_of_a_batch_read(harness):
+    harness.produce(40)
+    servers = harness.cluster.bootstrap_servers
+    reader = harness.spark.read.format("groupsource").option("kafka.bootstrap.servers", servers)
+    reader = reader.option("subscribe", harness.topic)
     frame = reader.load()
     assert frame.count() == 40 and not frame.isEmpty()
     assert len(frame.take(3)) == len(frame.limit(3).collect()) == len(frame.head(3)) == 3
-    bench.spark.conf.set("spark.sql.repl.eagerEval.enabled", "true")
+    harness.spark.conf.set("spark.sql.repl.eagerEval.enabled", "true")
     try:
-        assert bench.topic in frame._repr_html_()
+        assert harness.topic in frame._repr_html_()
     finally:
-        bench.spark.conf.unset("spark.sql.repl.eagerEval.enabled")
+        harness.spark.conf.unset("spark.sql.repl.eagerEval.enabled")
     pandas = frame.toPandas()
     assert list(pandas.columns) == frame.columns and sorted(map(int, pandas["value"])) == list(range(40))
     cached = frame.select(F.col("value").cast("string").cast("int").alias("n")).cache()
     try:
         assert cached.count() == 40
-        bench.produce(10)
-        # Spark plans a Python source once for each load()
+        harness.produce(10)
+        # Spark plans a Python source once per load()
         assert cached.agg(F.max("n")).first()[0] == 39 and frame.count() == 40
         assert reader.load().count() == 50
     finally:
         cached.unpersist()
     frame.createOrReplaceTempView("flights")
-    assert bench.spark.sql("SELECT count(*) FROM flights WHERE partition = 2").first()[0] == 10
+    assert harness.spark.sql("SELECT count(*) FROM flights WHERE partition = 2").first()[0] == 10
 
 
-def test_a_stream_is_looked_at_beside_batch_reads(bench):
-    bench.produce(40)
-    stream = bench.stream()
+def test_stream_beside_batch_reads(harness):
+    harness.produce(40)
+    stream = harness.stream()
     assert stream.isStreaming and stream.columns[:2] == ["key", "value"] and "groupsource" not in repr(stream)
-    assert stream._repr_html_() is None  # a notebook then shows the schema
-    name = f"looked_at_{bench.group.replace('-', '_')}"
+    assert stream._repr_html_() is None  # so that a notebook shows the schema
+    name = f"rows_{harness.group.replace('-', '_')}"
     query = stream.writeStream.format("memory").queryName(name).start()
-    bench.queries.append(query)
-    bench.wait_committed()
-    reader = bench.spark.read.format("groupsource").option("kafka.bootstrap.servers", bench.cluster.bootstrap_servers)
-    batch = reader.option("subscribe", bench.topic).load()
-    bench.produce(20)
-    # reading beside the group moves nothing in it
+    harness.queries.append(query)
+    harness.wait_committed()
+    servers = harness.cluster.bootstrap_servers
+    reader = harness.spark.read.format("groupsource").option("kafka.bootstrap.servers", servers)
+    batch = reader.option("subscribe", harness.topic).load()
+    harness.produce(20)
+    # a batch read does not change the group
     assert batch.count() == 60
-    bench.wait_committed()
-    assert bench.spark.table(name).count() == 60
-    # the same cell run again: another query of the same group, which shares what comes
-    again = bench.start("again")
-    wait_until(lambda: len(bench.owners()) == 4, "both queries own partitions", 60)
+    harness.wait_committed()
+    assert harness.spark.table(name).count() == 60
+    # the cell is run again: a second query of the same group shares the partitions
+    again = harness.start("again")
+    wait_until(lambda: len(harness.owners()) == 4, "both queries own partitions", 60)
     again.stop()
-    wait_until(lambda: len(bench.owners()) == 2, "the stopped query has left", 60)
+    wait_until(lambda: len(harness.owners()) == 2, "the stopped query has left", 60)

@@ -1,4 +1,4 @@
-"""On Spark's own cluster managers: a master and two workers on loopback, and ``local-cluster``."""
+"""A query on Spark clusters: standalone with two workers on loopback, and ``local-cluster``."""
 
 import os
 import re
@@ -22,8 +22,8 @@ from spark_groupsource.client.settings import ClientSettings
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = Path(__file__).with_name("cluster_job.py")
 PARTITIONS, RECORDS = 4, 2_000
-# what one batch takes of all partitions, so that the job is stopped in the middle of the topic
-ENOUGH = 160
+# records of one batch: the job is stopped before the end of the topic
+MIN_COMMITTED = 160
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
@@ -40,7 +40,7 @@ def environment(**settings):
 
 
 class Daemon:
-    """A process of Spark and what it has printed."""
+    """A Spark process and its log."""
 
     def __init__(self, log, *command, **settings):
         self.log = log
@@ -71,8 +71,8 @@ def standalone(directory):
     try:
         master = start("master", "master.Master", "--port", "0").wait_for(r"Starting Spark master at (spark://\S+)")
         for n in (1, 2):
-            place = ("--cores", "1", "--memory", "1g", "--work-dir", directory / f"worker-{n}")
-            start(f"worker-{n}", "worker.Worker", *place, master)
+            resources = ("--cores", "1", "--memory", "1g", "--work-dir", directory / f"worker-{n}")
+            start(f"worker-{n}", "worker.Worker", *resources, master)
         for worker in daemons[1:]:
             worker.wait_for("Successfully registered with (master)")
         yield master
@@ -93,7 +93,7 @@ def rows(directory):
 
 
 def run_drained(directory, master, servers, topic, group, **settings):
-    """Runs the job until it has read a part, stops it by SIGTERM and checks that all it wrote is committed, once."""
+    """Runs the job, stops it by SIGTERM, and checks that it has written the committed records, each once."""
     create_topic(servers, topic, PARTITIONS)
     produce(servers, topic, [(n % PARTITIONS, None, b"%d" % n) for n in range(RECORDS)])
     client_settings = ClientSettings.parse({"bootstrap.servers": servers})
@@ -104,7 +104,7 @@ def run_drained(directory, master, servers, topic, group, **settings):
 
     job = submit(directory, master, servers, topic, group, **settings)
     try:
-        wait_until(lambda: job.process.poll() is not None or sum(commits().values()) >= ENOUGH, "the job commits", 240)
+        wait_until(lambda: job.process.poll() is not None or sum(commits().values()) >= MIN_COMMITTED, "a commit", 240)
         os.kill(job.process.pid, signal.SIGTERM)
         wait_until(lambda: job.process.poll() is not None, "the job ends", 120)
         assert job.process.returncode in (143, -signal.SIGTERM), job.log.read_text()[-3000:]
@@ -115,33 +115,34 @@ def run_drained(directory, master, servers, topic, group, **settings):
     found = rows(directory)
     positions = sorted((row["partition"], row["offset"]) for row in found)
     assert positions == [(p, n) for p, end in sorted(committed.items()) for n in range(end)]
-    assert ENOUGH <= len(positions) < RECORDS
+    assert MIN_COMMITTED <= len(positions) < RECORDS
     return found
 
 
-def check_spread(found):
-    """Each of the two members, two neighbouring partitions by range, was read at an executor of its own."""
+def check_executors(found):
+    """Asserts that the two members, of two partitions each, were read by different executors."""
     executors = {row["executor"] for row in found}
     assert len(executors) == 2
-    together = defaultdict(set)
+    by_batch = defaultdict(set)
     for row in found:
-        # ranges of a batch are equally long, so the same offsets of two partitions were read in the same batch
-        together[row["offset"] // 10].add((row["partition"] // 2, row["executor"]))
-    assert any(len(pairs) == 2 and len({place for _, place in pairs}) == 2 for pairs in together.values()), together
+        # the ranges of a batch have equal lengths, so equal offsets of two partitions are of the same batch
+        by_batch[row["offset"] // 10].add((row["partition"] // 2, row["executor"]))
+    pairs_of = by_batch.values()
+    assert any(len(pairs) == 2 and len({executor for _, executor in pairs}) == 2 for pairs in pairs_of), by_batch
 
 
-def test_a_member_reads_on_each_worker_of_a_standalone_cluster(embedded, topic, group, tmp_path):
+def test_each_worker_of_a_standalone_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
     with standalone(tmp_path) as master:
         found = run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group)
-    check_spread(found)
+    check_executors(found)
     assert {Path(row["executor"]).relative_to(tmp_path).parts[0] for row in found} == {"worker-1", "worker-2"}
 
 
-def test_a_member_reads_on_each_worker_of_a_local_cluster(embedded, topic, group, tmp_path):
-    # its workers work below SPARK_HOME, where an installation should stay as it is
+def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
+    # its workers write below SPARK_HOME, so it gets a SPARK_HOME of links to the installation
     home = tmp_path / "spark"
     home.mkdir()
     for entry in SPARK_HOME.iterdir():
         (home / entry.name).symlink_to(entry)
     master = "local-cluster[2,1,1024]"
-    check_spread(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=str(home)))
+    check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=str(home)))

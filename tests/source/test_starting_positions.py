@@ -1,6 +1,6 @@
-"""Where reading begins, form by form, and what the group and the checkpoint say to it; on both clusters.
+"""Forms of startingOffsets, with and without committed offsets; on both clusters.
 
-Readers are driven as Spark drives them, without Spark; what Spark does with them is shown in test_which_offset_wins.
+Readers are called directly, without Spark; test_which_offset_wins covers restarts through Spark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from parity.drive import Batch, Stream
+from support.direct_readers import BatchQuery, StreamQuery
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -23,13 +23,13 @@ from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 pytestmark = pytest.mark.usefixtures("in_process")
 
 HOUR_MS = 3_600_000
-# log ends
+# log end offsets
 ENDS = {0: 30, 1: 20}
 
 
 @pytest.fixture(scope="session")
 def aged(cluster):
-    """Partitions of 30 and 20 records, an hour and a half apart, the last of each two hours old."""
+    """Partitions of 30 and 20 records, one and a half hours apart, the last of each two hours old."""
     topic = f"aged-{uuid4().hex[:8]}"
     create_topic(cluster.bootstrap_servers, topic, len(ENDS))
     now_ms = time.time_ns() // 10**6
@@ -54,7 +54,7 @@ def options(topic, group, **given):
 
 
 def begins(rows):
-    """Partition -> first offset read."""
+    """Returns partition -> first offset read."""
     found = {}
     for row in rows:
         found[row["partition"]] = min(row["offset"], found.get(row["partition"], row["offset"]))
@@ -66,7 +66,7 @@ def commit(client, topic, group, committed):
         client.commit(group, {TopicPartition(topic, p): OffsetAndMetadata(n) for p, n in committed.items()})
 
 
-# startingOffsets, what the group has committed, where a new stream begins and where a batch read does; T is the topic
+# startingOffsets, committed offsets, start offsets of a new stream, of a batch read; T is the topic
 FORMS = [
     ("earliest", {}, {0: 0, 1: 0}, {0: 0, 1: 0}),
     ("earliest", {0: 7}, {0: 7, 1: 0}, {0: 0, 1: 0}),
@@ -88,23 +88,23 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form, committed, expected, _", FORMS)
-def test_stream_begins(cluster, client, aged, group, form, committed, expected, _):
+def test_start_of_a_stream(cluster, client, aged, group, form, committed, expected, _):
     commit(client, aged, group, committed)
-    with Stream(cluster, options(aged, group, startingOffsets=form.replace("T", aged))) as query:
+    with StreamQuery(cluster, options(aged, group, startingOffsets=form.replace("T", aged))) as query:
         assert begins(query.run().rows) == expected
         committed_offsets = {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c}
         assert committed_offsets == ENDS, "also for partitions without records"
 
 
 @pytest.mark.parametrize("form, committed, _, expected", FORMS)
-def test_batch_begins(cluster, client, aged, group, form, committed, _, expected):
+def test_start_of_a_batch_read(cluster, client, aged, group, form, committed, _, expected):
     commit(client, aged, group, committed)
     given = options(aged, group, startingOffsets=form.replace("T", aged))
     if expected is None:
         with pytest.raises(ConfigurationError, match="latest"):
-            Batch(cluster, given)
+            BatchQuery(cluster, given)
     else:
-        assert begins(Batch(cluster, given).rows) == expected
+        assert begins(BatchQuery(cluster, given).rows) == expected
         assert not describe_groups(client, [group])[group].members
 
 
@@ -112,10 +112,10 @@ def test_starting_offsets_group_fails_without_a_committed_offset(cluster, client
     commit(client, aged, group, {0: 7})
     given = options(aged, group, startingOffsets="group")
     message = f"no committed offset for {aged}-1. Use group-or-earliest or"
-    with Stream(cluster, given) as query, pytest.raises(ConfigurationError, match=message):
-        query.turn()
+    with StreamQuery(cluster, given) as query, pytest.raises(ConfigurationError, match=message):
+        query.trigger()
     with pytest.raises(ConfigurationError, match=message):
-        Batch(cluster, given)
+        BatchQuery(cluster, given)
 
 
 @pytest.fixture
@@ -128,11 +128,11 @@ def small(cluster, topic):
 def test_reader_that_dies_before_its_first_commit_leaves_where_the_group_began(cluster, client, topic, group, small):
     small(10)
     given = options(topic, group, startingOffsets="latest")
-    with Stream(cluster, given) as first:
-        assert first.turn() == []  # batch 0, empty; Spark never comes back, and the group does without it
+    with StreamQuery(cluster, given) as first:
+        assert first.trigger() == []  # batch 0, empty; Spark never comes back, and the group does without it
         remove_members(client, group, [member.member_id for member in describe_groups(client, [group])[group].members])
         small(5)
-        with Stream(cluster, given) as second:
+        with StreamQuery(cluster, given) as second:
             assert begins(second.run().rows) == {0: 10}
 
 
@@ -140,13 +140,13 @@ def test_reader_that_dies_before_its_first_commit_leaves_where_the_group_began(c
 def test_checkpoint_of_another_group_goes_on_under_this_one(cluster, client, topic, group, small, other_at, begin):
     """The other group's commits count from now on, by the same rules: ahead or moved back, they are followed."""
     small(10)
-    with Stream(cluster, options(topic, group, startingOffsets="earliest")) as query:
+    with StreamQuery(cluster, options(topic, group, startingOffsets="earliest")) as query:
         assert len(query.run().rows) == 10
         checkpoint = query.start
     other = f"{group}-other"
     commit(client, topic, other, {} if other_at is None else {0: other_at})
     small(5)
-    with Stream(cluster, options(topic, other)) as query:
+    with StreamQuery(cluster, options(topic, other)) as query:
         query.start = checkpoint
         assert begins(query.run().rows) == {0: begin}
         assert client.fetch_committed(other)[TopicPartition(topic, 0)].offset == 15
@@ -155,13 +155,13 @@ def test_checkpoint_of_another_group_goes_on_under_this_one(cluster, client, top
 
 def test_expired_offsets_leave_it_to_the_checkpoint(cluster, client, topic, group, small):
     small(10)
-    with Stream(cluster, options(topic, group, startingOffsets="earliest")) as query:
+    with StreamQuery(cluster, options(topic, group, startingOffsets="earliest")) as query:
         query.run()
     wait_until(lambda: not describe_groups(client, [group])[group].members, "the member has left")
     # as if offsets.retention.minutes had passed
     delete_offsets(client, group, [TopicPartition(topic, 0)])
     small(5)
-    with Stream(cluster, options(topic, group)) as again:
+    with StreamQuery(cluster, options(topic, group)) as again:
         again.start = query.start
         assert begins(again.run().rows) == {0: 10}
         assert client.fetch_committed(group)[TopicPartition(topic, 0)].offset == 15

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from stream_bench import PARTITIONS, Bench
+from support.query_harness import PARTITIONS, QueryHarness
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
@@ -17,116 +17,116 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def bench(spark, cluster, topic, group, tmp_path):
-    opened = Bench(spark, cluster, topic, group, tmp_path)
+def harness(spark, cluster, topic, group, tmp_path):
+    opened = QueryHarness(spark, cluster, topic, group, tmp_path)
     yield opened
     opened.close()
 
 
-def test_available_now_reads_everything_under_the_limit_and_leaves_no_lag(bench):
-    bench.produce(1000)
-    query = bench.start("a", {"availableNow": True}, maxOffsetsPerTrigger="400")
+def test_limited_available_now_reads_everything_and_leaves_no_lag(harness):
+    harness.produce(1000)
+    query = harness.start("a", {"availableNow": True}, maxOffsetsPerTrigger="400")
     assert query.awaitTermination(120)
-    assert bench.values("a") == list(range(1000))
+    assert harness.values("a") == list(range(1000))
     assert [p["numInputRows"] for p in query.recentProgress] == [400, 400, 200]
-    assert bench.committed() == 1000
-    wait_until(lambda: not bench.members(), "the members have left")
-    bench.produce(100)
-    assert bench.start("a", {"availableNow": True}).awaitTermination(120)
-    assert bench.values("a") == list(range(1100))
-    assert bench.committed() == 1100
+    assert harness.committed() == 1000
+    wait_until(lambda: not harness.members(), "the members have left")
+    harness.produce(100)
+    assert harness.start("a", {"availableNow": True}).awaitTermination(120)
+    assert harness.values("a") == list(range(1100))
+    assert harness.committed() == 1100
 
 
-def test_idle_stream_commits_and_its_members_are_seen(bench):
-    bench.produce(40)
-    query = bench.start("a", **{"kafka.client.id": "app"})
-    bench.wait_committed()
-    assert {member.client_id for member in bench.members()} == {"app-0", "app-1"}
-    owned = sorted(p for member in bench.members() for p in member.assignment)
-    assert owned == [TopicPartition(bench.topic, n) for n in range(PARTITIONS)]
+def test_idle_stream_commits_and_shows_its_members(harness):
+    harness.produce(40)
+    query = harness.start("a", **{"kafka.client.id": "app"})
+    harness.wait_committed()
+    assert {member.client_id for member in harness.members()} == {"app-0", "app-1"}
+    owned = sorted(p for member in harness.members() for p in member.assignment)
+    assert owned == [TopicPartition(harness.topic, n) for n in range(PARTITIONS)]
     stop_gracefully(query, 60)
     assert not query.isActive
-    assert not bench.members()
+    assert not harness.members()
 
 
-def test_drain_does_not_wait_for_a_long_trigger(bench):
-    bench.produce(40)
-    query = bench.start("a", {"processingTime": "1 hour"})
+def test_drain_does_not_wait_for_a_long_trigger(harness):
+    harness.produce(40)
+    query = harness.start("a", {"processingTime": "1 hour"})
     wait_until(lambda: query.lastProgress is not None, "the first batch", 120)
-    assert bench.committed() == 0  # Spark has not come back, so nothing proves the checkpoint yet
+    assert harness.committed() == 0  # the batch is not known to be checkpointed before the next trigger
     stop_gracefully(query, 60)
-    assert bench.committed() == 40
+    assert harness.committed() == 40
 
 
-def test_two_queries_share_a_group_and_hand_over_gracefully(bench):
-    bench.produce(200)
-    first = bench.start("a")
-    bench.wait_committed()
-    second = bench.start("b")
-    bench.produce(200)
-    wait_until(lambda: len(bench.owners()) == 4, "four members with a partition each", 120)
-    bench.produce(400)
-    bench.wait_committed(120)
-    wait_until(lambda: bench.values("b"), "the second query reads", 120)
-    bench.produce(100)
+def test_two_queries_share_a_group_without_loss_or_duplicates(harness):
+    harness.produce(200)
+    first = harness.start("a")
+    harness.wait_committed()
+    second = harness.start("b")
+    harness.produce(200)
+    wait_until(lambda: len(harness.owners()) == 4, "four members with a partition each", 120)
+    harness.produce(400)
+    harness.wait_committed(120)
+    wait_until(lambda: harness.values("b"), "the second query reads", 120)
+    harness.produce(100)
     stop_gracefully(second, 60)
-    bench.produce(100)
-    bench.wait_committed(120)
+    harness.produce(100)
+    harness.wait_committed(120)
     stop_gracefully(first, 60)
-    assert bench.values("a", "b") == list(range(bench.produced))
+    assert harness.values("a", "b") == list(range(harness.produced))
 
 
-def test_fenced_task_fails_and_the_restart_repeats_and_loses_nothing(bench, tmp_path):
-    bench.produce(100)
+def test_restart_after_a_fenced_task_has_no_loss_or_duplicates(harness, tmp_path):
+    harness.produce(100)
     fences = []
 
     def write(frame, batch_id):
         if batch_id == 1 and not fences:
-            fences.append(remove_all(bench))
+            fences.append(remove_all(harness))
         frame.selectExpr("cast(value as string) as value").write.mode("overwrite").parquet(str(rows / str(batch_id)))
 
     rows = tmp_path / "rows"
 
     def start():
-        writer = bench.stream().writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "cp"))
+        writer = harness.stream().writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "cp"))
         query = writer.start()
-        bench.queries.append(query)
+        harness.queries.append(query)
         return query
 
     query = start()
-    bench.wait_committed()
-    bench.produce(100)
+    harness.wait_committed()
+    harness.produce(100)
     with pytest.raises(Exception, match=r"member .* of group .* in generation \d+, the group's generation is now \d+"):
         query.awaitTermination(120)
-    assert bench.committed() == 100
+    assert harness.committed() == 100
     start()
-    bench.wait_committed(120)
-    found = sorted(int(row.value) for path in rows.iterdir() for row in bench.spark.read.parquet(str(path)).collect())
+    harness.wait_committed(120)
+    found = sorted(int(row.value) for path in rows.iterdir() for row in harness.spark.read.parquet(str(path)).collect())
     assert found == list(range(200))
 
 
-def remove_all(bench):
-    members = [member.member_id for member in bench.members()]
+def remove_all(harness):
+    members = [member.member_id for member in harness.members()]
     assert members
-    remove_members(bench.client, bench.group, members)
+    remove_members(harness.client, harness.group, members)
     return members
 
 
-def test_restart_after_the_reader_was_killed(bench):
-    bench.produce(100)
-    query = bench.start("a")
-    bench.wait_committed()
-    readers = reader_pids(bench.spark)
+def test_restart_after_the_reader_process_was_killed(harness):
+    harness.produce(100)
+    query = harness.start("a")
+    harness.wait_committed()
+    readers = reader_pids(harness.spark)
     assert readers
     for pid in readers:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not query.isActive, "the query has failed", 60)
     assert query.exception() is not None
-    bench.produce(100)
-    query = bench.start("a")
-    bench.wait_committed(120)
+    harness.produce(100)
+    query = harness.start("a")
+    harness.wait_committed(120)
     stop_gracefully(query, 60)
-    assert bench.values("a") == list(range(200))
+    assert harness.values("a") == list(range(200))
 
 
 def reader_pids(spark):
@@ -135,15 +135,16 @@ def reader_pids(spark):
     return [pid for pid in pids if is_process_alive(pid)]
 
 
-def test_assign_needs_no_group(bench):
-    bench.produce(40)
-    options = {"kafka.bootstrap.servers": bench.cluster.bootstrap_servers, "startingOffsets": "earliest"}
-    stream = bench.spark.readStream.format("groupsource").options(**options, assign=f'{{"{bench.topic}":[1,3]}}').load()
+def test_assign_needs_no_group(harness):
+    harness.produce(40)
+    options = {"kafka.bootstrap.servers": harness.cluster.bootstrap_servers, "startingOffsets": "earliest"}
+    options["assign"] = f'{{"{harness.topic}":[1,3]}}'
+    stream = harness.spark.readStream.format("groupsource").options(**options).load()
     query = stream.writeStream.format("memory").queryName("assigned").trigger(availableNow=True).start()
     assert query.awaitTermination(120)
-    rows = bench.spark.table("assigned").select("partition").distinct().collect()
+    rows = harness.spark.table("assigned").select("partition").distinct().collect()
     assert sorted(row.partition for row in rows) == [1, 3]
-    assert bench.members() == ()
+    assert harness.members() == ()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,6 @@ def test_assign_needs_no_group(bench):
         ({"startingOffsets": "group"}, "group .* has no committed offset for"),
     ],
 )
-def test_invalid_option_fails_the_query_with_its_cause(bench, options, message):
+def test_invalid_option_fails_the_query_with_its_cause(harness, options, message):
     with pytest.raises(Exception, match=message):
-        bench.start("a", {"availableNow": True}, **options).awaitTermination(120)
+        harness.start("a", {"availableNow": True}, **options).awaitTermination(120)

@@ -1,4 +1,4 @@
-"""A topic of every kind on a real Kafka, written by librdkafka."""
+"""Topics of every kind, written by librdkafka."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Callable, Mapping
 from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without __all__
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 MIB = 1 << 20
 FIRST_MS = 1_600_000_000_000
-"""Timestamp of the first record of the topic ``times``; each next record of a partition is 1,000 ms later."""
+"""Timestamp of the first record of the topic ``times``; each further record of a partition is 1,000 ms later."""
 
 
 def nulls(servers: str, topic: str) -> None:
@@ -24,9 +30,10 @@ def nulls(servers: str, topic: str) -> None:
 def headers(servers: str, topic: str) -> None:
     create_topic(servers, topic, 2)
     producer = Producer({"bootstrap.servers": servers})
-    for number, chosen in enumerate(
-        (None, [], [("a", b"1")], [("a", None), ("a", b""), ("", b"x")], [("ключ", b"\x00" * 300)], [("z", b"9")] * 40)
-    ):
+    cases: list[list[tuple[str, str | bytes | None]] | None] = [None, [], [("a", b"1")], [("ключ", b"\x00" * 300)]]
+    cases[3:3] = [[("a", None), ("a", b""), ("", b"x")]]
+    cases.append([("z", b"9")] * 40)
+    for number, chosen in enumerate(cases):
         producer.produce(topic, b"%d" % number, b"k", number % 2, headers=chosen)
     assert not producer.flush(30)
 
@@ -36,19 +43,19 @@ def empty(servers: str, topic: str) -> None:
 
 
 def compacted(servers: str, topic: str) -> None:
-    """Gaps at the front, in the middle, and a partition of which only the last record is left."""
+    """Gaps at the start and in the middle; one partition has only its last record."""
     config = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0.01"}
     create_topic(servers, topic, 2, config)
     set_config(servers, ConfigResource(ResourceType.BROKER, "1"), "log.cleaner.backoff.ms", "50")
-    for turn in range(4):
-        rows = [(0, b"k%d" % (n % (20 + turn)), b"%d.%d" % (turn, n)) for n in range(100)]
-        produce(servers, topic, [*rows, (1, b"same", b"%d" % turn)], batch_num_messages=10)
-    # a segment is cleaned once a later one is there
+    for round_ in range(4):
+        rows = [(0, b"k%d" % (n % (20 + round_)), b"%d.%d" % (round_, n)) for n in range(100)]
+        produce(servers, topic, [*rows, (1, b"same", b"%d" % round_)], batch_num_messages=10)
+    # a segment is cleaned only when a later one exists
     wait_until(lambda: produce(servers, topic, [(0, b"last", b""), (1, b"same", b"")]) and is_sparse(servers, topic, 2),
                "the log is compacted", 60, 0.3)  # fmt: skip
-    # both sources must find the same, so nothing more is compacted
+    # no more compaction, so that both sources read the same records
     set_config(servers, ConfigResource(ResourceType.TOPIC, topic), "cleanup.policy", "delete")
-    wait_until(lambda: read_offsets(servers, topic, 0) == read_offsets(servers, topic, 0), "the log is settled", 60)
+    wait_until(lambda: read_offsets(servers, topic, 0) == read_offsets(servers, topic, 0), "the log is stable", 60)
 
 
 def set_config(servers: str, resource: ConfigResource, name: str, value: str) -> None:
@@ -58,12 +65,12 @@ def set_config(servers: str, resource: ConfigResource, name: str, value: str) ->
 
 
 def is_sparse(servers: str, topic: str, partitions: int) -> bool:
-    """True when every partition holds fewer records than offsets."""
+    """True if every partition has fewer records than offsets."""
     return all(len(offsets) < end for offsets, end in (read_offsets(servers, topic, n) for n in range(partitions)))
 
 
 def read_offsets(servers: str, topic: str, partition: int) -> tuple[list[int], int]:
-    """Offsets of the records of one partition, and its end."""
+    """Returns the offsets of one partition's records and its end offset."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "unused", "enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
@@ -74,7 +81,7 @@ def read_offsets(servers: str, topic: str, partition: int) -> tuple[list[int], i
             assert message is not None, f"{topic}-{partition} cannot be read to its end"
             if message.error():
                 return offsets, end
-            offsets.append(message.offset())
+            offsets.append(message.offset() or 0)
     finally:
         consumer.close()
 
@@ -104,21 +111,21 @@ def many_partitions(servers: str, topic: str) -> None:
 
 
 def transactions(servers: str, topic: str) -> None:
-    """Committed, aborted and plain records in turn in partition 0; partition 1 ends with an aborted transaction."""
+    """Committed, aborted and non-transactional records in partition 0; partition 1 ends with an aborted transaction."""
     create_topic(servers, topic, 2)
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 0})
     producer.init_transactions(30)
-    for turn, commits in enumerate((True, False, True, False, False)):
+    for number, commits in enumerate((True, False, True, False, False)):
         producer.begin_transaction()
         for n in range(50):
-            producer.produce(topic, b"%s %d" % (b"kept" if commits else b"aborted", n), b"%d" % turn, partition=n % 2)
+            producer.produce(topic, b"%s %d" % (b"kept" if commits else b"aborted", n), b"%d" % number, partition=n % 2)
         assert not producer.flush(30)
         (producer.commit_transaction if commits else producer.abort_transaction)(30)
-        produce(servers, topic, [(0, None, b"plain %d" % turn)])
+        produce(servers, topic, [(0, None, b"plain %d" % number)])
 
 
 def trimmed(servers: str, topic: str) -> None:
-    """The log begins at offset 15 in partition 0, at its end in partition 1."""
+    """The log start offset is 15 in partition 0 and the log end offset in partition 1."""
     create_topic(servers, topic, 3)
     produce(servers, topic, [(n % 3, None, b"%d" % n) for n in range(120)])
     admin = AdminClient({"bootstrap.servers": servers})
@@ -128,7 +135,7 @@ def trimmed(servers: str, topic: str) -> None:
 
 def times(servers: str, topic: str) -> None:
     """Partition 0: 40 records, 1: 20, 2: none; timestamps from `FIRST_MS`, one second apart."""
-    # so old that Kafka would delete them at its next look, which comes every five minutes
+    # with the default retention Kafka would delete these records within five minutes
     create_topic(servers, topic, 3, {"retention.ms": "-1"})
     producer = Producer({"bootstrap.servers": servers})
     for partition, count in ((0, 40), (1, 20)):
@@ -153,11 +160,11 @@ TOPICS: Mapping[str, Callable[[str, str], None]] = {
         times,
     )
 }
-"""Kind of topic -> what makes one, given the broker's address and a name."""
+"""Kind of topic -> function that creates one, given the address of a broker and a name."""
 
 
-class Zoo:
-    """Topics by kind."""
+class SampleTopics:
+    """Topics by kind, created when first used."""
 
     def __init__(self, bootstrap_servers: str, makers: Mapping[str, Callable[[str, str], None]]) -> None:
         self._bootstrap_servers, self._makers = bootstrap_servers, makers
