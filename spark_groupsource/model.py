@@ -90,3 +90,10 @@ def bounded_names(names: Iterable[object], limit: int = 5) -> str:
     texts = [str(name) for name in names]
     omitted = len(texts) - limit
     return ", ".join(texts[:limit]) + (f" and {omitted:,} more" if omitted > 0 else "")
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """An idempotent or transactional producer."""
+
+    producer_id: int
+    epoch: int

@@ -11,7 +11,6 @@ from spark_groupsource.group.outcome import (
     Reply,
     RequestContext,
     SetTimer,
-    TransactionProducer,
 )
 from spark_groupsource.group.request_splitting import coordinator_partition, merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
@@ -35,7 +34,6 @@ __all__ = [
     "SessionTimer",
     "SetTimer",
     "SyncTimer",
-    "TransactionProducer",
     "error_response",
     "coordinator_partition",
     "merge_responses",

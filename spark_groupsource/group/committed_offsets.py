@@ -19,11 +19,11 @@ from typing import AbstractSet, Collection, Iterable, Iterator, Mapping, Sequenc
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.member_sessions import renew_session
-from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets, TransactionProducer
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets
 from spark_groupsource.group.requests import OffsetFetchTopic
 from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
@@ -69,7 +69,7 @@ def commit_transactional_offsets(
     if error is not ErrorCode.NONE:
         builder.reply(context.token, commit_error_response(request, error))
         return
-    builder.producer = TransactionProducer(request.producer_id, request.producer_epoch)
+    builder.producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     builder.reply(context.token, transactional_commit_response(_store(builder, request, -1)))
 
 

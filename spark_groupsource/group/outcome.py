@@ -21,6 +21,7 @@ from spark_groupsource.clock import Instant
 from spark_groupsource.group.config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
+from spark_groupsource.model import ProducerIdAndEpoch
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -54,13 +55,6 @@ class LogRecord(NamedTuple):
 
     key: bytes
     value: bytes | None
-
-
-class TransactionProducer(NamedTuple):
-    """The producer in whose transaction records are appended."""
-
-    producer_id: int
-    epoch: int
 
 
 class Reply(NamedTuple):
@@ -144,7 +138,7 @@ class Outcome(NamedTuple):
     """What one call of the shard decided; the module says what the caller does with it.
 
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
-    `append_failed` continue from it. With a `producer`, the records are part of its transaction.
+    `append_failed` continue from it. With a `producer`, the records belong to its transaction.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -152,7 +146,7 @@ class Outcome(NamedTuple):
     timers: tuple[SetTimer | CancelTimer, ...] = ()
     events: tuple[GroupEvent, ...] = ()
     after_append: AfterAppend | None = None
-    producer: TransactionProducer | None = None
+    producer: ProducerIdAndEpoch | None = None
 
 
 @dataclass
@@ -167,7 +161,7 @@ class OutcomeBuilder:
     timers: list[SetTimer | CancelTimer] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     after_append: AfterAppend | None = None
-    producer: TransactionProducer | None = None
+    producer: ProducerIdAndEpoch | None = None
 
     def reply(self, token: object, response: Message) -> None:
         """Adds a response; it is sent when the records of this call are durable."""

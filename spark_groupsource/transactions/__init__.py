@@ -1,16 +1,14 @@
-"""The transaction coordinator as a pure state machine: it decides, others append, write markers and keep the time."""
+"""Transaction coordinator: a pure state machine; the broker appends its records and writes markers."""
 
 from spark_groupsource.transactions.states import TransactionOperation, is_ending
 from spark_groupsource.transactions.transaction_shard import (
     Decision,
-    ProducerIdAndEpoch,
     TransactionConfig,
     TransactionShard,
 )
 
 __all__ = [
     "Decision",
-    "ProducerIdAndEpoch",
     "TransactionConfig",
     "TransactionOperation",
     "TransactionShard",

@@ -1,18 +1,18 @@
-"""The states of a transactional id, who may follow whom, and what each state answers: as data.
+"""State tables of a transactional id: transitions and the rule for each operation.
 
-Theory. A transactional id has one producer at a time, known by its producer id and epoch. InitProducerId raises the
-epoch, which fences whoever had it before. A transaction begins with the first partition added, and ends in two steps:
+A transactional id has one current producer, identified by producer id and epoch. InitProducerId raises the epoch, which
+fences the previous producer. A transaction starts with its first partition and ends in two steps:
 
     Empty ---> Ongoing ---EndTxn---> PrepareCommit ---markers are written---> CompleteCommit --+
                  ^  |                PrepareAbort  -------------------------> CompleteAbort  --+
-                 |  +--InitProducerId, or time is up: fence and abort--^                       |
-                 +-----------------------------------next transaction--------------------------+
+                 |  +--InitProducerId or transaction timeout: fence and abort-^                |
+                 +-----------------------------next transaction--------------------------------+
 
-The Prepare record is the decision: once it is in the log the transaction ends so, whoever dies. Markers may be written
-twice, so a coordinator that finds a Prepare record at its start writes all of them.
+The Prepare record is the decision: once it is in the log, the transaction ends this way after any failure. Markers may
+be written twice, so a coordinator that finds a Prepare record while loading writes all markers.
 
-Fencing stores the raised epoch and the abort in one record, and the client is told to ask again, so that its own epoch
-is a later one than that of the markers.
+Fencing stores the raised epoch and the abort in one record. The client gets a retriable error, so that the epoch of its
+next InitProducerId is greater than that of the markers.
 
 Source: KIP-98, KIP-360; Kafka's TransactionMetadata and TransactionCoordinator (transaction protocol 1).
 """
@@ -40,7 +40,7 @@ TRANSACTION_TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]
     COMPLETE_COMMIT: frozenset({PREPARE_COMMIT}),
     COMPLETE_ABORT: frozenset({PREPARE_ABORT}),
 }
-"""status -> those it may be entered from."""
+"""State -> the states from which it may be entered."""
 
 TRANSACTION_STATE_NAMES: Mapping[TransactionStatus, str] = {
     EMPTY: "Empty",
@@ -50,42 +50,42 @@ TRANSACTION_STATE_NAMES: Mapping[TransactionStatus, str] = {
     COMPLETE_COMMIT: "CompleteCommit",
     COMPLETE_ABORT: "CompleteAbort",
 }
-"""status -> how Kafka's tools name it."""
+"""State -> its name in responses and in Kafka's tools."""
 
 EXPIRABLE_STATES = frozenset({EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT})
-"""A transactional id that is not used any more is forgotten in these alone."""
+"""States in which an unused transactional id expires."""
 
 COMPLETED_STATES: Mapping[TransactionStatus, TransactionStatus] = {
     PREPARE_COMMIT: COMPLETE_COMMIT,
     PREPARE_ABORT: COMPLETE_ABORT,
 }
-"""What a decision becomes when every marker is written."""
+"""Prepare state -> the state after all markers are written."""
 
 
 class TransactionOperation(Enum):
-    """What is asked of a transactional id."""
+    """Operations on a transactional id."""
 
     INIT = "InitProducerId"
     ADD = "AddPartitionsToTxn or AddOffsetsToTxn"
     COMMIT = "EndTxn that commits"
     ABORT = "EndTxn that aborts"
-    EXPIRE = "transaction.timeout.ms is over"
+    EXPIRE = "transaction timeout"
 
 
 class TransactionAction(Enum):
-    """What the coordinator does about it."""
+    """What the coordinator does with an operation."""
 
-    REJECT = "answer the error"
-    CONFIRM = "it is so already"
-    RAISE_EPOCH = "hand out the next epoch, or another producer id after the last"
-    FENCE = "raise the epoch and abort; who asked is to ask again"
-    BEGIN = "begin a transaction"
-    EXTEND = "add what is not in it yet"
-    END = "store the decision; markers follow"
+    REJECT = "return the error"
+    CONFIRM = "succeed without a change: a retry"
+    RAISE_EPOCH = "return the next epoch, or a new producer id after the last epoch"
+    FENCE = "raise the epoch and abort; return a retriable error"
+    BEGIN = "start a transaction"
+    EXTEND = "add the partitions that are not in the transaction yet"
+    END = "store the decision, then write markers"
 
 
 class TransactionRule(NamedTuple):
-    """One cell: the action and the error it answers with."""
+    """Action for an operation, and its error."""
 
     action: TransactionAction
     error: ErrorCode = ErrorCode.NONE
@@ -130,7 +130,7 @@ TRANSACTION_RULES: Mapping[TransactionStatus, Mapping[TransactionOperation, Tran
     COMPLETE_COMMIT: {
         TransactionOperation.INIT: _RAISE,
         TransactionOperation.ADD: _BEGIN,
-        # the answer was lost and the client asks again
+        # a retry after the response was lost
         TransactionOperation.COMMIT: _CONFIRM,
         TransactionOperation.ABORT: _INVALID,
         TransactionOperation.EXPIRE: _CONFIRM,
@@ -143,9 +143,16 @@ TRANSACTION_RULES: Mapping[TransactionStatus, Mapping[TransactionOperation, Tran
         TransactionOperation.EXPIRE: _CONFIRM,
     },
 }
-"""status -> ask -> answer; complete."""
+"""State -> operation -> rule; complete."""
 
 
 def is_ending(status: TransactionStatus) -> bool:
-    """Whether it is decided how the transaction ends, and markers are to be written."""
+    """Whether the end of the transaction is decided and its markers have to be written."""
     return status in COMPLETED_STATES
+
+
+def check_transition(transactional_id: str, state: TransactionStatus, new_state: TransactionStatus) -> None:
+    """Raises RuntimeError unless `new_state` may be entered from `state`; that is a bug in this package."""
+    if state not in TRANSACTION_TRANSITIONS[new_state]:
+        names = f"{TRANSACTION_STATE_NAMES[state]} to {TRANSACTION_STATE_NAMES[new_state]}"
+        raise RuntimeError(f"Transactional id '{transactional_id}' cannot transition from {names}.")

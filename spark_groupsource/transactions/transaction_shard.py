@@ -1,13 +1,14 @@
-"""The coordinator of the transactional ids in one partition of `__transaction_state`: decisions and replay.
+"""Transaction coordinator shard: the transactional ids of one partition of `__transaction_state`.
 
-Decide, append, replay, answer. A method that decides changes nothing; it returns a `Decision`, and its caller
+A request is handled in four steps: decide, append, replay, reply. A method that decides changes nothing; it returns a
+`Decision`, and the caller
 
-1. answers `error` at once if there is no `value`;
-2. else appends the record of `value`; on failure the client is told so, and nothing has happened;
-3. on success replays the record and calls `stored`, then answers `error`, and where `ends(value.status)` writes the
-   markers and appends what `complete` returns.
+1. without a `value` returns `error` to the client;
+2. otherwise appends the record of `value`; if that fails, returns an error to the client;
+3. otherwise replays the record and calls `on_stored`, then returns `error` to the client, and if
+   `is_ending(value.status)` writes the markers and appends what `complete_transaction` returns.
 
-Knows no clock, no log and no chance: times and fresh producer ids come as arguments. Not thread-safe: one writer.
+The shard uses no clock, log or randomness: the caller passes the time and new producer ids. Not thread-safe.
 
 Source: KIP-98, KIP-360 (epochs raised by the client), KIP-890 part 1 (verification); Kafka's TransactionCoordinator.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Collection, Iterator, NamedTuple
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.transactions.states import (
     COMPLETED_STATES,
     EMPTY,
@@ -27,9 +28,9 @@ from spark_groupsource.transactions.states import (
     PREPARE_ABORT,
     PREPARE_COMMIT,
     TRANSACTION_RULES,
-    TRANSACTION_TRANSITIONS,
     TransactionAction,
     TransactionOperation,
+    check_transition,
     is_ending,
 )
 from spark_groupsource.wire.transaction_records import (
@@ -45,21 +46,14 @@ _LARGEST_EPOCH = 2**15 - 1
 
 @dataclass(frozen=True)
 class TransactionConfig:
-    """Kafka's settings of the coordinator, in ms."""
+    """Broker settings of the transaction coordinator."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000
 
 
-class ProducerIdAndEpoch(NamedTuple):
-    """A producer id with its epoch."""
-
-    producer_id: int
-    epoch: int
-
-
 class Decision(NamedTuple):
-    """`error` is the answer, after `value` was stored where there is one; `last_epoch` goes to `stored`."""
+    """`error` for the client, after `value` is stored if there is one; `last_epoch` is for `on_stored`."""
 
     error: ErrorCode
     value: TransactionValue | None = None
@@ -67,18 +61,18 @@ class Decision(NamedTuple):
 
 
 class TransactionShard:
-    """Transactional ids of one partition; `replay` the log first. `transactions` is the lasting state: read only."""
+    """The transactional ids of one partition. `transactions` is the replayed state, read-only for callers."""
 
     def __init__(self, config: TransactionConfig | None = None) -> None:
         self.config = config or TransactionConfig()
         self.transactions: dict[str, TransactionValue] = {}
-        # the epoch before the last one, so that a client may ask again; as in Kafka a restart forgets it
+        # transactional id -> previous epoch, for retries of InitProducerId; in memory only, as in Kafka
         self._last_epochs: dict[str, int] = {}
 
-    # --- lasting state
+    # --- replay
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Takes one record of the log over, at load and after each append.
+        """Replays one record, while loading and after each append.
 
         Raises: CorruptRecordError.
         """
@@ -92,7 +86,7 @@ class TransactionShard:
             self.transactions[transactional_id] = decode_value(value)
 
     def on_stored(self, transactional_id: str, decision: Decision) -> None:
-        """To be called when the value of a decision was stored and replayed."""
+        """Is called after the value of a decision was stored and replayed."""
         self._last_epochs[transactional_id] = decision.last_epoch
 
     # --- decisions
@@ -105,9 +99,9 @@ class TransactionShard:
         timestamp_ms: int,
         next_producer_id: Callable[[], int],
     ) -> Decision:
-        """InitProducerId: an epoch for whoever has the transactional id from now on.
+        """InitProducerId: returns the next epoch, which fences the previous producer.
 
-        `expected` is what a producer has that wants to go on after an error (KIP-360); another one is fenced.
+        `expected` is the current epoch of a producer that recovers from an error (KIP-360).
         """
         if not transactional_id or len(transactional_id.encode()) > MAX_TRANSACTIONAL_ID_BYTES:
             return Decision(ErrorCode.INVALID_REQUEST)
@@ -124,33 +118,33 @@ class TransactionShard:
             return Decision(rule.error)
         if rule.action is TransactionAction.FENCE:
             return self._store(transactional_id, _fenced(known, timestamp_ms), error=rule.error)
-        fresh = replace(
+        renewed = replace(
             known, timeout_ms=timeout_ms, status=EMPTY, partitions=frozenset(), updated_ms=timestamp_ms, start_ms=-1
         )
         current = ProducerIdAndEpoch(known.producer_id, known.producer_epoch)
         if _is_exhausted(current.epoch) and expected in (None, current):
             rotated = replace(
-                fresh, producer_id=next_producer_id(), producer_epoch=0, previous_producer_id=known.producer_id
+                renewed, producer_id=next_producer_id(), producer_epoch=0, previous_producer_id=known.producer_id
             )
             return self._store(transactional_id, rotated, NO_EPOCH if expected is None else known.producer_epoch)
-        return self._raise_epoch(transactional_id, known, fresh, expected)
+        return self._raise_epoch(transactional_id, known, renewed, expected)
 
     def _raise_epoch(
         self,
         transactional_id: str,
         known: TransactionValue,
-        fresh: TransactionValue,
+        renewed: TransactionValue,
         expected: ProducerIdAndEpoch | None,
     ) -> Decision:
-        raised = replace(fresh, producer_epoch=known.producer_epoch + 1)
+        raised = replace(renewed, producer_epoch=known.producer_epoch + 1)
         if expected is None:
             return self._store(transactional_id, raised)
         if expected.epoch == known.producer_epoch:
             return self._store(transactional_id, raised, known.producer_epoch)
         last_epoch = self._last_epochs.get(transactional_id, NO_EPOCH)
         if expected.epoch == last_epoch:
-            # its answer was lost and it asks again; a new producer would have erased the last epoch
-            return self._store(transactional_id, fresh, last_epoch)
+            # a retry after the response was lost; a new producer would have cleared the last epoch
+            return self._store(transactional_id, renewed, last_epoch)
         return Decision(ErrorCode.PRODUCER_FENCED)
 
     def add_partitions(
@@ -158,7 +152,7 @@ class TransactionShard:
             TopicPartition
         ], timestamp_ms: int
     ) -> Decision:
-        """AddPartitionsToTxn, AddOffsetsToTxn: partitions that get a marker when the transaction ends."""
+        """AddPartitionsToTxn, AddOffsetsToTxn: adds the partitions to the transaction, or starts one."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return Decision(error)
@@ -177,7 +171,7 @@ class TransactionShard:
     def end_transaction(
         self, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool, timestamp_ms: int
     ) -> Decision:
-        """EndTxn: how the transaction ends."""
+        """EndTxn: decides to commit or to abort."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return Decision(error)
@@ -190,7 +184,7 @@ class TransactionShard:
         return self._store(transactional_id, replace(known, status=status, updated_ms=timestamp_ms), last_epoch)
 
     def abort_timed_out(self, transactional_id: str, timestamp_ms: int) -> Decision:
-        """What is to be done when the time of a transaction may be over."""
+        """Fences the producer and aborts, if the transaction has exceeded its timeout."""
         known = self.transactions.get(transactional_id)
         if known is None or TRANSACTION_RULES[known.status][
             TransactionOperation.EXPIRE
@@ -201,15 +195,15 @@ class TransactionShard:
         return self._store(transactional_id, _fenced(known, timestamp_ms))
 
     def complete_transaction(self, transactional_id: str, timestamp_ms: int) -> Decision:
-        """What is to be stored when every marker is written."""
+        """Returns the state to store after all markers are written."""
         known = self.transactions[transactional_id]
         done = replace(known, status=COMPLETED_STATES[known.status], partitions=frozenset(), updated_ms=timestamp_ms)
         return self._store(transactional_id, done, self._last_epochs.get(transactional_id, NO_EPOCH))
 
-    # --- questions
+    # --- queries
 
     def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, partition: TopicPartition) -> ErrorCode:
-        """Whether a partition belongs to the producer's open transaction, so that its records will be ended."""
+        """Returns NONE if a partition is in the producer's open transaction, else the error."""
         error = self._check(transactional_id, producer)
         if error is not ErrorCode.NONE:
             return error
@@ -219,12 +213,12 @@ class TransactionShard:
         return ErrorCode.NONE if partition in known.partitions else ErrorCode.TRANSACTION_ABORTABLE
 
     def time_left_ms(self, transactional_id: str, timestamp_ms: int) -> int:
-        """Until the transaction's time is over; 0 when it is, or by how much it is."""
+        """Returns the time until the transaction times out, 0 or negative afterwards."""
         known = self.transactions[transactional_id]
         return known.start_ms + known.timeout_ms - timestamp_ms
 
     def expired_ids(self, timestamp_ms: int) -> Iterator[str]:
-        """The transactional ids that are to be forgotten, for nobody has used them for long."""
+        """Returns the transactional ids that were not used for transactional.id.expiration.ms."""
         oldest_ms = timestamp_ms - self.config.transactional_id_expiration_ms
         for transactional_id, value in self.transactions.items():
             if value.status in EXPIRABLE_STATES and value.updated_ms <= oldest_ms:
@@ -238,9 +232,7 @@ class TransactionShard:
         error: ErrorCode = ErrorCode.NONE,
     ) -> Decision:
         known = self.transactions.get(transactional_id)
-        before = EMPTY if known is None else known.status
-        if before not in TRANSACTION_TRANSITIONS[value.status]:
-            raise RuntimeError(f"{transactional_id} cannot go from {before.name} to {value.status.name}")
+        check_transition(transactional_id, EMPTY if known is None else known.status, value.status)
         return Decision(error, value, last_epoch)
 
     def _check(self, transactional_id: str, producer: ProducerIdAndEpoch) -> ErrorCode:
@@ -257,12 +249,12 @@ def _fenced(known: TransactionValue, timestamp_ms: int) -> TransactionValue:
 
 
 def _is_exhausted(epoch: int) -> bool:
-    # one is left for the fence of a transaction that is open
+    # one epoch is reserved for fencing an open transaction
     return epoch >= _LARGEST_EPOCH - 1
 
 
 def _may_expect(expected: ProducerIdAndEpoch, known: TransactionValue) -> bool:
-    """Whether a producer may once have been told what it has: the epoch is looked at when it is raised."""
+    """Whether the producer id is the current one or the one before; `_raise_epoch` checks the epoch."""
     if expected.producer_id == known.producer_id:
         return True
     return expected.producer_id == known.previous_producer_id and _is_exhausted(expected.epoch)

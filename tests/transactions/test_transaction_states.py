@@ -1,4 +1,4 @@
-"""The tables of a transactional id: every state times every ask, walked against a live shard on a manual clock."""
+"""State tables of a transactional id, checked against a transaction coordinator shard."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.model import TopicPartition
-from spark_groupsource.transactions import Decision, ProducerIdAndEpoch, TransactionConfig, TransactionShard, is_ending
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
@@ -21,6 +21,7 @@ from spark_groupsource.transactions.states import (
     TRANSACTION_TRANSITIONS,
     TransactionAction,
     TransactionOperation,
+    check_transition,
 )
 from spark_groupsource.wire.transaction_records import TransactionStatus, encode_key, encode_value
 
@@ -32,12 +33,12 @@ CONFIG = TransactionConfig(transaction_max_timeout_ms=10_000, transactional_id_e
 
 
 class Context:
-    """One shard with its log and clock; `keep` does what a broker does with a decision, markers aside."""
+    """One shard with its log and clock; `keep` appends and replays the record of a decision, as the broker does."""
 
     def __init__(self) -> None:
         self.shard = TransactionShard(CONFIG)
         self.log: list[tuple[bytes, bytes]] = []
-        self.now_ms = 5_000
+        self.timestamp_ms = 5_000
         self._ids = 100
 
     def next_producer_id(self) -> int:
@@ -61,16 +62,16 @@ class Context:
         return ProducerIdAndEpoch(self.value.producer_id, self.value.producer_epoch)
 
     def init(self, expected: ProducerIdAndEpoch | None = None, timeout_ms: int = TIMEOUT_MS) -> ErrorCode:
-        return self.keep(self.shard.init_producer_id(T, timeout_ms, expected, self.now_ms, self.next_producer_id))
+        return self.keep(self.shard.init_producer_id(T, timeout_ms, expected, self.timestamp_ms, self.next_producer_id))
 
     def add(self, *partitions: TopicPartition, producer: ProducerIdAndEpoch | None = None) -> ErrorCode:
-        return self.keep(self.shard.add_partitions(T, producer or self.producer, partitions, self.now_ms))
+        return self.keep(self.shard.add_partitions(T, producer or self.producer, partitions, self.timestamp_ms))
 
     def end(self, committed: bool, producer: ProducerIdAndEpoch | None = None) -> ErrorCode:
-        return self.keep(self.shard.end_transaction(T, producer or self.producer, committed, self.now_ms))
+        return self.keep(self.shard.end_transaction(T, producer or self.producer, committed, self.timestamp_ms))
 
     def complete(self) -> None:
-        assert self.keep(self.shard.complete_transaction(T, self.now_ms)) is ErrorCode.NONE
+        assert self.keep(self.shard.complete_transaction(T, self.timestamp_ms)) is ErrorCode.NONE
 
     def in_state(self, status: TransactionStatus) -> Context:
         self.init()
@@ -84,15 +85,15 @@ class Context:
         return self
 
 
-def ask(context: Context, what: TransactionOperation) -> ErrorCode:
-    if what is TransactionOperation.INIT:
+def perform(context: Context, operation: TransactionOperation) -> ErrorCode:
+    if operation is TransactionOperation.INIT:
         return context.init()
-    if what is TransactionOperation.ADD:
+    if operation is TransactionOperation.ADD:
         return context.add(P1)
-    if what is TransactionOperation.EXPIRE:
-        context.now_ms += TIMEOUT_MS
-        return context.keep(context.shard.abort_timed_out(T, context.now_ms))
-    return context.end(what is TransactionOperation.COMMIT)
+    if operation is TransactionOperation.EXPIRE:
+        context.timestamp_ms += TIMEOUT_MS
+        return context.keep(context.shard.abort_timed_out(T, context.timestamp_ms))
+    return context.end(operation is TransactionOperation.COMMIT)
 
 
 AFTER = {
@@ -103,20 +104,22 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("what", TransactionOperation, ids=lambda what: what.name)
+@pytest.mark.parametrize("operation", TransactionOperation, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("status", TransactionStatus, ids=lambda status: status.name)
-def test_each_state_answers_each_ask_as_the_table_says(status: TransactionStatus, what: TransactionOperation) -> None:
+def test_every_operation_in_every_state_follows_the_table(
+    status: TransactionStatus, operation: TransactionOperation
+) -> None:
     context = Context().in_state(status)
     before, records = context.value, len(context.log)
-    rule = TRANSACTION_RULES[status][what]
+    rule = TRANSACTION_RULES[status][operation]
 
-    assert ask(context, what) is rule.error
+    assert perform(context, operation) is rule.error
 
     if rule.action in (TransactionAction.REJECT, TransactionAction.CONFIRM):
         assert (context.value, len(context.log)) == (before, records)
         return
     assert len(context.log) == records + 1
-    end = PREPARE_COMMIT if what is TransactionOperation.COMMIT else PREPARE_ABORT
+    end = PREPARE_COMMIT if operation is TransactionOperation.COMMIT else PREPARE_ABORT
     assert context.value.status is AFTER.get(rule.action, end)
     raised = rule.action in (TransactionAction.RAISE_EPOCH, TransactionAction.FENCE)
     assert context.value.producer_epoch == before.producer_epoch + raised
@@ -132,20 +135,19 @@ def test_the_tables_are_complete() -> None:
 
 
 @pytest.mark.parametrize("old, new", list(product(TransactionStatus, TransactionStatus)))
-def test_no_decision_breaks_the_table_of_transitions(old: TransactionStatus, new: TransactionStatus) -> None:
-    context = Context().in_state(old)
-    changed = context.value.__class__(**{**vars(context.value), "status": new})
+def test_only_the_transitions_of_the_table_are_allowed(old: TransactionStatus, new: TransactionStatus) -> None:
     if old in TRANSACTION_TRANSITIONS[new]:
-        context.shard._store(T, changed)
+        check_transition(T, old, new)
     else:
-        with pytest.raises(RuntimeError, match=f"{T} cannot go from {old.name} to {new.name}"):
-            context.shard._store(T, changed)
+        names = f"{TRANSACTION_STATE_NAMES[old]} to {TRANSACTION_STATE_NAMES[new]}"
+        with pytest.raises(RuntimeError, match=f"'{T}' cannot transition from {names}"):
+            check_transition(T, old, new)
 
 
 # --- producers
 
 
-def test_a_first_producer_gets_an_id_and_epoch_0() -> None:
+def test_first_producer_gets_a_producer_id_and_epoch_0() -> None:
     context = Context()
     assert context.init() is ErrorCode.NONE
     assert (context.producer, context.value.timeout_ms) == (ProducerIdAndEpoch(101, 0), TIMEOUT_MS)
@@ -154,11 +156,11 @@ def test_a_first_producer_gets_an_id_and_epoch_0() -> None:
 
 
 @pytest.mark.parametrize("timeout_ms", (0, -1, 10_001))
-def test_a_timeout_out_of_bounds_is_refused(timeout_ms: int) -> None:
+def test_timeout_out_of_bounds_is_rejected(timeout_ms: int) -> None:
     assert Context().init(timeout_ms=timeout_ms) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
 
-def test_an_empty_transactional_id_is_refused_and_one_that_no_record_holds() -> None:
+def test_empty_and_too_long_transactional_ids_are_rejected() -> None:
     shard = TransactionShard()
     assert shard.init_producer_id("ä" * 2**14, 1, None, 0, int).error is ErrorCode.INVALID_REQUEST
     longest = shard.init_producer_id("ä" * (2**14 - 1), 1, None, 0, int)
@@ -169,7 +171,7 @@ def test_an_empty_transactional_id_is_refused_and_one_that_no_record_holds() -> 
 
 
 @pytest.mark.parametrize("status", TransactionStatus, ids=lambda status: status.name)
-def test_who_is_not_the_producer_is_refused_in_every_state(status: TransactionStatus) -> None:
+def test_other_producers_are_rejected_in_every_state(status: TransactionStatus) -> None:
     context = Context().in_state(status)
     stranger, zombie = ProducerIdAndEpoch(55, 0), ProducerIdAndEpoch(
         context.producer.producer_id, context.producer.epoch - 1
@@ -181,7 +183,7 @@ def test_who_is_not_the_producer_is_refused_in_every_state(status: TransactionSt
     assert context.shard.verify("unknown", stranger, P0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
-def test_a_second_producer_aborts_what_is_open_and_gets_a_later_epoch_than_the_markers() -> None:
+def test_new_producer_aborts_the_open_transaction_and_gets_an_epoch_after_the_markers() -> None:
     context = Context().in_state(ONGOING)
     assert context.init() is ErrorCode.CONCURRENT_TRANSACTIONS
     assert (context.value.status, context.value.producer_epoch) == (PREPARE_ABORT, 1)
@@ -199,18 +201,18 @@ def with_epoch(epoch: int, status: TransactionStatus = EMPTY) -> Context:
 
 
 @pytest.mark.parametrize("expects", (True, False))
-def test_after_the_last_epoch_comes_another_producer_id(expects: bool) -> None:
+def test_last_epoch_is_followed_by_a_new_producer_id(expects: bool) -> None:
     context = with_epoch(LAST_EPOCH)
     last = context.producer
     assert context.init(last if expects else None) is ErrorCode.NONE
     assert context.producer == ProducerIdAndEpoch(102, 0)
     assert context.value.previous_producer_id == last.producer_id
-    # the answer was lost: who says what it had is told again, if it had said so before
+    # a retry after a lost response gets the same result, if the first request had the expected epoch
     assert context.init(last) is (ErrorCode.NONE if expects else ErrorCode.PRODUCER_FENCED)
     assert context.producer == ProducerIdAndEpoch(102, 0)
 
 
-def test_an_open_transaction_is_fenced_even_in_the_last_epoch() -> None:
+def test_open_transaction_is_fenced_in_the_last_epoch() -> None:
     context = with_epoch(LAST_EPOCH, ONGOING)
     assert context.init() is ErrorCode.CONCURRENT_TRANSACTIONS
     assert context.value.producer_epoch == LAST_EPOCH + 1
@@ -219,10 +221,10 @@ def test_an_open_transaction_is_fenced_even_in_the_last_epoch() -> None:
     assert context.producer == ProducerIdAndEpoch(102, 0)
 
 
-# --- a producer that goes on after an error (KIP-360)
+# --- a producer that recovers from an error (KIP-360)
 
 
-def test_a_producer_raises_its_own_epoch_and_may_ask_again() -> None:
+def test_producer_raises_its_epoch_and_may_retry() -> None:
     context = Context().in_state(COMPLETE_ABORT)
     before = context.producer
     assert context.init(before) is ErrorCode.NONE
@@ -233,7 +235,7 @@ def test_a_producer_raises_its_own_epoch_and_may_ask_again() -> None:
     assert len(context.log) == records + 1
 
 
-def test_a_producer_that_was_replaced_is_fenced() -> None:
+def test_replaced_producer_is_fenced() -> None:
     context = Context().in_state(EMPTY)
     before = context.producer
     context.init()
@@ -241,7 +243,7 @@ def test_a_producer_that_was_replaced_is_fenced() -> None:
     assert context.init(ProducerIdAndEpoch(55, 0)) is ErrorCode.PRODUCER_FENCED
 
 
-def test_a_transaction_in_between_leaves_the_last_epoch_known() -> None:
+def test_last_epoch_is_kept_during_a_transaction() -> None:
     context = Context().in_state(EMPTY)
     before = context.producer
     context.init(before)
@@ -252,20 +254,20 @@ def test_a_transaction_in_between_leaves_the_last_epoch_known() -> None:
     assert context.producer.epoch == before.epoch + 1
 
 
-# --- partitions and time
+# --- partitions and timeouts
 
 
-def test_partitions_are_gathered_and_known_ones_cost_no_record() -> None:
+def test_known_partitions_add_no_record() -> None:
     context = Context().in_state(ONGOING)
     start = context.value.start_ms
     records = len(context.log)
     assert context.add(P0) is ErrorCode.NONE and len(context.log) == records
-    context.now_ms += 10
+    context.timestamp_ms += 10
     assert context.add(P0, P1) is ErrorCode.NONE and len(context.log) == records + 1
     assert context.value.partitions == {P0, P1} and context.value.start_ms == start
 
 
-def test_only_partitions_of_the_open_transaction_are_vouched_for() -> None:
+def test_only_partitions_of_the_open_transaction_are_verified() -> None:
     context = Context().in_state(ONGOING)
     verify = context.shard.verify
     assert verify(T, context.producer, P0) is ErrorCode.NONE
@@ -276,29 +278,29 @@ def test_only_partitions_of_the_open_transaction_are_vouched_for() -> None:
     assert verify(T, context.producer, P0) is ErrorCode.TRANSACTION_ABORTABLE
 
 
-def test_a_transaction_has_its_time_from_its_beginning() -> None:
+def test_transaction_timeout_starts_with_the_transaction() -> None:
     context = Context().in_state(ONGOING)
-    context.now_ms += TIMEOUT_MS - 1
+    context.timestamp_ms += TIMEOUT_MS - 1
     context.add(P1)
-    assert context.shard.time_left_ms(T, context.now_ms) == 1
-    assert context.shard.abort_timed_out(T, context.now_ms).value is None
-    context.now_ms += 1
-    assert context.keep(context.shard.abort_timed_out(T, context.now_ms)) is ErrorCode.NONE
+    assert context.shard.time_left_ms(T, context.timestamp_ms) == 1
+    assert context.shard.abort_timed_out(T, context.timestamp_ms).value is None
+    context.timestamp_ms += 1
+    assert context.keep(context.shard.abort_timed_out(T, context.timestamp_ms)) is ErrorCode.NONE
     assert context.value.status is PREPARE_ABORT
     assert context.end(True, ProducerIdAndEpoch(101, 0)) is ErrorCode.PRODUCER_FENCED
-    assert context.shard.abort_timed_out("gone", context.now_ms).value is None
+    assert context.shard.abort_timed_out("gone", context.timestamp_ms).value is None
 
 
-def test_unused_ids_are_named_when_nothing_is_open() -> None:
+def test_unused_ids_expire_unless_a_transaction_is_open() -> None:
     for status in TransactionStatus:
         context = Context().in_state(status)
-        limit = context.now_ms + CONFIG.transactional_id_expiration_ms
+        limit = context.timestamp_ms + CONFIG.transactional_id_expiration_ms
         assert list(context.shard.expired_ids(limit - 1)) == []
         closed = status in (EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT)
         assert list(context.shard.expired_ids(limit)) == ([T] if closed else [])
 
 
-def test_replay_finds_what_was_kept_and_tombstones_forget() -> None:
+def test_replay_restores_transactions_and_tombstones_remove_them() -> None:
     for status in TransactionStatus:
         context = Context().in_state(status)
         loaded = TransactionShard(CONFIG)

@@ -11,12 +11,11 @@ from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, TransactionVerifier
-from spark_groupsource.transactions import ProducerIdAndEpoch
 from spark_groupsource.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,

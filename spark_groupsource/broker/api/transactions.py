@@ -13,8 +13,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
-from spark_groupsource.model import TopicPartition
-from spark_groupsource.transactions import ProducerIdAndEpoch
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,

@@ -28,12 +28,11 @@ from spark_groupsource.group import (
     Outcome,
     RequestContext,
     SetTimer,
-    TransactionProducer,
     error_response,
     merge_responses,
     split_request,
 )
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.partition import OFFSETS_TOPIC
@@ -227,7 +226,7 @@ class GroupRuntime:
                 shard.timers.cancel(timer.key)
 
     def _append(
-        self, partition: int, records: tuple[LogRecord, ...], producer: TransactionProducer | None
+        self, partition: int, records: tuple[LogRecord, ...], producer: ProducerIdAndEpoch | None
     ) -> None:
         timestamp_ms = self._clock.timestamp_ms()
         producer_id, producer_epoch = producer or (-1, -1)

@@ -19,12 +19,12 @@ from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.error_responses import append_error
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.partition import TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
-from spark_groupsource.transactions import Decision, ProducerIdAndEpoch, TransactionConfig, TransactionShard, is_ending
+from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
