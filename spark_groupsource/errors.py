@@ -1,16 +1,18 @@
-"""Kafka's error codes, and our exceptions split by whose fault they are.
+"""Kafka's error codes and the exceptions of this package.
 
-* `ConfigurationError`: the user's settings; the message names the setting and the mend.
-* `NetworkError`, `AuthenticationError`: a broker could not be reached or refused us.
-* `BrokerError`: a broker answered with an error code.
-* `ApiError`: the embedded broker answers with an error code.
-* `RemoteProtocolError`: the peer sent bytes that are not Kafka's protocol.
-* `GenerationMismatchError`: the group moved on without us.
-* `DataLossError`: records that the plan promised are not there.
-* `ApplicationEndedError`: the Spark application stopped without its query.
-* `CorruptRecordError`, `StorageError`: bytes or files that cannot be trusted.
+The class of an exception says whose fault it is:
 
-Any other exception is a bug in this package.
+* the user's settings or credentials: `ConfigurationError`, `AuthenticationError`;
+* the network, or a broker that is down: `NetworkError`, `RequestTimeoutError`;
+* a broker: `BrokerError`, `UnsupportedVersionError`, `RemoteProtocolError`;
+* a client of the embedded broker: `ApiError`, `RemoteProtocolError`;
+* a rebalance: `GenerationMismatchError`;
+* retention, deletion, damage: `DataLossError`, `CorruptRecordError`, `StorageError`;
+* the Spark application: `ApplicationEndedError`.
+
+Every other exception is a defect of this package.
+
+A message is one line, ``<what failed>: <observed fact>. <what to do>.``, and names the option where one is involved.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Mapping
 
 
 class ErrorCode(IntEnum):
-    """Error numbers of the protocol (Kafka `Errors`); unknown numbers are handled by `error_name`."""
+    """Error codes of the protocol (Kafka `Errors`); `error_name` also names newer ones."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -160,60 +162,74 @@ FENCING_ERRORS: Mapping[int, str] = {
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of an error number, or ``ERROR_<n>`` for one newer than this table."""
+    """Returns Kafka's name of an error code, ``ERROR_<n>`` for one that `ErrorCode` does not have."""
     try:
         return ErrorCode(code).name
     except ValueError:
         return f"ERROR_{code}"
 
 
+def as_sentence(message: str | None) -> str:
+    """Returns a broker's error message as a sentence in quotes, empty if there is none."""
+    return f"The broker says: {message.rstrip('.')}." if message else ""
+
+
 class GroupSourceError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Base class of the exceptions of this package."""
 
 
 class ConfigurationError(GroupSourceError, ValueError):
-    """A setting is missing, unknown, malformed or not supported; the user mends it."""
+    """An option is missing, unknown, malformed or not supported. The user corrects it."""
 
 
 class NetworkError(GroupSourceError, ConnectionError):
-    """No usable connection to a broker: refused, unresolvable, closed or timed out."""
+    """A peer cannot be reached or the connection broke. Network, address or a stopped broker; usually retried."""
 
 
 class RequestTimeoutError(NetworkError):
-    """A broker accepted the request and did not answer in time."""
+    """A peer accepted a request and sent no response in time. Network or an overloaded broker; usually retried."""
 
 
 class AuthenticationError(GroupSourceError):
-    """The broker refused the credentials, or TLS verification failed. Never retried."""
+    """The broker rejected the credentials, or TLS verification failed. The user corrects them; never retried."""
 
 
 class RemoteProtocolError(GroupSourceError):
-    """The peer's bytes are not what the protocol allows; the connection is closed."""
+    """The peer sent bytes that are not Kafka's protocol. Its fault; the connection is closed."""
 
 
 class UnsupportedVersionError(GroupSourceError):
-    """Peer and package share no version of an API."""
+    """The broker and this package have no version of an API in common. The broker is too old for what was asked."""
 
 
 class BrokerError(GroupSourceError):
-    """A broker answered with an error code.
+    """A broker responded with an error code. The code says whether the request or the broker is at fault.
 
-    Attributes: `code` (the number, possibly one unknown here), `retriable`.
+    Args:
+        code: error number, possibly one that `ErrorCode` does not have.
+        operation: what failed, as a noun phrase that begins a sentence: ``Fetch of orders-0 at offset 5``.
+        hint: sentences about the cause and what to do.
     """
 
-    def __init__(self, code: int, context: str) -> None:
-        super().__init__(f"{context}: {error_name(code)} ({code})")
+    def __init__(self, code: int, operation: str, hint: str = "") -> None:
+        super().__init__(f"{operation} failed: {error_name(code)} ({code}).{' ' + hint if hint else ''}")
         self.code = code
+        self.operation = operation
+        self.hint = hint
 
     @property
     def retriable(self) -> bool:
         return self.code in RETRIABLE
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return BrokerError, (self.code, self.operation, self.hint)
+
 
 class ApiError(GroupSourceError):
-    """The embedded broker answers a request, or one entry of it, with an error code.
+    """The embedded broker rejects a request, or one entry of it. The client's fault; the text is sent to it.
 
-    Attributes: `code`; `message`, the code's name where the caller gave no text.
+    Attributes:
+        message: the name of `code` where the broker gives no text.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
@@ -223,9 +239,11 @@ class ApiError(GroupSourceError):
 
 
 class GenerationMismatchError(GroupSourceError):
-    """A member's generation is no longer the group's: whatever it was doing must stop, and none of it may be committed.
+    """The group fenced a member, so nothing that it read may be committed. A rebalance, an operator, or slow progress.
 
-    `current_generation` is -1 where the coordinator did not tell.
+    Attributes:
+        generation_id: the generation of the member's assignment.
+        current_generation: the generation of the group, -1 where it is unknown.
     """
 
     def __init__(
@@ -233,9 +251,9 @@ class GenerationMismatchError(GroupSourceError):
     ) -> None:
         now = str(current_generation) if current_generation >= 0 else "unknown"
         super().__init__(
-            f"member {member_id} of group {group_id} was assigned its partitions in generation {generation_id}, "
-            f"the group's generation is now {now}: {cause}. Nothing of this batch is committed; "
-            "restart the query and it continues from its checkpoint."
+            f"Group '{group_id}' fenced member '{member_id}' of generation {generation_id} "
+            f"(the group's generation is now {now}): {cause}. "
+            "The batch is not committed; restart the query to continue from its checkpoint."
         )
         self.group_id = group_id
         self.member_id = member_id
@@ -266,15 +284,16 @@ def _rebuild_generation_mismatch(
 
 
 class DataLossError(GroupSourceError):
-    """Records that were promised are gone (aged out, topic or partition deleted, read ended short).
+    """Planned records are no longer available: retention, a deleted topic or partition, a truncated log.
 
-    `error_class` is the sub-class of Spark's `KAFKA_DATA_LOSS` condition, for example ``START_OFFSET_RESET``.
+    Attributes:
+        error_class: subclass of Spark's error condition `KAFKA_DATA_LOSS`, for example ``START_OFFSET_RESET``.
     """
 
     def __init__(self, error_class: str, message: str) -> None:
         super().__init__(
             f"[KAFKA_DATA_LOSS.{error_class}] {message} "
-            "Set the option failOnDataLoss to false to go on with what is there."
+            "Set option failOnDataLoss to false to continue with the available records."
         )
         self.error_class = error_class
         self.message = message
@@ -284,12 +303,12 @@ class DataLossError(GroupSourceError):
 
 
 class ApplicationEndedError(GroupSourceError):
-    """The SparkContext a query belongs to was stopped before the query; its members have left the group."""
+    """The application stopped its SparkContext before the query; the members have left the group."""
 
 
 class CorruptRecordError(GroupSourceError):
-    """A record batch fails its checksum or cannot be decoded; the message says where it stands."""
+    """A record batch fails its checksum or cannot be decoded. Damage in the broker's log or a faulty producer."""
 
 
 class StorageError(GroupSourceError):
-    """A broker's data directory cannot be used: locked, foreign, unwritable or damaged."""
+    """A data directory of the embedded broker cannot be used: locked, of another program, unwritable or damaged."""

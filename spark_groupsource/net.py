@@ -1,7 +1,4 @@
-"""Dialling and listening: the only import of `socket` and `ssl`.
-
-Knows addresses, TLS and time-outs; knows nothing of Kafka.
-"""
+"""Sockets and TLS; the only module that imports `socket` and `ssl`."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from spark_groupsource.errors import (
 )
 
 Socket = socket.socket
-"""The type of what `dial` returns, for those who may not import `socket`."""
+"""Type of a connected socket, for modules that do not import `socket`."""
 
 
 class Address(NamedTuple):
-    """A host and a port; prints as ``host:port``, IPv6 hosts in brackets."""
+    """A host and a port; `str` gives ``host:port``, with IPv6 hosts in brackets."""
 
     host: str
     port: int
@@ -33,7 +30,7 @@ class Address(NamedTuple):
 
 
 class TlsSettings(NamedTuple):
-    """PEM files and switches of one client; `None` means the system's defaults."""
+    """TLS files of one client, in PEM; None for the system's defaults."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -43,9 +40,9 @@ class TlsSettings(NamedTuple):
 
 
 def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tuple[Address, ...]:
-    """Reads ``host:port,host:port``.
+    """Parses ``host:port,host:port``.
 
-    Raises: ConfigurationError naming `setting` when an entry has no host or no port from 0 to 65535.
+    Raises: ConfigurationError naming the option `setting` if an entry has no host or no port from 0 to 65535.
     """
     addresses = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -65,21 +62,21 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
     """Opens a connected blocking TCP socket, over TLS when `tls` is given.
 
-    Raises: NetworkError naming the address and the mend; AuthenticationError when TLS verification fails.
+    Raises: NetworkError; AuthenticationError if TLS verification fails.
     """
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
     except socket.gaierror as error:
         raise NetworkError(
-            f"host name of {address} cannot be resolved ({error.strerror}); check the address"
+            f"Connecting to {address} failed: the host name cannot be resolved ({error.strerror}). Check the address."
         ) from error
     except (TimeoutError, socket.timeout) as error:
         raise NetworkError(
-            f"no answer from {address} within {timeout_ms} ms; check address and firewall"
+            f"Connecting to {address} failed: no answer within {timeout_ms} ms. Check the address and the firewall."
         ) from error
     except OSError as error:
         raise NetworkError(
-            f"cannot connect to {address} ({error.strerror or error}); is a broker listening there?"
+            f"Connecting to {address} failed: {error.strerror or error}. Check that a broker listens there."
         ) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
@@ -89,11 +86,11 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     except ssl.SSLError as error:
         connection.close()
         raise AuthenticationError(
-            f"TLS with {address} failed: {error}; check ssl.ca and the broker's listener"
+            f"TLS handshake with {address} failed: {error}. Check kafka.ssl.ca.location and the broker's listener."
         ) from error
     except OSError as error:
         connection.close()
-        raise NetworkError(f"{address} closed the connection during the TLS handshake ({error})") from error
+        raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -104,28 +101,28 @@ def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
-        raise ConfigurationError(f"TLS files cannot be loaded ({files}): {error}; they must be PEM") from error
+        raise ConfigurationError(f"Loading TLS files failed ({files}): {error}. Give them in PEM format.") from error
     return context
 
 
 def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, timeout_ms: int) -> None:
     """Writes every byte of `data`.
 
-    Raises: NetworkError when the peer is gone, RequestTimeoutError when it does not take the bytes in time.
+    Raises: NetworkError if the connection breaks, RequestTimeoutError if the peer does not receive in time.
     """
     connection.settimeout(max(timeout_ms, 1) / 1000)
     try:
         connection.sendall(data)
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimeoutError(f"peer took no data for {timeout_ms} ms") from error
+        raise RequestTimeoutError(f"Sending failed: the peer received no data within {timeout_ms} ms.") from error
     except OSError as error:
-        raise NetworkError(f"connection lost while sending ({error})") from error
+        raise NetworkError(f"Sending failed: the connection was lost ({error}).") from error
 
 
 def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int) -> None:
     """Fills `buffer` completely; `timeout_ms` bounds each wait for more bytes.
 
-    Raises: NetworkError when the peer closes first, RequestTimeoutError when nothing comes in time.
+    Raises: NetworkError if the peer closes the connection before, RequestTimeoutError if no bytes arrive in time.
     """
     connection.settimeout(max(timeout_ms, 1) / 1000)
     filled = 0
@@ -133,29 +130,29 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
         while filled < len(buffer):
             count = connection.recv_into(buffer[filled:])
             if count == 0:
-                raise NetworkError(f"peer closed the connection after {filled} of {len(buffer)} bytes")
+                raise NetworkError(f"The peer closed the connection after {filled} of {len(buffer)} bytes.")
             filled += count
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimeoutError(f"no answer within {timeout_ms} ms") from error
+        raise RequestTimeoutError(f"No response within {timeout_ms} ms.") from error
     except OSError as error:
         if isinstance(error, NetworkError):
             raise
-        raise NetworkError(f"connection lost while receiving ({error})") from error
+        raise NetworkError(f"Receiving failed: the connection was lost ({error}).") from error
 
 
 def abort(connection: socket.socket) -> None:
-    """Wakes whoever waits on `connection` in another thread: its read or write ends with NetworkError."""
+    """Ends a pending read or write of another thread with NetworkError."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # never connected, or closed by the peer before: nobody can be waiting
+        # not connected, or closed by the peer: no operation is pending
         return
 
 
 def listen(address: Address, setting: str = "listeners") -> socket.socket:
-    """Opens a listening TCP socket; port 0 takes any free one.
+    """Opens a listening TCP socket; port 0 stands for any free port.
 
-    Raises: ConfigurationError when the port is in use or the host is not one of this machine's.
+    Raises: ConfigurationError if the port is in use or the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -167,15 +164,17 @@ def listen(address: Address, setting: str = "listeners") -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
-                f"{setting}: port {address.port} of {address.host} is in use by another process; "
-                "stop it or choose another port"
+                f"Option {setting} cannot be used: port {address.port} of {address.host} is in use by another process. "
+                "Stop it or choose another port."
             ) from error
-        raise ConfigurationError(f"{setting}: cannot listen on {address} ({error})") from error
+        raise ConfigurationError(
+            f"Option {setting} cannot be used: listening on {address} failed ({error}). Choose another address."
+        ) from error
     return listener
 
 
 class LocalChannel:
-    """A stream of text lines between two processes of this machine."""
+    """Connection over a Unix domain socket; the messages are lines of text."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -186,9 +185,9 @@ class LocalChannel:
         send_all(self._connection, line.encode() + b"\n", timeout_ms)
 
     def receive(self, timeout_ms: int) -> str | None:
-        """The next line, or None when the peer has closed.
+        """Returns the next line, or None when the peer has closed.
 
-        Raises: RequestTimeoutError when no line comes in time; NetworkError when the connection breaks.
+        Raises: RequestTimeoutError if no line arrives in time; NetworkError if the connection breaks.
         """
         self._connection.settimeout(max(timeout_ms, 1) / 1000)
         try:
@@ -198,9 +197,9 @@ class LocalChannel:
                     return None
                 self._received += more
         except (TimeoutError, socket.timeout) as error:
-            raise RequestTimeoutError(f"no line within {timeout_ms} ms") from error
+            raise RequestTimeoutError(f"No line within {timeout_ms} ms.") from error
         except OSError as error:
-            raise NetworkError(f"local connection lost ({error})") from error
+            raise NetworkError(f"Receiving failed: the local connection was lost ({error}).") from error
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
@@ -209,7 +208,7 @@ class LocalChannel:
 
 
 class LocalListener:
-    """A listening Unix domain socket at a path of this user's own; the file goes when it is closed."""
+    """A listening Unix domain socket; `close` deletes its file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -219,12 +218,12 @@ class LocalListener:
             self._listener.listen(16)
         except OSError as error:
             self._listener.close()
-            raise NetworkError(f"cannot listen at {path} ({error})") from error
+            raise NetworkError(f"Listening on {path} failed: {error}.") from error
 
     def accept(self, timeout_ms: int) -> LocalChannel | None:
-        """The next caller, or None when none came in time.
+        """Returns the next connection, or None if there was none in time.
 
-        Raises: NetworkError once the listener is closed.
+        Raises: NetworkError after `close`.
         """
         try:
             self._listener.settimeout(max(timeout_ms, 1) / 1000)
@@ -232,7 +231,7 @@ class LocalListener:
         except (TimeoutError, socket.timeout):
             return None
         except OSError as error:
-            raise NetworkError(f"{self.path} is closed") from error
+            raise NetworkError(f"Accepting on {self.path} failed: the listener is closed.") from error
         return LocalChannel(connection)
 
     def close(self) -> None:
@@ -246,7 +245,7 @@ class LocalListener:
 def dial_local(path: str, timeout_ms: int) -> LocalChannel:
     """Connects to a `LocalListener`.
 
-    Raises: NetworkError when nobody listens there.
+    Raises: NetworkError if no process listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -254,5 +253,5 @@ def dial_local(path: str, timeout_ms: int) -> LocalChannel:
         connection.connect(path)
     except OSError as error:
         connection.close()
-        raise NetworkError(f"nobody listens at {path} ({error})") from error
+        raise NetworkError(f"Connecting to {path} failed: no process listens there ({error}).") from error
     return LocalChannel(connection)

@@ -222,7 +222,7 @@ def _fetch(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Corruption]:
     position = part.start
     for block in PartitionFetcher(cluster, settings).fetch_blocks([part]):
         if block.error:
-            raise BrokerError(block.error, f"read {part.topic_partition} from offset {position}")
+            raise BrokerError(block.error, f"Reading {part.topic_partition} from offset {position}")
         for header in iter_batches(block.data):
             if header.last_offset < position:
                 continue

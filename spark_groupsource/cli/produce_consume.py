@@ -125,7 +125,7 @@ def _read(cluster: Cluster, part: OffsetRange) -> Iterator[dict[str, Any]]:
     tp, position = part.topic_partition, part.start
     for block in PartitionFetcher(cluster).fetch_blocks([part]):
         if block.error:
-            raise BrokerError(block.error, f"read {tp} from offset {position}")
+            raise BrokerError(block.error, f"Reading {tp} from offset {position}")
         decoded = decode_fetched(
             block.data,
             topic_partition=tp,

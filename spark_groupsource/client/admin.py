@@ -1,16 +1,15 @@
-"""Changing and listing topics and groups, for the command line and for tests.
+"""Admin client: topics, configurations, groups, offsets.
 
-Every function takes the `Cluster` first, raises BrokerError naming the topic or group and the broker's own words, and
-changes nothing it was not asked to change.
+Every function raises NetworkError, and BrokerError for the first topic, group or partition that the broker rejects.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import TopicInfo
-from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError, as_sentence
 from spark_groupsource.model import Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from spark_groupsource.wire.messages import (
@@ -21,18 +20,22 @@ from spark_groupsource.wire.messages import (
     DeleteTopicsRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    DescribeGroupsResponse,
     LeaveGroupRequest,
     ListGroupsRequest,
-    Message,
     OffsetDeleteRequest,
+    Request,
+    Response,
 )
+
+R = TypeVar("R", bound="Response")
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 
 
 class NewTopic(NamedTuple):
-    """A topic to create; -1 leaves partitions or replication to the broker's defaults."""
+    """A topic to create; -1 stands for the broker's default."""
 
     name: str
     partitions: int = -1
@@ -41,7 +44,7 @@ class NewTopic(NamedTuple):
 
 
 class GroupListing(NamedTuple):
-    """One group of the cluster; `state` and `group_type` are empty at brokers too old to tell."""
+    """One group of the cluster; `state` and `group_type` are empty if the broker does not support them."""
 
     group_id: str
     protocol_type: str
@@ -51,7 +54,7 @@ class GroupListing(NamedTuple):
 
 
 class MemberDescription(NamedTuple):
-    """One member; `subscription` is None and `assignment` empty where their bytes are no consumer's."""
+    """One member; `subscription` is None and `assignment` empty if they are not of the consumer protocol."""
 
     member_id: str
     group_instance_id: str | None
@@ -62,7 +65,7 @@ class MemberDescription(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """One group; `state` is ``Dead`` for one that does not exist. `protocol` is the chosen assignor."""
+    """One group; `protocol` is the assignor; `state` is ``Dead`` for a group that does not exist."""
 
     group_id: str
     state: str
@@ -73,7 +76,7 @@ class GroupDescription(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """One setting of a topic or broker; `value` is None where the broker hides it."""
+    """One setting of a topic or broker; `value` is None for sensitive settings."""
 
     name: str
     value: str | None
@@ -82,10 +85,7 @@ class ConfigEntry(NamedTuple):
 
 
 def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
-    """Creates topics.
-
-    Raises: BrokerError (TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, …) for the first that was refused.
-    """
+    """Creates topics."""
     creatable = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
         topics=[
@@ -101,37 +101,34 @@ def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only
         timeout_ms=cluster.settings.request_timeout_ms,
         validate_only=validate_only,
     )
-    answer = _call_controller(cluster, request, lambda a: [t.error_code for t in a.topics])
-    for topic in answer.topics:
-        _check(topic.error_code, f"create topic {topic.name}", topic.error_message)
+    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.topics])
+    for topic in response.topics:
+        _check(topic.error_code, f"Creating topic '{topic.name}'", topic.error_message)
 
 
 def delete_topics(cluster: Cluster, names: Iterable[str]) -> None:
-    """Deletes topics with all their records.
-
-    Raises: BrokerError (UNKNOWN_TOPIC_OR_PARTITION, …) for the first that was refused.
-    """
+    """Deletes topics."""
     request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=cluster.settings.request_timeout_ms)
-    answer = _call_controller(cluster, request, lambda a: [t.error_code for t in a.responses])
-    for topic in answer.responses:
-        _check(topic.error_code, f"delete topic {topic.name}", topic.error_message)
+    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.responses])
+    for topic in response.responses:
+        _check(topic.error_code, f"Deleting topic '{topic.name}'", topic.error_message)
 
 
 def create_partitions(cluster: Cluster, counts: Mapping[str, int]) -> None:
-    """Raises the number of partitions of topics to the given totals."""
+    """Increases the number of partitions of topics to the given totals."""
     row = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[row(name=name, count=count, assignments=None) for name, count in counts.items()],
         timeout_ms=cluster.settings.request_timeout_ms,
         validate_only=False,
     )
-    answer = _call_controller(cluster, request, lambda a: [t.error_code for t in a.results])
-    for topic in answer.results:
-        _check(topic.error_code, f"add partitions to topic {topic.name}", topic.error_message)
+    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.results])
+    for topic in response.results:
+        _check(topic.error_code, f"Adding partitions to topic '{topic.name}'", topic.error_message)
 
 
 def delete_records(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Deletes every record before the given offset of each partition (-1: all); the new log starts."""
+    """Deletes the records before the given offset of each partition (-1: all); returns the new log start offsets."""
     view = cluster.metadata({tp.topic for tp in offsets}, refresh=True)
     starts: dict[TopicPartition, int] = {}
     row = DeleteRecordsRequest.DeleteRecordsTopic
@@ -145,32 +142,32 @@ def delete_records(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> d
             ],
             timeout_ms=cluster.settings.request_timeout_ms,
         )
-        answer = cluster.call_node(view.leader(tp).node_id, request)
-        for p in (p for topic in answer.topics for p in topic.partitions):
-            _check(p.error_code, f"delete records of {tp} before {offset}")
+        response = cluster.call_node(view.leader(tp).node_id, request)
+        for p in (p for topic in response.topics for p in topic.partitions):
+            _check(p.error_code, f"Deleting records of {tp} before offset {offset}")
             starts[tp] = p.low_watermark
     return starts
 
 
 def list_topics(cluster: Cluster, *, internal: bool = False) -> dict[str, TopicInfo]:
-    """Every topic by name, sorted; those of Kafka itself only with `internal`."""
+    """Lists topics by name, sorted; internal topics only with `internal`."""
     topics = cluster.metadata(None, refresh=True).topics
     return {name: topics[name] for name in sorted(topics) if internal or not topics[name].is_internal}
 
 
 def describe_config(cluster: Cluster, resource_type: int, name: str) -> dict[str, ConfigEntry]:
-    """The settings of a topic (`TOPIC_RESOURCE`) or of a broker (`BROKER_RESOURCE`, its id as text)."""
+    """Describes the configuration of a topic (`TOPIC_RESOURCE`) or of a broker (`BROKER_RESOURCE`, its id as text)."""
     row = DescribeConfigsRequest.DescribeConfigsResource
     request = DescribeConfigsRequest(
         resources=[row(resource_type=resource_type, resource_name=name, configuration_keys=None)]
     )
-    # a broker's own settings are known to that broker only
+    # only the broker itself knows its configuration
     if resource_type == BROKER_RESOURCE:
-        answer = cluster.call_node(int(name), request)
+        response = cluster.call_node(int(name), request)
     else:
-        answer = cluster.call_any(request)
-    result = answer.results[0]
-    _check(result.error_code, f"settings of {name}", result.error_message)
+        response = cluster.call_any(request)
+    result = response.results[0]
+    _check(result.error_code, f"Describing the configuration of '{name}'", result.error_message)
     return {
         c.name: ConfigEntry(c.name, c.value, c.is_default or c.config_source == 5, c.is_sensitive)
         for c in sorted(result.configs, key=lambda c: str(c.name))
@@ -178,44 +175,44 @@ def describe_config(cluster: Cluster, resource_type: int, name: str) -> dict[str
 
 
 def list_groups(cluster: Cluster, states: Sequence[str] = ()) -> list[GroupListing]:
-    """Every group of the cluster, asked from every broker, sorted by group id.
+    """Lists the groups of every broker, sorted by group id.
 
     Args:
-        states: only groups in these states; () for all.
+        states: lists groups in these states only; () for all.
     """
     listed: list[GroupListing] = []
-    floor = 4 if states else 0
+    min_version = 4 if states else 0
     for node in cluster.metadata((), refresh=True).nodes.values():
         request = ListGroupsRequest(states_filter=list(states), types_filter=[])
         retry = cluster.retry()
         while True:
             try:
-                answer = cluster.call_node(node.node_id, request, floor=floor)
-                _check(answer.error_code, f"list groups of broker {node}")
+                response = cluster.call_node(node.node_id, request, min_version=min_version)
+                _check(response.error_code, f"Listing groups of broker {node}")
                 break
             except NetworkError as error:
-                retry.again(error)
+                retry.backoff_or_raise(error)
             except BrokerError as error:
                 if not error.retriable:
                     raise
-                retry.again(error)
+                retry.backoff_or_raise(error)
         listed.extend(
             GroupListing(g.group_id, g.protocol_type, g.group_state or "", g.group_type or "", node)
-            for g in answer.groups
+            for g in response.groups
         )
     return sorted(listed)
 
 
 def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-    """State, assignor and members of groups; a group that does not exist is described as ``Dead``."""
+    """Describes groups; the state of a group that does not exist is ``Dead``."""
     described: dict[str, GroupDescription] = {}
     for group_id in group_ids:
         request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-        answer = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
-        group = answer.groups[0]
-        # since version 6 a missing group is an error of its own (KIP-1043)
+        response = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
+        group = response.groups[0]
+        # versions 6+ return GROUP_ID_NOT_FOUND for a missing group (KIP-1043)
         if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
-            _check(group.error_code, f"describe group {group_id}", group.error_message)
+            _check(group.error_code, f"Describing group '{group_id}'", group.error_message)
         described[group_id] = GroupDescription(
             group_id,
             group.group_state or "Dead",
@@ -228,21 +225,15 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, Gro
 
 
 def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> None:
-    """Deletes groups and their offsets.
-
-    Raises: BrokerError (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …) for the first that was refused.
-    """
+    """Deletes groups with their offsets."""
     for group_id in group_ids:
         request = DeleteGroupsRequest(groups_names=[group_id])
-        answer = cluster.call_coordinator(group_id, request, errors=lambda a: [r.error_code for r in a.results])
-        _check(answer.results[0].error_code, f"delete group {group_id}")
+        response = cluster.call_coordinator(group_id, request, errors=lambda a: [r.error_code for r in a.results])
+        _check(response.results[0].error_code, f"Deleting group '{group_id}'")
 
 
 def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> None:
-    """Deletes committed offsets of partitions that no member subscribes to.
-
-    Raises: BrokerError (GROUP_SUBSCRIBED_TO_TOPIC, NON_EMPTY_GROUP, …) for the first that was refused.
-    """
+    """Deletes committed offsets of partitions that no member subscribes to."""
     row = OffsetDeleteRequest.OffsetDeleteRequestTopic
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
@@ -254,11 +245,11 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPa
             for topic, numbers in by_topic.items()
         ],
     )
-    answer = cluster.call_coordinator(group_id, request)
-    _check(answer.error_code, f"delete offsets of group {group_id}")
-    for result in answer.topics:
+    response = cluster.call_coordinator(group_id, request)
+    _check(response.error_code, f"Deleting offsets of group '{group_id}'")
+    for result in response.topics:
         for p in result.partitions:
-            _check(p.error_code, f"delete offset of {result.name}-{p.partition_index}, group {group_id}")
+            _check(p.error_code, f"Deleting the offset of {result.name}-{p.partition_index} of group '{group_id}'")
 
 
 def remove_members(
@@ -269,10 +260,7 @@ def remove_members(
     group_instance_ids: Sequence[str] = (),
     reason: str = "removed by an operator",
 ) -> None:
-    """Takes members out of a group: dynamic ones by member id, static ones by instance id.
-
-    Raises: BrokerError (UNKNOWN_MEMBER_ID, …) for the first that was refused.
-    """
+    """Removes members from a group: dynamic members by member id, static members by instance id."""
     row = LeaveGroupRequest.MemberIdentity
     text = reason[:255]
     request = LeaveGroupRequest(
@@ -280,13 +268,16 @@ def remove_members(
         members=[row(member_id=m, group_instance_id=None, reason=text) for m in member_ids]
         + [row(member_id="", group_instance_id=i, reason=text) for i in group_instance_ids],
     )
-    answer = cluster.call_coordinator(group_id, request, floor=3)
-    _check(answer.error_code, f"remove members of group {group_id}")
-    for member in answer.members:
-        _check(member.error_code, f"remove {member.member_id or member.group_instance_id} from group {group_id}")
+    response = cluster.call_coordinator(group_id, request, min_version=3)
+    _check(response.error_code, f"Removing members of group '{group_id}'")
+    for member in response.members:
+        name = member.member_id or member.group_instance_id
+        _check(member.error_code, f"Removing member '{name}' from group '{group_id}'")
 
 
-def _member(protocol_type: str, member: Message) -> MemberDescription:
+def _member(
+    protocol_type: str, member: DescribeGroupsResponse.DescribedGroup.DescribedGroupMember
+) -> MemberDescription:
     subscription: Subscription | None = None
     assignment: tuple[TopicPartition, ...] = ()
     if protocol_type == PROTOCOL_TYPE:
@@ -294,26 +285,24 @@ def _member(protocol_type: str, member: Message) -> MemberDescription:
             subscription = decode_subscription(member.member_metadata) if member.member_metadata else None
             assignment = decode_assignment(member.member_assignment).partitions if member.member_assignment else ()
         except RemoteProtocolError:
-            # a group of another kind may call itself a consumer group; what it does show is worth showing
+            # protocol type consumer does not guarantee the consumer protocol; the rest is still valid
             subscription, assignment = None, ()
     return MemberDescription(
         member.member_id, member.group_instance_id, member.client_id, member.client_host, subscription, assignment
     )
 
 
-def _call_controller(
-    cluster: Cluster, request: Message, errors: Callable[[Message], Sequence[int]]
-) -> Message:
-    """Asks the controller, again where it has just changed."""
+def _call_controller(cluster: Cluster, request: Request[R], errors: Callable[[R], Sequence[int]]) -> R:
+    """Sends a request to the controller; retries while the controller moves."""
     retry = cluster.retry()
     while True:
-        answer = cluster.call_controller(request, retry.remaining_ms)
-        codes = errors(answer)
+        response = cluster.call_controller(request, retry.remaining_ms)
+        codes = errors(response)
         if ErrorCode.NOT_CONTROLLER not in codes:
-            return answer
-        retry.again(BrokerError(ErrorCode.NOT_CONTROLLER, "the cluster's controller"))
+            return response
+        retry.backoff_or_raise(BrokerError(ErrorCode.NOT_CONTROLLER, "Request to the controller"))
 
 
-def _check(code: int, context: str, message: str | None = None) -> None:
+def _check(code: int, operation: str, message: str | None = None) -> None:
     if code:
-        raise BrokerError(code, f"{context} ({message})" if message else context)
+        raise BrokerError(code, operation, as_sentence(message))

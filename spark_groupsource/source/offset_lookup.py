@@ -70,7 +70,7 @@ class OffsetLookup:
                 f"Option {option}: topic {topic} does not exist at {self._options.bootstrap_servers}. Create it or "
                 "correct the name."
             )
-        raise BrokerError(code, f"Topic {topic} cannot be described")
+        raise BrokerError(code, f"Describing topic {topic}")
 
     def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Returns those of the partitions that no longer exist, sorted."""

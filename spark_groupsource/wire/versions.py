@@ -50,7 +50,7 @@ def broker_ranges_of(response: ApiVersionsResponse) -> dict[int, tuple[int, int]
     Raises: BrokerError for any other error code.
     """
     if response.error_code not in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION):
-        raise BrokerError(response.error_code, "ApiVersions")
+        raise BrokerError(response.error_code, "ApiVersions request")
     return {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
 
 

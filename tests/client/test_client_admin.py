@@ -36,7 +36,7 @@ def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
     settings = admin.describe_config(client, admin.TOPIC_RESOURCE, topic)
     assert settings["retention.ms"].value == "3600000" and not settings["retention.ms"].is_default
 
-    with pytest.raises(BrokerError, match=f"create topic {topic}") as raised:
+    with pytest.raises(BrokerError, match=f"Creating topic '{topic}'") as raised:
         admin.create_topics(client, [admin.NewTopic(topic, 2)])
     assert code_of(raised) is ErrorCode.TOPIC_ALREADY_EXISTS
 
@@ -48,7 +48,7 @@ def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
 
     admin.delete_topics(client, [topic])
     wait_until(lambda: topic not in admin.list_topics(client), "the topic is gone")
-    with pytest.raises(BrokerError, match=f"delete topic {topic}") as raised:
+    with pytest.raises(BrokerError, match=f"Deleting topic '{topic}'") as raised:
         admin.delete_topics(client, [topic])
     assert code_of(raised) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -63,7 +63,7 @@ def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
     ],
 )
 def test_topics_that_cannot_be(client: Cluster, new: admin.NewTopic, code: ErrorCode) -> None:
-    with pytest.raises(BrokerError, match=f"create topic {new.name}") as raised:
+    with pytest.raises(BrokerError, match=f"Creating topic '{new.name}'") as raised:
         admin.create_topics(client, [new])
     assert code_of(raised) is code
 
@@ -97,7 +97,7 @@ def test_a_group_from_birth_to_death(client: Cluster, topic: str, group: str) ->
         assert (listed.protocol_type, listed.state) == ("consumer", "Stable")
         assert group in [g.group_id for g in admin.list_groups(client, ["Stable"])]
         assert group not in [g.group_id for g in admin.list_groups(client, ["Empty"])]
-        with pytest.raises(BrokerError, match=f"delete group {group}") as raised:
+        with pytest.raises(BrokerError, match=f"Deleting group '{group}'") as raised:
             admin.delete_groups(client, [group])
         assert code_of(raised) is ErrorCode.NON_EMPTY_GROUP
         with pytest.raises(BrokerError) as raised:

@@ -143,7 +143,7 @@ class Coordinator:
 
 def beat(coordinator: Coordinator, beating: TaskHeartbeat) -> int:
     coordinator.asked.clear()
-    return beating._beat(1_000)
+    return beating._heartbeat(1_000)
 
 
 def test_claiming_task_follows_its_member_up_and_back() -> None:

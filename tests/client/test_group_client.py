@@ -390,7 +390,7 @@ def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, t
         ours.commit({tp: OffsetAndMetadata(1) for tp in before.partitions})
         host, _, port = broker.bootstrap_servers.rpartition(":")
         broker.stop()
-        wait_until(lambda: any(m._connection is None for m in ours.shared.members), "the members notice")
+        wait_until(lambda: any(not thread.is_connected for thread in ours.threads), "the members notice")
         again = EmbeddedBroker(data_dir=tmp_path, host=host, port=int(port))
         again.start()
         try:

@@ -28,7 +28,7 @@ def returned(answer: Any, **settings: Any) -> Bench:
 
 def test_what_is_nobodys_is_asked_for_in_a_round() -> None:
     bench = returned(lambda request: described(ONE, b""))
-    assert bench.member.rejoin_needed and bench.member.rejoin_reason == "assigned to nobody: t-1"
+    assert bench.member.rejoin_needed and bench.member.rejoin_reason == "unassigned partitions: t-1"
     bench.script.assigned = (T0, T1)
     assert bench.settle().partitions == (T0, T1)
     first, second = bench.script.of("JoinGroup")[-2:]

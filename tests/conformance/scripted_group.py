@@ -245,27 +245,27 @@ class ScriptedConnection:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self.closed = False
+        self.is_closed = False
 
     def open(self) -> None:
         try:
             self._script.connect()
         except Exception:
-            self.closed = True
+            self.is_closed = True
             raise
 
     def call(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
         try:
             return self._script.answer(request, timeout_ms)
         except NetworkError:
-            self.closed = True
+            self.is_closed = True
             raise
 
     def abort(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
 
 class ScriptedCluster(Cluster):
@@ -275,7 +275,7 @@ class ScriptedCluster(Cluster):
         super().__init__("host0:9092", ClientSettings((Address("host0", 9092),), **settings), clock, Random(1))
         self.script = script
 
-    def exchange(self, address: Address, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
+    def call_address(self, address: Address, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
         return self.script.answer(request, timeout_ms)
 
     def connect(self, address: Address, *, client_id: str | None = None) -> Any:
@@ -316,7 +316,7 @@ class Bench:
         self.listener = Recorder()
         values = settings if "pattern" in settings else {"topics": ("t",), **settings}
         self.client = GroupClient(self.cluster, GroupSettings(GROUP, **values), listener=self.listener)
-        self.thread = self.client.shared.members[0]
+        self.thread = self.client.threads[0]
         self.thread.start = lambda: None  # type: ignore[method-assign]
 
     @property

@@ -122,7 +122,7 @@ class ScriptedMembers(GroupPartitions):
 
     def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
         super().__init__(cluster, options, clock, members=1)
-        (self.thread,) = self._group.shared.members
+        (self.thread,) = self._group.threads
         self.thread.start = lambda: None  # type: ignore[method-assign]
         self._clock = clock
 

@@ -98,7 +98,7 @@ def test_poll_ends_in_time_and_a_later_one_takes_the_result() -> None:
         (ErrorCode.GROUP_MAX_SIZE_REACHED, "group.max.size"),
         (ErrorCode.INVALID_GROUP_ID, "kafka.group.id"),
         (ErrorCode.INVALID_SESSION_TIMEOUT, "kafka.session.timeout.ms"),
-        (ErrorCode.GROUP_AUTHORIZATION_FAILED, "grant"),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, "Grant"),
     ],
 )
 def test_refused_join_is_raised_with_its_mend(code: ErrorCode, mend: str) -> None:

@@ -1,1 +1,1 @@
-"""Cluster metadata, request routing, offset requests."""
+"""Metadata of a Kafka cluster, request routing, offset requests."""

@@ -1,9 +1,9 @@
-"""What to ask a cluster for: log offsets, committed offsets, commits. `routing` knows whom to ask."""
+"""Cluster client: topic descriptions, log offsets, committed offsets, commits."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
@@ -15,6 +15,7 @@ from spark_groupsource.client.cluster.metadata import (
 )
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.network.retry import Retry
+from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     RETRIABLE,
@@ -24,45 +25,51 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
 )
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.wire.messages import ListOffsetsRequest, Message, OffsetCommitRequest, OffsetFetchRequest
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.wire.messages import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 
 __all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
 
-UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""How long a topic that a broker does not know is asked for again: a new one takes a moment to be known everywhere."""
+UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
+"""How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
 
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 class Cluster(Router):
-    """One Kafka cluster as a client sees it; safe for threads."""
+    """Client of one Kafka cluster; thread-safe."""
 
     def __enter__(self) -> Cluster:
         return self
 
     def describe_topics(self, topics: Iterable[str], *, refresh: bool = False) -> Mapping[str, TopicInfo]:
-        """The asked topics, all of which must exist.
+        """Describes topics, all of which must exist.
 
-        Raises: BrokerError naming the first that cannot be described, and why.
+        Raises: BrokerError for the first topic that cannot be described.
         """
         names = list(topics)
         view = self.metadata(names, refresh=refresh)
         for name in names:
             if name in view.errors:
-                raise BrokerError(view.errors[name], _topic_problem(name, view.errors[name]))
+                raise _topics_error([name], view.errors[name])
         return {name: view.topics[name] for name in names}
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Passes topics that can be read, or could be once they exist or have a leader.
+        """Accepts topics that can be read now, or later when they exist and have a leader.
 
-        Raises: BrokerError for those that are forbidden or no legal names, with the mend.
+        Raises: BrokerError for an invalid name or a missing permission.
         """
         errors = self.metadata(topics).errors
-        hopeless = sorted(name for name, code in errors.items() if code not in RETRIABLE)
-        if hopeless:
-            problems = (_topic_problem(name, errors[name]) for name in hopeless)
-            raise BrokerError(errors[hopeless[0]], "; ".join(problems))
+        fatal = sorted(name for name, code in errors.items() if code not in RETRIABLE)
+        if fatal:
+            raise _topics_error(fatal, errors[fatal[0]])
 
     def list_offsets(
         self,
@@ -71,14 +78,14 @@ class Cluster(Router):
         read_committed: bool | None = None,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Offsets by timestamp, from the leaders.
+        """Looks up offsets by timestamp at the leaders.
 
         Args:
-            partitions: what to look for: `EARLIEST`, `LATEST`, `MAX_TIMESTAMP` or epoch milliseconds, which finds the
-                first record at or after them.
-            read_committed: whether `LATEST` is the last stable offset; None goes by isolation.level.
-        Raises: BrokerError naming the partition; NetworkError. Retriable errors raise at the deadline, unknown
-            topics and partitions after `UNKNOWN_TOPIC_PATIENCE_MS`.
+            partitions: `EARLIEST`, `LATEST`, `MAX_TIMESTAMP`, or epoch milliseconds to find the first record at or
+                after them.
+            read_committed: whether `LATEST` is the last stable offset; None for isolation.level.
+        Raises: BrokerError, NetworkError; retriable ones after the timeout, unknown topics and partitions after
+            `UNKNOWN_TOPIC_TIMEOUT_MS`.
         """
         committed = self.settings.read_committed if read_committed is None else read_committed
         retry = self.retry(timeout_ms)
@@ -87,7 +94,7 @@ class Cluster(Router):
         failure: GroupSourceError | None = None
         while pending:
             if failure is not None:
-                _again(retry, failure)
+                _backoff_or_raise(retry, failure)
             failure = None
             view = self.metadata({tp.topic for tp in pending}, refresh=retry.attempt > 0)
             for node_id, chosen in self._by_leader(pending, view).items():
@@ -96,9 +103,9 @@ class Cluster(Router):
                         view.leader(chosen[0])
                     else:
                         request = _list_offsets_request({tp: pending[tp] for tp in chosen}, committed, self.settings)
-                        floor = 7 if MAX_TIMESTAMP in {pending[tp] for tp in chosen} else 0
-                        answer = self.call_node(node_id, request, floor=floor)
-                        failure = _take_offsets(answer, pending, found) or failure
+                        min_version = 7 if MAX_TIMESTAMP in {pending[tp] for tp in chosen} else 0
+                        response = self.call_node(node_id, request, min_version=min_version)
+                        failure = _move_found(response, pending, found) or failure
                 except NetworkError as error:
                     failure = error
                 except BrokerError as error:
@@ -110,34 +117,34 @@ class Cluster(Router):
     def fetch_committed(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None, timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Committed offsets of a group; waits while an open transaction could still change one.
+        """Fetches committed offsets of a group; waits for transactions with pending offsets (KIP-447).
 
         Args:
-            partitions: None asks for all that the group has committed; otherwise every asked partition is in the
-                answer, with None where nothing is committed.
-        Raises: BrokerError naming group and partition; NetworkError.
+            partitions: None for all committed offsets; otherwise the result has every given partition, with None
+                for those without a committed offset.
+        Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
             return {}
         request = _offset_fetch_request(group_id, partitions)
         retry = self.retry(timeout_ms)
         while True:
-            answer = self.call_coordinator(
-                group_id, request, retry.remaining_ms, errors=lambda a: [_fetched_group(a).error_code]
+            response = self.call_coordinator(
+                group_id, request, retry.remaining_ms, errors=lambda r: [_fetched_group(r).error_code]
             )
-            error = _fetch_error(group_id, answer)
+            error = _fetch_error(group_id, response)
             if error is None:
                 break
             if not error.retriable or error.code in _UNKNOWN_TOPIC:
                 raise error
-            retry.again(error)
-        asked: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
-        for topic in _fetched_group(answer).topics:
+            retry.backoff_or_raise(error)
+        fetched: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
+        for topic in _fetched_group(response).topics:
             for p in topic.partitions:
                 if p.committed_offset >= 0:
                     committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
-                    asked[TopicPartition(topic.name, p.partition_index)] = committed
-        return asked
+                    fetched[TopicPartition(topic.name, p.partition_index)] = committed
+        return fetched
 
     def commit(
         self,
@@ -149,11 +156,11 @@ class Cluster(Router):
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Commits offsets: as a member when generation and member id are given, else as a simple consumer.
+        """Commits offsets, as a member if `member_id` is given, else as a simple consumer.
 
-        Raises: GenerationMismatchError when the group moved on without the member (its `current_generation` is -1: the
-            coordinator does not tell); BrokerError, among them REBALANCE_IN_PROGRESS while the group waits for its
-            leader's assignment; NetworkError. Retriable errors raise at the deadline.
+        Raises: GenerationMismatchError, without the current generation, if the member is fenced; BrokerError, also
+            REBALANCE_IN_PROGRESS while the group waits for its leader's assignment; NetworkError. Retriable errors
+            after the timeout.
         """
         code = self.try_commit(
             group_id,
@@ -168,10 +175,9 @@ class Cluster(Router):
                 group_id=group_id, member_id=member_id, generation_id=generation_id, cause=FENCING_ERRORS[code]
             )
         if code:
-            hint = ""
-            if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                hint = " (the group has active members; only they may commit)"
-            raise BrokerError(code, f"commit by group {group_id}{hint}")
+            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID
+            hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
+            raise BrokerError(code, f"Commit of group '{group_id}'", hint)
 
     def try_commit(
         self,
@@ -188,27 +194,29 @@ class Cluster(Router):
             return 0
         request = _commit_request(group_id, offsets, generation_id, member_id, group_instance_id)
         retry = self.retry(timeout_ms)
-        # KIP-345: a static member must be recognised by its instance id
-        floor = 7 if group_instance_id is not None else 0
+        # KIP-345: group.instance.id exists since version 7
+        min_version = 7 if group_instance_id is not None else 0
         while True:
-            answer = self.call_coordinator(group_id, request, retry.remaining_ms, errors=_commit_errors, floor=floor)
-            refused = [(t.name, p.partition_index, p.error_code) for t in answer.topics for p in t.partitions]
-            failure = next((entry for entry in refused if entry[2]), None)
+            response = self.call_coordinator(
+                group_id, request, retry.remaining_ms, errors=_commit_errors, min_version=min_version
+            )
+            results = [(t.name, p.partition_index, p.error_code) for t in response.topics for p in t.partitions]
+            failure = next((entry for entry in results if entry[2]), None)
             if failure is None:
                 return 0
             topic, partition, code = failure
             if code in FENCING_ERRORS or code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return int(code)
-            error = BrokerError(code, f"commit of {topic}-{partition} by group {group_id}")
+            error = BrokerError(code, f"Commit of {topic}-{partition} by group '{group_id}'")
             if not error.retriable:
                 raise error
-            _again(retry, error)
+            _backoff_or_raise(retry, error)
 
     @staticmethod
     def _by_leader(
         partitions: Iterable[TopicPartition], view: ClusterMetadata
     ) -> Mapping[int | None, list[TopicPartition]]:
-        """Partitions by the broker that leads them; None for those without a leader."""
+        """Groups partitions by the id of their leader, None for those without a leader."""
         grouped: dict[int | None, list[TopicPartition]] = defaultdict(list)
         for tp in partitions:
             info = view.topics.get(tp.topic)
@@ -218,21 +226,20 @@ class Cluster(Router):
         return grouped
 
 
-def _topic_problem(name: str, code: int) -> str:
-    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return f"topic {name} does not exist; create it, or correct the name"
-    if code == ErrorCode.INVALID_TOPIC_EXCEPTION:
-        return f"{name!r} is not a legal topic name (1 to 249 letters, digits, '.', '_', '-')"
-    if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-        return f"topic {name} may not be described by this user; grant DESCRIBE and READ"
-    return f"topic {name} cannot be described"
+def _topics_error(names: Sequence[str], code: int) -> BrokerError:
+    hints: Mapping[int, str] = {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "The topic does not exist. Create it, or correct the name.",
+        ErrorCode.INVALID_TOPIC_EXCEPTION: "A topic name has 1 to 249 letters, digits, '.', '_', '-'.",
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED: "Grant the user DESCRIBE and READ on the topic.",
+    }
+    return BrokerError(code, f"Describing topic {bounded_names(names)}", hints.get(code, ""))
 
 
-def _again(retry: Retry, error: GroupSourceError) -> None:
-    """As `Retry.again`, with less patience for topics that nobody knows."""
-    if isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC and retry.elapsed_ms > UNKNOWN_TOPIC_PATIENCE_MS:
+def _backoff_or_raise(retry: Retry, error: GroupSourceError) -> None:
+    """As `Retry.backoff_or_raise`, with the shorter timeout of unknown topics."""
+    if isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
         raise error
-    retry.again(error)
+    retry.backoff_or_raise(error)
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -242,7 +249,9 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
-def _list_offsets_request(timestamps: Mapping[TopicPartition, int], read_committed: bool, settings: Any) -> Message:
+def _list_offsets_request(
+    timestamps: Mapping[TopicPartition, int], read_committed: bool, settings: ClientSettings
+) -> ListOffsetsRequest:
     topic_class = ListOffsetsRequest.ListOffsetsTopic
     return ListOffsetsRequest(
         replica_id=-1,
@@ -263,16 +272,16 @@ def _list_offsets_request(timestamps: Mapping[TopicPartition, int], read_committ
     )
 
 
-def _take_offsets(
-    answer: Message, pending: dict[TopicPartition, int], found: dict[TopicPartition, OffsetAndTimestamp]
+def _move_found(
+    response: ListOffsetsResponse, pending: dict[TopicPartition, int], found: dict[TopicPartition, OffsetAndTimestamp]
 ) -> BrokerError | None:
-    """Moves what was answered from `pending` to `found`; the last retriable error among the rest."""
+    """Moves found offsets from `pending` to `found`; returns the last retriable error."""
     failure: BrokerError | None = None
-    for topic in answer.topics:
+    for topic in response.topics:
         for p in topic.partitions:
             tp = TopicPartition(topic.name, p.partition_index)
             if p.error_code:
-                error = BrokerError(p.error_code, f"offset of {tp} at timestamp {pending.get(tp)}")
+                error = BrokerError(p.error_code, f"ListOffsets of {tp} at timestamp {pending.get(tp)}")
                 if not error.retriable:
                     raise error
                 failure = error
@@ -281,10 +290,10 @@ def _take_offsets(
     return failure
 
 
-def _offset_fetch_request(group_id: str, partitions: Sequence[TopicPartition] | None) -> Message:
+def _offset_fetch_request(group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetFetchRequest:
     one, many = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
     topics = None if partitions is None else _by_topic(partitions)
-    # up to version 7 the request holds one group, later a list of groups; both are filled, one is sent
+    # versions up to 7 encode the group, later ones the list of groups
     return OffsetFetchRequest(
         group_id=group_id,
         topics=None if topics is None else [one(name=t, partition_indexes=n) for t, n in topics.items()],
@@ -300,23 +309,23 @@ def _offset_fetch_request(group_id: str, partitions: Sequence[TopicPartition] | 
     )
 
 
-def _fetched_group(answer: Message) -> Message:
-    """The part of an OffsetFetch answer that belongs to the one group asked for."""
-    return answer.groups[0] if answer.groups else answer
+def _fetched_group(response: OffsetFetchResponse) -> OffsetFetchResponse | OffsetFetchResponse.OffsetFetchResponseGroup:
+    """Returns the part of the response about the group; versions up to 7 have one group at the top level."""
+    return response.groups[0] if response.groups else response
 
 
-def _fetch_error(group_id: str, answer: Message) -> BrokerError | None:
-    """The error of the group, of all topics that may not be read, or of the first partition that has one."""
-    group = _fetched_group(answer)
+def _fetch_error(group_id: str, response: OffsetFetchResponse) -> BrokerError | None:
+    """Returns the error of the group, of the topics without permission, or of the first partition with one."""
+    group = _fetched_group(response)
     if group.error_code:
-        return BrokerError(group.error_code, f"committed offsets of group {group_id}")
+        return BrokerError(group.error_code, f"OffsetFetch of group '{group_id}'")
     failed = [(topic.name, p) for topic in group.topics for p in topic.partitions if p.error_code]
     forbidden = sorted({name for name, p in failed if p.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED})
     if forbidden:
-        context = f"committed offsets of topics {', '.join(forbidden)} of group {group_id} (grant DESCRIBE)"
-        return BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, context)
+        hint = f"Grant the user DESCRIBE on {bounded_names(forbidden)}."
+        return BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"OffsetFetch of group '{group_id}'", hint)
     for name, p in failed:
-        return BrokerError(p.error_code, f"committed offset of {name}-{p.partition_index}, group {group_id}")
+        return BrokerError(p.error_code, f"OffsetFetch of {name}-{p.partition_index} of group '{group_id}'")
     return None
 
 
@@ -326,7 +335,7 @@ def _commit_request(
     generation_id: int,
     member_id: str,
     group_instance_id: str | None,
-) -> Message:
+) -> OffsetCommitRequest:
     topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = []
     for topic, numbers in _by_topic(offsets).items():
@@ -353,7 +362,7 @@ def _commit_request(
     )
 
 
-def _commit_errors(answer: Message) -> list[int]:
-    codes = [p.error_code for topic in answer.topics for p in topic.partitions]
-    # REQUEST_TIMED_OUT of an append may mean that the coordinator lost its place (E.12): look it up again
+def _commit_errors(response: OffsetCommitResponse) -> list[int]:
+    codes = [p.error_code for topic in response.topics for p in topic.partitions]
+    # a coordinator that lost its log fails the append with REQUEST_TIMED_OUT: the client must look it up again
     return [int(ErrorCode.NOT_COORDINATOR) if code == ErrorCode.REQUEST_TIMED_OUT else code for code in codes]

@@ -1,4 +1,4 @@
-"""What a cluster says about itself, as frozen values; and the reading of a Metadata answer into them."""
+"""Metadata of a cluster: brokers, topics, partitions, leaders."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Mapping, NamedTuple
 
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import MetadataResponse
 
 EARLIEST = -2
-"""Timestamp that asks ListOffsets for the log start."""
+"""ListOffsets timestamp of the log start offset."""
 LATEST = -1
-"""Timestamp that asks ListOffsets for the log end (the last stable offset under read_committed)."""
+"""ListOffsets timestamp of the high watermark, or of the last stable offset with read_committed."""
 MAX_TIMESTAMP = -3
-"""Timestamp that asks ListOffsets for the record with the largest timestamp (KIP-734)."""
+"""ListOffsets timestamp of the record with the largest timestamp (KIP-734)."""
 
 
 class PartitionInfo(NamedTuple):
@@ -28,7 +28,7 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """One existing topic; `topic_id` is None at brokers that have no topic ids."""
+    """One existing topic; `topic_id` is None if the broker has no topic ids."""
 
     name: str
     topic_id: Any
@@ -37,7 +37,7 @@ class TopicInfo(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """Answer of ListOffsets; `offset` is -1 when no record is at or after the asked timestamp."""
+    """Result of ListOffsets; `offset` is -1 if no record is at or after the timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -46,7 +46,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterMetadata:
-    """Brokers and topics as last heard; `errors` holds the code of every asked topic that cannot be described."""
+    """Brokers and topics; `errors` has the error code of each requested topic that cannot be described."""
 
     nodes: Mapping[int, Node]
     topics: Mapping[str, TopicInfo]
@@ -55,35 +55,37 @@ class ClusterMetadata:
     errors: Mapping[str, int] = field(default_factory=dict)
 
     def partitions_of(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Every partition of a topic, in order; none for a topic that is not there."""
+        """Returns the partitions of a topic in order; none for an unknown topic."""
         info = self.topics.get(topic)
         return () if info is None else tuple(TopicPartition(topic, number) for number in sorted(info.partitions))
 
     def leader(self, topic_partition: TopicPartition) -> Node:
-        """The broker that serves a partition.
+        """Returns the leader of a partition.
 
-        Raises: BrokerError; retriable while there is no leader.
+        Raises: BrokerError, retriable while there is no leader.
         """
         info = self.topics.get(topic_partition.topic)
         if info is None:
             code = self.errors.get(topic_partition.topic, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-            raise BrokerError(code, f"topic {topic_partition.topic}")
+            raise BrokerError(code, f"Leader lookup of {topic_partition}")
         partition = info.partitions.get(topic_partition.partition)
         if partition is None:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic_partition}")
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Leader lookup of {topic_partition}")
         node = self.nodes.get(partition.leader_id)
         if node is None:
-            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic_partition}")
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"Leader lookup of {topic_partition}")
         return node
 
 
-def read_metadata(answer: Message) -> ClusterMetadata:
-    """A Metadata answer of any version."""
+def read_metadata(response: MetadataResponse) -> ClusterMetadata:
+    """Converts a Metadata response of any version."""
     topics: dict[str, TopicInfo] = {}
     errors: dict[str, int] = {}
-    for topic in answer.topics:
+    for topic in response.topics:
+        # only requests by topic id have responses without a name
+        name = topic.name or ""
         if topic.error_code:
-            errors[topic.name] = topic.error_code
+            errors[name] = topic.error_code
         else:
             partitions = {
                 p.partition_index: PartitionInfo(
@@ -95,6 +97,6 @@ def read_metadata(answer: Message) -> ClusterMetadata:
                 )
                 for p in topic.partitions
             }
-            topics[topic.name] = TopicInfo(topic.name, topic.topic_id, partitions, topic.is_internal)
-    nodes = {n.node_id: Node(n.node_id, n.host, n.port, n.rack) for n in answer.brokers}
-    return ClusterMetadata(nodes, topics, answer.controller_id, answer.cluster_id, errors)
+            topics[name] = TopicInfo(name, topic.topic_id, partitions, topic.is_internal)
+    nodes = {n.node_id: Node(n.node_id, n.host, n.port, n.rack) for n in response.brokers}
+    return ClusterMetadata(nodes, topics, response.controller_id, response.cluster_id, errors)

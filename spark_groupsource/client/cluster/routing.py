@@ -1,6 +1,6 @@
-"""Whom to ask: bootstrap, pooled connections, cached metadata, leaders and coordinators, and asking again.
+"""Request routing: bootstrap, connection pool, metadata cache, leaders, coordinators, retries.
 
-Safe for threads: a connection is lent to one call at a time, caches change under one lock, nothing waits under it.
+Thread-safe: one call at a time uses a connection; `client.membership` states the rule of the locks.
 """
 
 from __future__ import annotations
@@ -8,20 +8,29 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from random import Random
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, read_metadata
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, RemoteProtocolError
+from spark_groupsource.errors import (
+    BrokerError,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    RemoteProtocolError,
+    as_sentence,
+)
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address, parse_addresses
-from spark_groupsource.wire.messages import FindCoordinatorRequest, Message, MetadataRequest
+from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
-BOOTSTRAP_PATIENCE_MS = 2_000
-"""How long addresses that never worked are tried again; refusals come at once, and typing errors do not mend."""
+R = TypeVar("R", bound="Response")
+
+BOOTSTRAP_TIMEOUT_MS = 2_000
+"""How long to retry while no address has ever been reachable: a wrong address should fail soon."""
 
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
@@ -29,16 +38,16 @@ _MAX_IDLE_PER_ADDRESS = 4
 
 
 class ClientClosedError(GroupSourceError):
-    """Somebody closed the `Cluster` that is being used; no repetition mends that."""
+    """The `Cluster` was closed during a call. A defect of the caller; not retried."""
 
 
-def top_level_error(answer: Message) -> tuple[int, ...]:
-    """The error codes of an answer that has one for the whole."""
-    return (answer.error_code,)
+def top_level_error(response: Any) -> tuple[int, ...]:
+    """Returns the error code of a response as a whole."""
+    return (response.error_code,)
 
 
 class Router:
-    """Finds brokers and talks to them."""
+    """Sends requests to the right broker."""
 
     def __init__(
         self,
@@ -58,15 +67,15 @@ class Router:
         self._nodes: dict[int, Node] = {}
         self._controller_id = -1
         self._cluster_id: str | None = None
-        # topic -> (monotonic ms of the answer, what is known or the error code)
+        # topic -> (now_ms of the response, metadata or error code)
         self._topics: dict[str, tuple[int, TopicInfo | int]] = {}
         self._all_topics_ms: int | None = None
         self._coordinators: dict[str, Node] = {}
-        # a look-up under way is waited for by all who need the same; the members of a process all ask at once
+        # members of one process look up the same coordinator at once; one of them sends the request
         self._lookups: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
-        """Closes every connection that is not lent out; those are closed when they come back."""
+        """Closes the idle connections; connections in use are closed when they are released."""
         with self._lock:
             self._closed = True
             idle = [connection for pool in self._idle.values() for connection in pool]
@@ -81,7 +90,7 @@ class Router:
         self.close()
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
-        """Attempts bounded by `timeout_ms`, or by default.api.timeout.ms."""
+        """Returns a retry loop bounded by `timeout_ms`, or by default.api.timeout.ms."""
         settings = self.settings
         return Retry(
             base_ms=settings.retry_backoff_ms,
@@ -92,7 +101,7 @@ class Router:
         )
 
     def connect(self, address: Address, *, client_id: str | None = None) -> BrokerConnection:
-        """A connection of the caller's own, opened at its first request; the caller must close it."""
+        """Returns an unopened connection outside the pool; the caller must close it."""
         settings = self.settings
         return BrokerConnection(
             address,
@@ -103,134 +112,147 @@ class Router:
             connect_timeout_ms=settings.connect_timeout_ms,
         )
 
-    def exchange(
+    def call_address(
         self,
         address: Address,
-        request: Message,
+        request: Request[R],
         timeout_ms: int | None = None,
         *,
-        cap: int | None = None,
-        floor: int = 0,
-    ) -> Message:
-        """One request to one address over a pooled connection; no repetition."""
-        connection = self.borrow(address)
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> R:
+        """Sends one request to one address over a pooled connection, without retries."""
+        connection = self.acquire_connection(address)
         try:
-            return connection.call(request, timeout_ms, cap=cap, floor=floor)
+            return connection.call(request, timeout_ms, max_version=max_version, min_version=min_version)
         except NetworkError:
-            # a broker that went away took the idle connections with it
+            # the idle connections to this broker are probably broken too
             self._drop_idle(address)
             raise
         finally:
-            self.give_back(connection)
+            self.release_connection(connection)
 
     def call_any(
-        self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None, floor: int = 0
-    ) -> Message:
-        """Asks whichever broker answers: known ones in random order, then the bootstrap addresses.
+        self,
+        request: Request[R],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> R:
+        """Sends a request to any broker: known brokers in random order, then the bootstrap addresses.
 
-        Until one of them has been reached for the first time the attempts end after `BOOTSTRAP_PATIENCE_MS` (plus
-        socket.connection.setup.timeout.ms where an address does not even refuse), later after `timeout_ms`
-        (default.api.timeout.ms).
+        Before the first success the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus
+        socket.connection.setup.timeout.ms for an address that does not respond), later after `timeout_ms` (default:
+        default.api.timeout.ms).
 
-        Raises: NetworkError naming every address and what is wrong with it; AuthenticationError at once.
+        Raises: NetworkError with the error of every address; AuthenticationError without a retry.
         """
         retry = self.retry(timeout_ms)
         while True:
             reasons: dict[Address, str] = {}
             for address in self._addresses():
-                if reasons and retry.is_over:
+                if reasons and retry.is_expired:
                     break
                 try:
                     bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
-                    answer = self.exchange(address, request, bound_ms, cap=cap, floor=floor)
+                    response = self.call_address(
+                        address, request, bound_ms, max_version=max_version, min_version=min_version
+                    )
                     self._reached_once = True
-                    return answer
+                    return response
                 except (NetworkError, RemoteProtocolError) as error:
                     reasons[address] = str(error)
             failure = _unreachable(reasons)
-            if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_PATIENCE_MS:
+            if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_TIMEOUT_MS:
                 raise failure
-            retry.again(failure)
+            retry.backoff_or_raise(failure)
 
     def call_node(
         self,
         node_id: int,
-        request: Message,
+        request: Request[R],
         timeout_ms: int | None = None,
         *,
-        cap: int | None = None,
-        floor: int = 0,
-    ) -> Message:
-        """One request to one broker; no repetition.
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> R:
+        """Sends one request to one broker, without retries.
 
-        Raises: NetworkError, with a hint where the broker's advertised address is what fails.
+        Raises: NetworkError, with a hint if only the broker's advertised address fails.
         """
         node = self.metadata(()).nodes.get(node_id) or self.metadata((), refresh=True).nodes.get(node_id)
         if node is None:
-            raise NetworkError(f"broker {node_id} is not in the cluster now")
+            raise NetworkError(f"Request to broker {node_id} failed: the broker is not in the cluster metadata.")
         try:
-            return self.exchange(self.node_address(node), request, timeout_ms, cap=cap, floor=floor)
+            return self.call_address(
+                self.node_address(node), request, timeout_ms, max_version=max_version, min_version=min_version
+            )
         except NetworkError as error:
             if self.node_address(node) in self._bootstrap:
                 raise
             raise type(error)(
-                f"{error} (broker {node_id} advertises {self.node_address(node)}; if that name is not known here, mend "
-                "advertised.listeners of the broker)"
+                f"{error} Broker {node_id} advertises {self.node_address(node)}; if the address is wrong, correct "
+                "advertised.listeners of the broker."
             ) from error
 
-    def call_controller(self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None) -> Message:
-        """Asks the broker that takes changes of topics; every KRaft broker forwards them."""
+    def call_controller(
+        self, request: Request[R], timeout_ms: int | None = None, *, max_version: int | None = None
+    ) -> R:
+        """Sends a request to the controller; a KRaft broker that is named instead forwards it."""
         retry = self.retry(timeout_ms)
         while True:
             view = self.metadata((), refresh=retry.attempt > 0)
             try:
                 if view.controller_id not in view.nodes:
-                    return self.call_any(request, timeout_ms, cap=cap)
-                return self.call_node(view.controller_id, request, cap=cap)
+                    return self.call_any(request, timeout_ms, max_version=max_version)
+                return self.call_node(view.controller_id, request, max_version=max_version)
             except NetworkError as error:
-                retry.again(error)
+                retry.backoff_or_raise(error)
 
     def call_coordinator(
         self,
         group_id: str,
-        request: Message,
+        request: Request[R],
         timeout_ms: int | None = None,
         *,
-        errors: Callable[[Message], Iterable[int]] = top_level_error,
-        cap: int | None = None,
-        floor: int = 0,
-    ) -> Message:
-        """Asks the coordinator of a group; a moved, loading or lost coordinator is looked up and asked again.
+        errors: Callable[[R], Iterable[int]] = top_level_error,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> R:
+        """Sends a request to the coordinator of a group; retries while the coordinator moves, loads or is unreachable.
 
         Args:
-            errors: the error codes of an answer; every other code than the coordinator's own is the caller's to judge.
-        Raises: BrokerError or NetworkError when `timeout_ms` (default.api.timeout.ms) is over.
+            errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
+        Raises: BrokerError or NetworkError after `timeout_ms` (default: default.api.timeout.ms).
         """
         retry = self.retry(timeout_ms)
         while True:
             node = self.find_coordinator(group_id, retry.remaining_ms)
-            if retry.is_over:
+            if retry.is_expired:
                 raise NetworkError(
-                    f"the coordinator of group {group_id} was found only after {retry.elapsed_ms} ms, and not asked"
+                    f"Request to the coordinator of group '{group_id}' failed: the lookup took {retry.elapsed_ms} ms."
                 )
             try:
                 bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
-                answer = self.exchange(self.node_address(node), request, bound_ms, cap=cap, floor=floor)
+                response = self.call_address(
+                    self.node_address(node), request, bound_ms, max_version=max_version, min_version=min_version
+                )
             except NetworkError as error:
                 self.forget_coordinator(group_id, node)
-                retry.again(error)
+                retry.backoff_or_raise(error)
                 continue
-            code = next((code for code in errors(answer) if code in _COORDINATOR_RETRIABLE), None)
+            code = next((code for code in errors(response) if code in _COORDINATOR_RETRIABLE), None)
             if code is None:
-                return answer
+                return response
             if code in COORDINATOR_MOVED:
                 self.forget_coordinator(group_id, node)
-            retry.again(BrokerError(code, f"coordinator {node} of group {group_id}"))
+            retry.backoff_or_raise(BrokerError(code, f"Request to coordinator {node} of group '{group_id}'"))
 
     def find_coordinator(self, group_id: str, timeout_ms: int | None = None) -> Node:
-        """The broker that coordinates a group, from memory or by asking.
+        """Returns the coordinator of a group, from the cache or by FindCoordinator.
 
-        Raises: BrokerError (GROUP_AUTHORIZATION_FAILED and the like at once, retriable ones at the deadline).
+        Raises: BrokerError, for retriable codes after the timeout; NetworkError.
         """
         retry = self.retry(timeout_ms)
         with self._lock:
@@ -238,33 +260,33 @@ class Router:
         if known is not None:
             return known
         if not lookup.acquire(timeout=retry.remaining_ms / 1000):
-            raise NetworkError(f"the coordinator of group {group_id} is still being looked up")
+            raise NetworkError(f"Coordinator lookup of group '{group_id}' failed: a lookup is in progress.")
         try:
             with self._lock:
                 known = self._coordinators.get(group_id)
-            return known or self._look_up_coordinator(group_id, retry)
+            return known or self._request_coordinator(group_id, retry)
         finally:
             lookup.release()
 
-    def _look_up_coordinator(self, group_id: str, retry: Retry) -> Node:
+    def _request_coordinator(self, group_id: str, retry: Retry) -> Node:
         while True:
-            answer = self.call_any(
+            response = self.call_any(
                 FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id]), retry.remaining_ms
             )
-            found = answer.coordinators[0] if answer.coordinators else answer
+            found = response.coordinators[0] if response.coordinators else response
             if not found.error_code:
                 node = Node(found.node_id, found.host, found.port)
                 with self._lock:
                     self._coordinators[group_id] = node
                 return node
-            told = f" ({found.error_message})" if found.error_message else ""
-            error = BrokerError(found.error_code, f"coordinator of group {group_id}{told}")
+            operation = f"Coordinator lookup of group '{group_id}'"
+            error = BrokerError(found.error_code, operation, as_sentence(found.error_message))
             if not error.retriable:
                 raise error
-            retry.again(error)
+            retry.backoff_or_raise(error)
 
     def forget_coordinator(self, group_id: str, node: Node) -> None:
-        """The next call looks the coordinator up again, unless that happened already."""
+        """Removes a coordinator from the cache, unless the cache has another one already."""
         with self._lock:
             if self._coordinators.get(group_id) == node:
                 del self._coordinators[group_id]
@@ -272,20 +294,20 @@ class Router:
     def metadata(
         self, topics: Iterable[str] | None = None, *, refresh: bool = False, timeout_ms: int | None = None
     ) -> ClusterMetadata:
-        """Brokers and the asked topics (None: all), at most metadata.max.age.ms old, or fresh with `refresh`.
+        """Returns brokers and topics (None: all), at most metadata.max.age.ms old, or requested now with `refresh`.
 
-        A topic that does not exist is no error here: it stands in the view's `errors`. Topics are never created.
+        A topic that does not exist is in `ClusterMetadata.errors`; it is not created.
 
         Raises: as `call_any`.
         """
         names = None if topics is None else sorted(set(topics))
         if refresh or not self._is_cached(names):
-            # before Metadata v4 a request could not say "do not create"
+            # allow_auto_topic_creation exists since version 4
             request = MetadataRequest(
                 topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
                 allow_auto_topic_creation=False,
             )
-            self._remember(read_metadata(self.call_any(request, timeout_ms, floor=4)), names)
+            self._remember(read_metadata(self.call_any(request, timeout_ms, min_version=4)), names)
         with self._lock:
             chosen = {
                 name: known for name, (_, known) in self._topics.items() if names is None or name in set(names)
@@ -309,7 +331,7 @@ class Router:
                 return False
             if names is None:
                 return self._all_topics_ms is not None and self._all_topics_ms > oldest
-            # what did not exist is always asked again: it may exist now
+            # missing topics are requested every time: they may exist now
             return all(
                 name in self._topics and self._topics[name][0] > oldest and isinstance(self._topics[name][1], TopicInfo)
                 for name in names
@@ -333,14 +355,14 @@ class Router:
         self.rng.shuffle(nodes)
         return list(dict.fromkeys([*nodes, *self._bootstrap]))
 
-    def borrow(self, address: Address) -> BrokerConnection:
-        """A pooled connection, or a new one; it must be given back with `give_back`, or closed."""
+    def acquire_connection(self, address: Address) -> BrokerConnection:
+        """Returns a pooled or new connection; the caller must pass it to `release_connection`, or close it."""
         oldest_ms = self.clock.now_ms() - self.settings.connections_max_idle_ms
         stale: list[BrokerConnection] = []
         chosen: BrokerConnection | None = None
         with self._lock:
             if self._closed:
-                raise ClientClosedError("this client of the cluster is closed")
+                raise ClientClosedError("Request failed: the cluster client is closed.")
             pool = self._idle[address]
             while pool and chosen is None:
                 candidate = pool.pop()
@@ -358,9 +380,9 @@ class Router:
         for connection in dropped:
             connection.close()
 
-    def give_back(self, connection: BrokerConnection) -> None:
-        """Takes a borrowed connection back, with no request of it unanswered."""
-        if connection.closed:
+    def release_connection(self, connection: BrokerConnection) -> None:
+        """Returns a connection to the pool; it must have no request without a response."""
+        if connection.is_closed:
             return
         with self._lock:
             pool = self._idle[connection.address]
@@ -371,5 +393,5 @@ class Router:
 
 
 def _unreachable(reasons: dict[Address, str]) -> GroupSourceError:
-    listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-    return NetworkError(f"no Kafka broker can be reached, check kafka.bootstrap.servers. Tried {listed}")
+    listed = " ".join(reasons.values())
+    return NetworkError(f"No Kafka broker is reachable: {listed} Check kafka.bootstrap.servers.")

@@ -1,1 +1,30 @@
-"""Group membership of the client: state machine, member threads, heartbeats."""
+"""Client side of the classic group protocol: state machine, member threads, commits, heartbeats.
+
+The lock rule
+=============
+
+Threads:
+
+* The **owner's thread** calls `GroupClient`; one call at a time. Partitions change in its `poll` and `leave` only, and
+  listeners and `Assignor.on_assignment` run in it.
+* Each **member thread** (`MemberThread`) sends JoinGroup, SyncGroup and Heartbeat of one member.
+* An **assignment thread** exists while a group leader runs its assignor; its member thread goes on with heartbeats.
+* A **task heartbeat thread** (`TaskHeartbeat`, on executors) shares nothing with the other three.
+
+Locks:
+
+* `SharedMembership.changed`, one condition per process and group, guards every field of `SharedMembership`, of
+  `Membership`, and `LocalMember.failure`. It is notified after each change for which another thread may wait. While it
+  is held, no request is sent, no response is awaited, no user code is called, and no other lock is taken.
+* `Router` guards its caches and its connection pool with one lock, under which nothing blocks. A coordinator lookup
+  holds the lock of its group only, so that concurrent lookups of one group send one request.
+
+Fields without a lock:
+
+* A member thread's connection and coordinator belong to that thread. Another thread may call
+  `BrokerConnection.abort` only, which ends a pending read or write.
+* `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
+  and `Membership.prepare`, when the member thread cannot join and so does not read them.
+
+The pure modules (`state_machine`, `response_rules`, `rebalance_log`) know no lock: their callers hold `changed`.
+"""

@@ -1,4 +1,4 @@
-"""What a group's leader does between JoinGroup and SyncGroup: it reads everyone's subscription and assigns.
+"""Assignment of a group by its leader, between JoinGroup and SyncGroup.
 
 Source: Kafka's ConsumerCoordinator.onLeaderElected; KIP-429 (cooperative hand-over), KIP-881 (racks).
 """
@@ -11,27 +11,32 @@ from typing import Any, Iterable, Mapping, Sequence
 from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
 from spark_groupsource.client.cluster.client import Cluster, ClusterMetadata
 from spark_groupsource.client.membership.state_machine import Joined
-from spark_groupsource.model import Assignment, GroupMember, TopicPartition
+from spark_groupsource.model import Assignment, GroupMember, TopicPartition, bounded_names
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 
-Snapshot = Mapping[str, Any]
-"""topic -> what of it went into the assignment: partition count, or the racks of each partition"""
+MetadataSnapshot = Mapping[str, Any]
+"""topic -> partition count, or the racks of each partition if the assignor may use them"""
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What a leader decided: bytes for every member, and what it decided upon."""
+class GroupAssignment:
+    """Assignment of a whole group.
+
+    Attributes:
+        assignments: member id -> encoded assignment.
+        topics, snapshot: the topics whose changes require a rebalance, and the metadata that were used.
+    """
 
     assignments: Mapping[str, bytes]
     topics: frozenset[str]
-    snapshot: Snapshot
+    snapshot: MetadataSnapshot
 
 
-def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: bool) -> Decision:
-    """Runs `assignor` over all members, on metadata fetched now.
+def compute_assignment(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: bool) -> GroupAssignment:
+    """Runs `assignor` over all members with refreshed metadata.
 
-    Raises: whatever the assignor raises; RuntimeError where a cooperative assignor of the user's moves a partition that
-        its owner has not given up; RemoteProtocolError on a subscription that cannot be read; NetworkError.
+    Raises: the assignor's exceptions; RuntimeError if a cooperative assignor of the user moves a partition that its
+        owner has not revoked; RemoteProtocolError on a malformed subscription; NetworkError.
     """
     members = [
         GroupMember(member_id, decode_subscription(data), instance_id)
@@ -39,36 +44,36 @@ def decide(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: boo
     ]
     topics = frozenset(topic for member in members for topic in member.subscription.topics)
     view = cluster.metadata(topics, refresh=True)
-    taken = snapshot(view, topics, with_racks)
+    used = metadata_snapshot(view, topics, with_racks)
     if joined.skip_assignment:
-        # KIP-814: the group is stable, this member only takes over watching the metadata
-        return Decision({}, topics, taken)
+        # KIP-814: the group keeps its assignment, this member only watches the metadata
+        return GroupAssignment({}, topics, used)
     counts = {topic: len(view.topics[topic].partitions) for topic in sorted(topics) if topic in view.topics}
     assigned = assignor.assign(counts, members, _racks(view, topics))
     if assignor.cooperative and not isinstance(assignor, CooperativeStickyAssignor):
-        _check_hand_over(assignor.name, members, assigned)
-    unasked = {tp.topic for partitions in assigned.values() for tp in partitions} - topics
-    if unasked:
-        # an assignor may give what nobody subscribes to; it has to be watched like the rest
-        topics |= unasked
-        taken = snapshot(cluster.metadata(topics, refresh=True), topics, with_racks)
-    return Decision(
+        _check_cooperative(assignor.name, members, assigned)
+    unsubscribed = {tp.topic for partitions in assigned.values() for tp in partitions} - topics
+    if unsubscribed:
+        # an assignor may assign topics without a subscriber; their metadata are watched too
+        topics |= unsubscribed
+        used = metadata_snapshot(cluster.metadata(topics, refresh=True), topics, with_racks)
+    return GroupAssignment(
         {
             member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
             for member in members
         },
         topics,
-        taken,
+        used,
     )
 
 
 def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple[TopicPartition, ...]:
-    """The partitions of these topics that none of a group's assignments names.
+    """Returns the partitions of these topics that are in no member's assignment.
 
     Args:
         counts: topic -> number of partitions.
-        assignments: each member's bytes, as DescribeGroups tells them; none at all assign nothing.
-    Raises: RemoteProtocolError on bytes that are no assignment.
+        assignments: encoded assignment of each member, as in a DescribeGroups response; empty bytes assign nothing.
+    Raises: RemoteProtocolError on a malformed assignment.
     """
     wanted = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
     for data in assignments:
@@ -76,29 +81,29 @@ def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple
     return tuple(sorted(wanted))
 
 
-def _check_hand_over(
+def _check_cooperative(
     name: str, members: Sequence[GroupMember], assigned: Mapping[str, Sequence[TopicPartition]]
 ) -> None:
-    """A partition goes to a new owner only in the round after the old one gave it up.
+    """Checks that a partition moves in the rebalance after its owner revoked it (KIP-429).
 
-    Raises: RuntimeError naming what would be read by two at once.
+    Raises: RuntimeError naming partitions that two members would read at once.
     """
     gained: set[TopicPartition] = set()
-    given_up: set[TopicPartition] = set()
+    revoked: set[TopicPartition] = set()
     for member in members:
         before, after = set(member.subscription.owned_partitions), set(assigned.get(member.member_id, ()))
         gained |= after - before
-        given_up |= before - after
-    if gained & given_up:
-        moved = ", ".join(map(str, sorted(gained & given_up)))
+        revoked |= before - after
+    if gained & revoked:
+        moved = bounded_names(sorted(gained & revoked))
         raise RuntimeError(
-            f"assignor {name} is cooperative, but gives {moved} to a new owner while the old one still reads it; it "
-            "must leave such partitions out of one assignment"
+            f"Assignor {name} is cooperative, but assigns {moved} to a new member while the owner still reads it. "
+            "It must leave a partition out of one assignment before it moves the partition."
         )
 
 
-def snapshot(view: ClusterMetadata, topics: Iterable[str], with_racks: bool) -> Snapshot:
-    """What must stay as it is for an assignment to stay right."""
+def metadata_snapshot(view: ClusterMetadata, topics: Iterable[str], with_racks: bool) -> MetadataSnapshot:
+    """Returns the part of the metadata whose change requires a new assignment."""
     known = {topic: view.topics[topic] for topic in topics if topic in view.topics}
     if not with_racks:
         return {topic: len(info.partitions) for topic, info in known.items()}

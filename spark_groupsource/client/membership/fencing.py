@@ -1,4 +1,4 @@
-"""The error of a member that the group moved on without, and the generation the group has now."""
+"""Errors of fenced members, with the current generation of their group."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ _log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 FIND_TIMEOUT_MS = 2_000
-# how many records of the log's end are looked at first; every further look takes ten times as many
-_FIRST_LOOK = 1_000
+# number of records at the end of the log that are read first; each further attempt reads ten times as many
+_FIRST_RECORDS = 1_000
 _UNKNOWN = -1
 
 
-def mismatch(
+def generation_mismatch(
     cluster: Cluster, *, group_id: str, member_id: str, generation_id: int, code: int
 ) -> GenerationMismatchError:
-    """The error for a member that was answered `code`, with the group's generation where it can be found out.
+    """Returns the error for a member that received the fencing error `code`.
 
-    Takes up to `FIND_TIMEOUT_MS`: the coordinator's answers do not tell the generation, the group's log does.
+    Takes up to `FIND_TIMEOUT_MS` to read the group's generation from `__consumer_offsets`: error responses of the
+    coordinator do not contain it.
     """
-    # a static member is replaced within one generation: there may be no newer one to wait for
+    # a static member is replaced within one generation, so there may be no newer one
     newer_than = _UNKNOWN if code == ErrorCode.FENCED_INSTANCE_ID else generation_id
     current = find_generation(cluster, group_id, newer_than=newer_than)
     if code == ErrorCode.ILLEGAL_GENERATION and current <= generation_id:
-        # the coordinator has a newer one that is not written yet; the old number would be a wrong answer
+        # the coordinator has a newer generation that is not in the log yet
         current = _UNKNOWN
     return GenerationMismatchError(
         group_id=group_id,
@@ -49,10 +50,11 @@ def mismatch(
 def find_generation(
     cluster: Cluster, group_id: str, *, newer_than: int = _UNKNOWN, timeout_ms: int = FIND_TIMEOUT_MS
 ) -> int:
-    """The generation in the last record of a group in `__consumer_offsets`, -1 when it cannot be found out.
+    """Reads the generation of a group from its last record in `__consumer_offsets`; -1 when it is unknown.
 
-    A generation is written when its assignment is, or when the group is empty: until one above `newer_than` stands
-    there the log is read again, at most for `timeout_ms`. For error messages only: whatever fails, fails silently.
+    The coordinator appends a generation with its assignment, or when the group becomes empty, so the log is read again
+    until it has a generation above `newer_than`, at most for `timeout_ms`. For error messages only: errors of this
+    function itself are logged at debug level.
     """
     clock = cluster.clock
     deadline_ms = clock.now_ms() + timeout_ms
@@ -70,12 +72,12 @@ def find_generation(
         tp = TopicPartition(OFFSETS_TOPIC, coordinator_partition(group_id, len(partitions)))
         start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=left_ms())[tp].offset
         end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
-        found, look = None, _FIRST_LOOK
+        found, count = None, _FIRST_RECORDS
         while found is None and clock.now_ms() < deadline_ms:
-            found = _last_generation(cluster, settings, OffsetRange(tp, max(start, end - look), end), group_id)
-            if end - look <= start:
+            found = _last_generation(cluster, settings, OffsetRange(tp, max(start, end - count), end), group_id)
+            if end - count <= start:
                 break
-            look *= 10
+            count *= 10
         generation = _UNKNOWN if found is None else found
         while generation <= newer_than and clock.now_ms() + settings.retry_backoff_ms < deadline_ms:
             clock.sleep_ms(settings.retry_backoff_ms)
@@ -84,13 +86,13 @@ def find_generation(
             generation, end = generation if later is None else later, latest
         return generation
     except GroupSourceError as error:
-        # reading that topic needs rights a member does not need; the caller has a more important error to tell
-        _log.debug("the generation of group %s cannot be found out: %s", group_id, error)
+        # a member may have no READ permission on the topic; the caller raises the more important error
+        _log.debug("[group=%s] Cannot read the current generation: %s", group_id, error)
         return _UNKNOWN
 
 
 def _last_generation(cluster: Cluster, settings: ClientSettings, tail: OffsetRange, group_id: str) -> int | None:
-    """Generation of the group's last record in a range; -1 for a deleted group, None where there is no record."""
+    """Returns the generation of the group's last record in a range; -1 for a deleted group, None without a record."""
     generation: int | None = None
     for block in PartitionFetcher(cluster, settings).fetch_blocks([tail]):
         for header in iter_batches(block.data):

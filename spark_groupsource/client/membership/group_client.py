@@ -1,7 +1,7 @@
-"""Several members of one group in one process, behind one owner: join, hand over, commit, leave.
+"""Consumer group client: several members of one process with one owner.
 
-The owner's thread calls `poll`: only there do partitions change hands, so what the owner has committed before is what a
-next owner starts from. Each member's own thread (`member_thread`) keeps it alive in between.
+Partitions change in `poll` only, in the owner's thread: what the owner has committed before is where the next owner
+starts. Member threads send heartbeats between polls. `client.membership` states which thread may use which field.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.assignment import snapshot
-from spark_groupsource.client.membership.fencing import find_generation, mismatch
+from spark_groupsource.client.membership.assignment import metadata_snapshot
+from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
 from spark_groupsource.client.membership.member_thread import MemberThread
-from spark_groupsource.client.membership.rebalance_log import RebalanceEvent
-from spark_groupsource.client.membership.shared_membership import SharedMembership
+from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, describe_rebalance
+from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, ReleasedPartitions
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
@@ -29,35 +29,41 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
     GroupSourceError,
     UnsupportedVersionError,
+    error_name,
 )
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.wire.messages import LeaveGroupRequest
 
 __all__ = ["GroupClient", "GroupView", "MemberView", "RebalanceEvent", "RebalanceListener"]
 
 _log = logging.getLogger(__name__)
 
-# while one of our members joins, the others ask this often whether the group rebalances
-_SIBLING_GAP_MS = 100
-_LONGEST_WAIT_MS = 100
+# interval of heartbeats while another member of this process rejoins: the group is about to rebalance
+_TRIGGERED_HEARTBEAT_MS = 100
+_MAX_WAIT_MS = 100
 _LEAVE_TIMEOUT_MS = 5_000
 
 
 class RebalanceListener(Protocol):
-    """Told in the owner's thread, inside `poll`; partitions are of all our members together, sorted."""
+    """Called in the owner's thread from `poll` and `leave`, with the sorted partitions of all members together."""
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """About to be given up; they may still be committed."""
+        """Called before partitions are revoked; they may still be committed."""
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """Newly owned, possibly none."""
+        """Called after an assignment with the partitions that were added, possibly none."""
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Gone already, probably to someone else; they must not be committed."""
+        """Called after partitions were lost; another member may own them, so they must not be committed."""
 
 
 class GroupClient:
-    """`settings.members` members; nothing is sent before the first `poll`. One owner's thread at a time."""
+    """Runs `settings.members` members; the first `poll` sends the first request. One calling thread at a time.
+
+    Attributes:
+        shared: state of the members; hold `shared.changed` to read it.
+        threads: the thread of each member.
+    """
 
     def __init__(
         self,
@@ -70,25 +76,13 @@ class GroupClient:
         self._clock = clock or cluster.clock
         self._settings = settings
         self._listener = listener
-        self.shared = SharedMembership(settings)
         self._matches = re.compile(settings.pattern).fullmatch if settings.pattern is not None else None
-        self._started = False
-        self._closed = False
+        self._is_started = False
+        self._is_closed = False
+        self.shared = SharedMembership(settings)
         now_ms = self._clock.now_ms()
-        for index in range(settings.members):
-            assignors = [load_assignor(name) for name in settings.assignors]
-            config = MemberConfig(
-                group_id=settings.group_id,
-                assignors=tuple(assignor.name for assignor in assignors),
-                # the highest protocol that all of them support: one eager assignor makes the member eager
-                cooperative=all(assignor.cooperative for assignor in assignors),
-                group_instance_id=settings.instance_id(index),
-                session_timeout_ms=settings.session_timeout_ms,
-                rebalance_timeout_ms=settings.max_poll_interval_ms,
-                heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            )
-            membership = Membership(config, now_ms)
-            self.shared.members.append(MemberThread(index, membership, assignors, cluster, self.shared))
+        self.shared.members += [_create_member(settings, index, now_ms) for index in range(settings.members)]
+        self.threads = tuple(MemberThread(member, cluster, self.shared) for member in self.shared.members)
 
     def __enter__(self) -> GroupClient:
         return self
@@ -99,54 +93,53 @@ class GroupClient:
     # -- membership --------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> GroupView:
-        """Says that the owner is alive, and joins or rejoins where that is needed.
+        """Restarts the poll timer, and joins or rejoins the group where that is needed.
 
-        The caller must have committed what it has read: partitions may change hands here. Waits until every member is
-        settled, at most `timeout_ms`; what is not done then goes on by itself and is finished by a later poll.
+        The caller must have committed what it has read, because partitions may be revoked. Waits until all members are
+        settled, at most `timeout_ms`; a rebalance in progress continues after that and a later poll completes it.
 
-        Raises: whatever stopped a member for good: BrokerError with its mend, GenerationMismatchError for a static
-            member that was replaced, AuthenticationError, an assignor's own exception. Polling again joins afresh.
+        Raises: the error that stopped a member: BrokerError, GenerationMismatchError for a static member that was
+            replaced, AuthenticationError, an assignor's exception. The next poll joins again.
         """
-        if self._closed:
-            raise RuntimeError("this group client is closed")
+        if self._is_closed:
+            raise RuntimeError("The group client is closed.")
+        shared = self.shared
         deadline_ms = self._clock.now_ms() + timeout_ms
-        with self.shared.changed:
+        with shared.changed:
             now_ms = self._clock.now_ms()
-            for member in self.shared.members:
+            for member in shared.members:
                 member.membership.on_poll(now_ms)
         self._complete_rebalances()
         self._check_metadata()
         self._start()
         while not self._advance():
-            with self.shared.changed:
+            with shared.changed:
                 left_ms = deadline_ms - self._clock.now_ms()
                 if left_ms <= 0:
                     break
-                if not self._needs_owner() and not self._settled():
+                if not shared.needs_owner() and not shared.is_settled():
                     self._trigger_heartbeats()
-                    self.shared.changed.wait(min(left_ms, _LONGEST_WAIT_MS) / 1000)
+                    shared.changed.wait(min(left_ms, _MAX_WAIT_MS) / 1000)
         return self.view
 
     @property
     def view(self) -> GroupView:
-        """Our members as they are; partitions change in `poll` only."""
-        with self.shared.changed:
-            members = tuple(view_member(m.index, m.client_id, m.membership) for m in self.shared.members)
-            settled = self._settled()
-            return GroupView(members, settled, settled or self._retains_partitions())
+        """The members now; their partitions change in `poll` only."""
+        shared = self.shared
+        with shared.changed:
+            members = tuple(view_member(m.index, m.client_id, m.membership) for m in shared.members)
+            is_settled = shared.is_settled()
+            return GroupView(members, is_settled, is_settled or shared.retains_partitions())
 
     @property
     def rejoin_needed(self) -> bool:
-        """True where the next `poll` is going to move partitions, or to raise: commit first."""
+        """True where the next `poll` moves partitions, or raises; the caller commits before it."""
         with self.shared.changed:
-            return any(
-                member.failure is not None or member.membership.rejoin_needed or member.membership.needs_complete
-                for member in self.shared.members
-            )
+            return self.shared.rejoin_needed()
 
     @property
     def events(self) -> list[RebalanceEvent]:
-        """Every rebalance so far, the oldest first."""
+        """The rebalances so far, the oldest first."""
         with self.shared.changed:
             return list(self.shared.recorder.events)
 
@@ -155,22 +148,22 @@ class GroupClient:
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
     ) -> None:
-        """Commits positions, each by the member that owns the partition, in its generation.
+        """Commits each offset by the member that owns the partition, in that member's generation.
 
-        Members that can commit do so even when another one cannot. A coordinator that moves or loads is waited for, up
-        to default.api.timeout.ms.
+        A member that cannot commit does not keep the others from it. While the coordinator moves or loads, the commit
+        is retried up to default.api.timeout.ms.
 
         Args:
-            max_rebalance_wait_ms: how long at most to wait for the assignment of the leader; after
-                that it is BrokerError REBALANCE_IN_PROGRESS. None: as long as for a coordinator.
+            max_rebalance_wait_ms: how long to retry while the group waits for its leader's assignment, in which no
+                member can commit; None for default.api.timeout.ms.
 
-        Raises: GenerationMismatchError, naming both generations where that can be found out, when a member is fenced:
-            nothing of its partitions was committed; ValueError for a partition that none of ours owns; BrokerError and
-            NetworkError.
+        Raises: GenerationMismatchError when a member is fenced: none of its offsets was committed. BrokerError, also
+            REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
+            member of this client owns.
         """
         unowned = set(offsets) - set(self.view.partitions)
         if unowned:
-            raise ValueError(f"partitions that no member of ours owns cannot be committed: {sorted(map(str, unowned))}")
+            raise ValueError(f"partitions are not owned by members of this client: {bounded_names(sorted(unowned))}")
         failure: GroupSourceError | None = None
         for member in self.shared.members:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
@@ -183,7 +176,7 @@ class GroupClient:
             raise failure
 
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets; None where nothing is committed.
+        """Fetches the group's committed offsets; None for partitions without one.
 
         Raises: BrokerError, NetworkError.
         """
@@ -191,19 +184,18 @@ class GroupClient:
 
     def _commit_for(
         self,
-        member: MemberThread,
+        member: LocalMember,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         max_rebalance_wait_ms: int | None,
     ) -> None:
-        group_id = self._settings.group_id
+        group_id, membership = self._settings.group_id, member.membership
         retry = self._cluster.retry()
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
         while True:
             with self.shared.changed:
-                membership = member.membership
-                sent, fenced = membership.generation, membership.is_fenced
+                sent, is_fenced = membership.generation, membership.is_fenced
                 since, cause = membership.owned_since, membership.loss_cause
-            if fenced:
+            if is_fenced:
                 raise GenerationMismatchError(
                     group_id=group_id,
                     member_id=since.member_id,
@@ -222,114 +214,116 @@ class GroupClient:
             if not code:
                 return
             with self.shared.changed:
-                # a round that was on its way has ended meanwhile: still ours, in the generation it brought
-                overtaken = membership.on_commit_response(code, sent)
+                # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
+                can_retry = membership.on_commit_response(code, sent)
                 self.shared.changed.notify_all()
-            if code in FENCING_ERRORS and not overtaken:
-                raise mismatch(
+            if code in FENCING_ERRORS and not can_retry:
+                raise generation_mismatch(
                     self._cluster,
                     group_id=group_id,
                     member_id=sent.member_id,
                     generation_id=sent.generation_id,
                     code=code,
                 )
-            # else the group waits for its leader's assignment, for which it has already counted us in
             if code in FENCING_ERRORS:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
-            error = BrokerError(code, f"commit by member {member.client_id} of group {group_id}")
-            is_between = code == ErrorCode.REBALANCE_IN_PROGRESS
-            if is_between and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
+            error = BrokerError(code, f"Commit by member {member.client_id} of group '{group_id}'")
+            is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
+            if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
                 raise error
-            retry.again(error)
+            retry.backoff_or_raise(error)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def leave(self, reason: str) -> None:
-        """Ends every member: dynamic ones leave the group at once, static ones keep their place for a session time-out.
+        """Stops every member: dynamic members leave the group, static members remain until the session timeout.
 
-        The caller must have committed what it has read. Takes at most about 10 s; a group that does not hear of it
-        finds out by the session time-out. Calling it again does nothing.
+        The caller must have committed what it has read. Takes about 10 s at most; if LeaveGroup fails, the coordinator
+        removes the members after the session timeout. Further calls do nothing.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         try:
             self._notify_leaving()
         finally:
-            self._end_members(reason)
+            self._stop_members(reason)
+
+    def close(self) -> None:
+        """Leaves the group; does not close the cluster."""
+        self.leave("the consumer is being closed")
 
     def _notify_leaving(self) -> None:
-        """The listener hears of it first, while its partitions may still be committed."""
+        """Calls the listener while the partitions can still be committed."""
         with self.shared.changed:
             members = [member.membership for member in self.shared.members]
             lost = sorted(tp for m in members if m.is_fenced or m.rejoin_needed for tp in m.owned)
             revoked = sorted(tp for m in members if not (m.is_fenced or m.rejoin_needed) for tp in m.owned)
-        self._tell([ReleasedPartitions(tuple(revoked), tuple(lost))])
+        self._notify_listener([ReleasedPartitions(tuple(revoked), tuple(lost))])
 
-    def _end_members(self, reason: str) -> None:
+    def _stop_members(self, reason: str) -> None:
         shared = self.shared
         with shared.changed:
-            shared.closing = True
+            shared.is_closing = True
             shared.changed.notify_all()
-        for member in shared.members:
-            member.stop(_LEAVE_TIMEOUT_MS // len(shared.members) if self._started else 0)
+        for thread in self.threads:
+            thread.stop(_LEAVE_TIMEOUT_MS // len(self.threads) if self._is_started else 0)
         self._send_leave(reason)
         with shared.changed:
             for member in shared.members:
                 member.membership.on_leave(reason)
                 member.membership.owned = ()
 
-    def close(self) -> None:
-        """As `leave`; the cluster stays open, it is the caller's."""
-        self.leave("the consumer is being closed")
-
     def _send_leave(self, reason: str) -> None:
-        """One request for all of ours where the broker takes several, so that the group rebalances once."""
-        requests = [request for m in self.shared.members if (request := m.membership.leave_request(reason)) is not None]
+        """Sends one LeaveGroup for all members where the broker supports it, so that the group rebalances once."""
+        group_id = self._settings.group_id
+        requests = [r for m in self.shared.members if (r := m.membership.leave_request(reason)) is not None]
         if not requests:
             return
-        together = LeaveGroupRequest(
-            group_id=self._settings.group_id, members=[row for request in requests for row in request.members]
-        )
-        group_id = self._settings.group_id
+        combined = LeaveGroupRequest(group_id=group_id, members=[row for r in requests for row in r.members])
+        _log.info("[group=%s] Leaving the group (%s): %d members.", group_id, reason, len(requests))
         try:
             try:
-                answers = [self._cluster.call_coordinator(group_id, together, _LEAVE_TIMEOUT_MS, floor=3)]
+                responses = [self._cluster.call_coordinator(group_id, combined, _LEAVE_TIMEOUT_MS, min_version=3)]
             except UnsupportedVersionError:
-                answers = [
-                    self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS, cap=2) for request in requests
+                responses = [
+                    self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS, max_version=2)
+                    for request in requests
                 ]
         except GroupSourceError as error:
-            _log.warning("leaving group %s failed, its session time-out will do it: %s", group_id, error)
+            _log.warning("[group=%s] LeaveGroup failed, the members remain until session timeout: %s", group_id, error)
             return
-        refused = [(f"member {row.member_id}", row.error_code) for answer in answers for row in answer.members or ()]
-        for who, code in [*(("all members", answer.error_code) for answer in answers), *refused]:
-            if code:
-                _log.warning("leaving group %s was refused: %s", group_id, BrokerError(code, who))
+        failed = [error_name(r.error_code) for r in responses if r.error_code]
+        rows = [row for r in responses for row in r.members or ()]
+        failed += [f"member {row.member_id}: {error_name(row.error_code)}" for row in rows if row.error_code]
+        if failed:
+            _log.warning("[group=%s] The coordinator rejected LeaveGroup: %s.", group_id, bounded_names(failed))
 
-    # -- the owner's side of a rebalance -----------------------------------------------------------------------------
+    # -- the owner's part of a rebalance -----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            for member in self.shared.members:
-                member.start()
+        if not self._is_started:
+            self._is_started = True
+            for thread in self.threads:
+                thread.start()
 
     def _advance(self) -> bool:
-        """Does what waits for the owner; True once all members are settled."""
+        """Does what the members wait for; returns True once all are settled."""
+        shared = self.shared
         self._complete_rebalances()
-        with self.shared.changed:
+        with shared.changed:
             self._raise_failure()
-            preparing = [member for member in self.shared.members if member.membership.needs_prepare]
-            giving_up = [member.membership.released_partitions(self.shared.topics) for member in preparing]
-        _run_all(lambda: self._tell(giving_up), lambda: self._prepare(preparing))
-        with self.shared.changed:
-            settled = self._settled()
-            if settled:
-                self._record()
-            return settled
+            preparing = [member for member in shared.members if member.membership.needs_prepare]
+            released = [member.membership.released_partitions(shared.topics) for member in preparing]
+        _run_all(lambda: self._notify_listener(released), lambda: self._prepare(preparing))
+        with shared.changed:
+            is_settled = shared.is_settled()
+            events = self._record_rebalances() if is_settled else []
+        for event in events:
+            _log.info("%s", describe_rebalance(self._settings.group_id, event))
+        return is_settled
 
-    def _prepare(self, members: Sequence[MemberThread]) -> None:
+    def _prepare(self, members: Sequence[LocalMember]) -> None:
         with self.shared.changed:
             for member in members:
                 if member.membership.needs_prepare:
@@ -344,84 +338,70 @@ class GroupClient:
                 raise failure
 
     def _complete_rebalances(self) -> None:
-        """Hands over the assignments that have come; the listener hears of those of all members together.
+        """Takes over the assignments that were received, after the listener has been called for revoked partitions.
 
-        It hears of what goes before it goes, so that it may commit it. Where code of the user's fails, the rest is done
-        all the same.
-
-        Raises: what was raised first.
+        Raises: the first exception of the user's listener or assignor; everything else is done nevertheless.
         """
         with self.shared.changed:
             waiting = [m for m in self.shared.members if m.membership.needs_complete]
-            outcomes = [m.membership.assignment_change(self._is_subscribed) for m in waiting]
+            changes = [m.membership.assignment_change(self._is_subscribed) for m in waiting]
         if not waiting:
             return
-        revoked = [ReleasedPartitions(revoked=outcome.revoked) for outcome in outcomes if outcome is not None]
-        _run_all(lambda: self._tell(revoked), lambda: self._take(waiting))
+        revoked = [ReleasedPartitions(revoked=change.revoked) for change in changes if change is not None]
+        _run_all(lambda: self._notify_listener(revoked), lambda: self._apply_assignments(waiting))
 
-    def _take(self, waiting: Sequence[MemberThread]) -> None:
+    def _apply_assignments(self, waiting: Sequence[LocalMember]) -> None:
         steps: list[Callable[[], object]] = []
         gained: list[TopicPartition] = []
         with self.shared.changed:
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
-                completed = member.membership.complete(self._is_subscribed)
-                if completed is None or assignment is None:
+                change = member.membership.complete(self._is_subscribed)
+                if change is None or assignment is None:
                     continue
-                gained += completed.gained
+                gained += change.gained
                 steps.append(partial(member.record_assignment, assignment, generation))
                 if self._matches is not None:
-                    # a leader may have found topics before we did; they are no reason to join again
+                    # the leader's metadata may be newer; its new topics do not require another rebalance
                     found = {*self.shared.topics, *(tp.topic for tp in assignment.partitions)}
                     self.shared.topics = tuple(sorted(found))
+        if steps:
+            _log.info(
+                "[group=%s] Adding newly assigned partitions (%s): %d.",
+                self._settings.group_id,
+                bounded_names(sorted(gained)) or "none",
+                len(gained),
+            )
         listener = self._listener
         if steps and listener is not None:
             steps.append(lambda: listener.assigned(sorted(gained)))
         _run_all(*steps)
 
-    def _tell(self, giving_up: Sequence[ReleasedPartitions]) -> None:
+    def _notify_listener(self, released: Sequence[ReleasedPartitions]) -> None:
+        lost = sorted(tp for partitions in released for tp in partitions.lost)
+        revoked = sorted(tp for partitions in released for tp in partitions.revoked)
+        for kind, partitions in (("lost", lost), ("revoked", revoked)):
+            if partitions:
+                names, count = bounded_names(partitions), len(partitions)
+                _log.info("[group=%s] Partitions %s (%s): %d.", self._settings.group_id, kind, names, count)
         listener = self._listener
-        if listener is None:
-            return
-        lost = sorted(tp for prepared in giving_up for tp in prepared.lost)
-        revoked = sorted(tp for prepared in giving_up for tp in prepared.revoked)
-        _run_all(*(partial(tell, tps) for tell, tps in ((listener.lost, lost), (listener.revoked, revoked)) if tps))
-
-    def _settled(self) -> bool:
-        generations = {member.membership.generation.generation_id for member in self.shared.members}
-        return len(generations) == 1 and all(
-            member.membership.is_settled and member.failure is None for member in self.shared.members
-        )
-
-    def _retains_partitions(self) -> bool:
-        members = [member.membership for member in self.shared.members]
-        return (
-            any(m.owned for m in members)
-            and all(m.config.cooperative and not m.is_fenced for m in members)
-            and all(member.failure is None for member in self.shared.members)
-        )
-
-    def _needs_owner(self) -> bool:
-        return any(
-            member.failure is not None or member.membership.needs_prepare or member.membership.needs_complete
-            for member in self.shared.members
-        )
+        if listener is not None:
+            calls = ((listener.lost, lost), (listener.revoked, revoked))
+            _run_all(*(partial(call, partitions) for call, partitions in calls if partitions))
 
     def _trigger_heartbeats(self) -> None:
-        """While some of ours join, the rest should hear of the rebalance soon, not at their next regular heartbeat."""
+        """While one member rejoins, lets the others send heartbeats early, which tell them of the rebalance."""
         if any(not member.membership.is_settled for member in self.shared.members):
             now_ms = self._clock.now_ms()
             for member in self.shared.members:
-                member.membership.expedite_heartbeat(now_ms, _SIBLING_GAP_MS)
+                member.membership.expedite_heartbeat(now_ms, _TRIGGERED_HEARTBEAT_MS)
             self.shared.changed.notify_all()
 
-    def _record(self) -> None:
-        owned = [tp for member in self.shared.members for tp in member.membership.owned]
-        generation_id = max(member.membership.generation.generation_id for member in self.shared.members)
-        known = len(self.shared.recorder.events)
-        self.shared.recorder.record(generation_id, owned)
-        for event in self.shared.recorder.events[known:]:
-            _log.info("group %s: %s", self._settings.group_id, event)
+    def _record_rebalances(self) -> list[RebalanceEvent]:
+        members, recorder = self.shared.members, self.shared.recorder
+        owned = [tp for member in members for tp in member.membership.owned]
+        generation_id = max(member.membership.generation.generation_id for member in members)
+        return recorder.record(generation_id, owned)
 
     # -- subscription and metadata -----------------------------------------------------------------------------------
 
@@ -429,24 +409,25 @@ class GroupClient:
         return topic in self.shared.topics or (self._matches is not None and self._matches(topic) is not None)
 
     def _check_metadata(self) -> None:
-        """Finds topics that match the pattern; where one of ours leads, also compares what it assigned upon.
+        """Finds topics that match the pattern; requests a rebalance if the leader's metadata have changed.
 
-        Raises: BrokerError for a subscribed topic that no waiting makes readable.
+        Raises: BrokerError for a subscribed topic that cannot become readable by waiting.
         """
-        with self.shared.changed:
-            joining = any(member.membership.needs_prepare for member in self.shared.members)
+        shared = self.shared
+        with shared.changed:
+            is_joining = any(member.membership.needs_prepare for member in shared.members)
         if self._matches is not None:
-            self._match_topics(self._matches, refresh=joining)
-        elif joining:
-            self._cluster.check_topics(self.shared.topics)
-        with self.shared.changed:
-            leader = next((m for m in self.shared.members if m.membership.is_leader and m.membership.is_settled), None)
-            topics, taken = self.shared.group_topics, self.shared.snapshot
+            self._match_topics(self._matches, refresh=is_joining)
+        elif is_joining:
+            self._cluster.check_topics(shared.topics)
+        with shared.changed:
+            leader = next((m for m in shared.members if m.membership.is_leader and m.membership.is_settled), None)
+            topics, assigned_on = shared.group_topics, shared.snapshot
         if leader is None:
             return
         view = self._cluster.metadata(topics)
-        if snapshot(view, topics, bool(self._settings.client_rack)) != taken:
-            with self.shared.changed:
+        if metadata_snapshot(view, topics, bool(self._settings.client_rack)) != assigned_on:
+            with shared.changed:
                 leader.membership.request_rejoin("cached metadata has changed")
 
     def _match_topics(self, matches: Callable[[str], object], refresh: bool) -> None:
@@ -465,8 +446,24 @@ class GroupClient:
                     member.membership.subscription_changed("subscription has changed")
 
 
+def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMember:
+    assignors = [load_assignor(name) for name in settings.assignors]
+    config = MemberConfig(
+        group_id=settings.group_id,
+        assignors=tuple(assignor.name for assignor in assignors),
+        # KIP-429: one assignor without cooperative support makes the member eager
+        cooperative=all(assignor.cooperative for assignor in assignors),
+        group_instance_id=settings.instance_id(index),
+        session_timeout_ms=settings.session_timeout_ms,
+        rebalance_timeout_ms=settings.max_poll_interval_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+    )
+    by_name = {assignor.name: assignor for assignor in assignors}
+    return LocalMember(index, settings.member_client_id(index), Membership(config, now_ms), by_name)
+
+
 def _run_all(*steps: Callable[[], object]) -> None:
-    """Takes every step, whichever fails, and raises what was raised first."""
+    """Runs every step, and raises the first exception afterwards."""
     failure: Exception | None = None
     for step in steps:
         try:

@@ -1,4 +1,4 @@
-"""What the owner of a group's members sees of them: a picture that later rounds do not change."""
+"""Immutable views of the members of a `GroupClient`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spark_groupsource.model import TopicPartition
 class MemberView:
     """One member; `generation_id` is -1 and `member_id` empty while it is in no group.
 
-    A member that was thrown out still shows the generation and the id under which it was given its partitions, until
-    `poll` takes them away: whatever is done in their name is refused for the right reason. So does one that is
-    `retains_partitions`: a rebalance is in progress that leaves it what it owns.
+    A fenced member keeps the generation and the member id of its assignment until `GroupClient.poll` releases the
+    partitions, so that the coordinator rejects requests for them with the right error. So does a member that retains
+    its partitions during a rebalance, see `Membership.retains_partitions`.
     """
 
     index: int
@@ -28,10 +28,12 @@ class MemberView:
 
 
 class GroupView(NamedTuple):
-    """Our members; `stable` when every one owns what the group's generation gives it and knows of no rebalance.
+    """The members of one client.
 
-    `keeps`: whether a round is on its way or not, what they own stays theirs until the next `poll`. Never where
-    members are eager and a rebalance is known.
+    Attributes:
+        is_stable: every member owns its assignment of the group's generation, and none has to rejoin.
+        retains_partitions: no rebalance revokes a partition before the next `poll`; false for eager members during a
+            rebalance.
     """
 
     members: tuple[MemberView, ...]
@@ -40,17 +42,17 @@ class GroupView(NamedTuple):
 
     @property
     def generation_id(self) -> int:
-        """The highest generation of our members, -1 when none is in the group."""
+        """The highest generation of the members, -1 when none is in the group."""
         return max((member.generation_id for member in self.members), default=NO_GENERATION)
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
-        """What we own in all, sorted."""
+        """The partitions of all members, sorted."""
         return tuple(sorted(tp for member in self.members for tp in member.partitions))
 
 
 def view_member(index: int, client_id: str, membership: Membership) -> MemberView:
-    """The member as it is now."""
+    """Returns the view of a member now."""
     known = membership.owned_since if membership.is_fenced or membership.retains_partitions else membership.generation
     return MemberView(
         index,

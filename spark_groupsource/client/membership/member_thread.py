@@ -1,7 +1,6 @@
-"""The thread of one member: it carries out what `membership` decides, over a connection of its own.
+"""Thread of one group member: sends what the state machine decides.
 
-All members of a process share one condition: whoever touches a `Membership` or `SharedMembership` holds it, and
-nothing is sent or awaited from the network while it is held.
+`client.membership` states which thread may use which field under which lock.
 """
 
 from __future__ import annotations
@@ -9,22 +8,19 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Mapping, Sequence
+from typing import Any, TypeVar
 
-from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.assignment import Decision, decide, unassigned
+from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule, fatal_error
-from spark_groupsource.client.membership.shared_membership import SharedMembership
+from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.membership.state_machine import (
-    NO_GENERATION,
     Action,
     Generation,
     Idle,
     Joined,
     LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
-    Membership,
     MemberState,
     SendHeartbeat,
     SendJoinGroup,
@@ -38,68 +34,54 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
     RemoteProtocolError,
+    error_name,
 )
-from spark_groupsource.model import Assignment, Node, Subscription, TopicPartition
+from spark_groupsource.model import Node, Subscription, bounded_names
 from spark_groupsource.wire.consumer_protocol import encode_subscription
-from spark_groupsource.wire.messages import DescribeGroupsRequest, Message
+from spark_groupsource.wire.messages import DescribeGroupsRequest, Request, Response
 
 _log = logging.getLogger(__name__)
+R = TypeVar("R", bound="Response")
 
-# a JoinGroup is answered when the last member has joined: that takes up to the rebalance time-out
+# the coordinator responds to JoinGroup when the last member has joined, at the latest after the rebalance timeout
 _JOIN_GRACE_MS = 5_000
-# how long a member that was given its id waits for its siblings to have theirs, so that one round takes all of them
-_GATHER_MS = 1_000
-# a thread looks around at least this often, whatever its timers say
-_LONGEST_WAIT_MS = 1_000
-_COORDINATOR_SLICE_MS = 5_000
+# how long a member with a new id waits until all members of the process have theirs, so that they join one rebalance
+_MEMBER_IDS_WAIT_MS = 1_000
+# upper bound of every wait for the shared condition
+_MAX_WAIT_MS = 1_000
+_COORDINATOR_LOOKUP_MS = 5_000
+# the text that Kafka's client sends (AbstractCoordinator)
 POLL_EXPIRED = "consumer poll timeout has expired."
 
 
 class MemberThread:
-    """One member with its thread, its connection and its assignors."""
+    """Thread and connection of one member."""
 
-    def __init__(
-        self,
-        index: int,
-        membership: Membership,
-        assignors: Sequence[Assignor],
-        cluster: Cluster,
-        shared: SharedMembership,
-    ) -> None:
-        self.index = index
-        self.membership = membership
-        self.client_id = shared.settings.member_client_id(index)
-        self.failure: Exception | None = None
-        self.assignors: Mapping[str, Assignor] = {assignor.name: assignor for assignor in assignors}
-        # what the assignors remember: the last assignment and its generation, kept over resets
-        self.last_assigned: tuple[TopicPartition, ...] = ()
-        self.last_generation_id = NO_GENERATION
+    def __init__(self, member: LocalMember, cluster: Cluster, shared: SharedMembership) -> None:
+        self.member = member
+        self.membership = member.membership
         self._cluster = cluster
         self._shared = shared
         self._clock = cluster.clock
         self._connection: BrokerConnection | None = None
         self._coordinator: Node | None = None
-        self._thread = threading.Thread(target=self._run, name=f"group member {self.client_id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"group member {member.client_id}", daemon=True)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
 
     def start(self) -> None:
-        """Starts the thread; once."""
+        """Starts the thread; may be called once."""
         self._thread.start()
 
     def stop(self, timeout_ms: int) -> None:
-        """Ends the thread, waking it from whatever it waits for; `SharedMembership.closing` must be set before."""
+        """Ends the thread and aborts its pending request; the caller has set `SharedMembership.is_closing`."""
         connection = self._connection
         if connection is not None:
             connection.abort()
         if self._thread.ident is not None:
             self._thread.join(max(timeout_ms, 1) / 1000)
-
-    def record_assignment(self, assignment: Assignment, generation: Generation) -> None:
-        """Keeps what was assigned for the next subscription, and tells the assignor that was voted for."""
-        self.last_assigned = tuple(sorted(assignment.partitions))
-        self.last_generation_id = generation.generation_id
-        assignor = self.assignors.get(generation.protocol_name or "")
-        if assignor is not None:
-            assignor.on_assignment(assignment, generation.generation_id)
 
     def _run(self) -> None:
         try:
@@ -109,22 +91,22 @@ class MemberThread:
             self._disconnect()
 
     def run_once(self) -> bool:
-        """One turn of the loop; False once the group is closing."""
+        """Runs one iteration of the loop; returns False once the group client is closing."""
         shared = self._shared
         with shared.changed:
-            if shared.closing:
+            if shared.is_closing:
                 return False
             now_ms = self._clock.now_ms()
             action = self.membership.next_action(now_ms)
             if isinstance(action, Idle):
-                shared.changed.wait(min(max(action.until_ms - now_ms, 1), _LONGEST_WAIT_MS) / 1000)
+                shared.changed.wait(min(max(action.until_ms - now_ms, 1), _MAX_WAIT_MS) / 1000)
                 return True
         try:
             self._execute(action)
         except Exception as error:
-            # whatever it is, it must not die with the thread: the owner raises it from poll()
+            # poll() raises it in the owner's thread
             with shared.changed:
-                if shared.closing:
+                if shared.is_closing:
                     return False
                 self._fail(error)
         return True
@@ -133,14 +115,14 @@ class MemberThread:
         if isinstance(action, SendJoinGroup):
             self._join()
         elif isinstance(action, SendHeartbeat):
-            self._beat()
+            self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
             self._mark_coordinator_unknown("session timed out without receiving a heartbeat response")
         elif isinstance(action, LeaveOnPollTimeout):
             self._leave_on_poll_timeout()
 
     def _fail(self, error: Exception) -> None:
-        self.failure = error
+        self.member.failure = error
         reason = f"rebalance failed due to {type(error).__name__}"
         if self.membership.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE):
             self.membership.on_rebalance_failure(reason)
@@ -148,85 +130,90 @@ class MemberThread:
         self.membership.prepare_needed = True
         self._shared.changed.notify_all()
 
-    # -- a round -----------------------------------------------------------------------------------------------------
+    # -- rebalance ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
         shared, membership = self._shared, self.membership
         with shared.changed:
-            if membership.prepare_needed or shared.closing:
+            if membership.prepare_needed or shared.is_closing:
                 return
             reason = membership.rejoin_reason
             request = membership.join_request(self._protocols())
             sent = membership.generation
-        started_ms, started_at = self._clock.now_ms(), self._clock.timestamp_ms()
-        floor = 5 if membership.config.group_instance_id is not None else 0
-        answer = self._call_rebalance(request, floor)
-        if answer is None:
+            prefix = self.member.log_prefix
+        _log.info("%s Joining the group%s.", prefix, f": {reason}" if reason else "")
+        started = self._clock.instant()
+        response = self._call_rebalance(request, 5 if membership.config.group_instance_id is not None else 0)
+        if response is None:
             return
         with shared.changed:
-            now_ms = self._clock.now_ms()
-            outcome = membership.on_join_response(answer, sent, now_ms)
+            now = self._clock.instant()
+            outcome = membership.on_join_response(response, sent, now.now_ms)
             if isinstance(outcome, Joined):
-                generation_id = outcome.generation.generation_id
-                shared.recorder.joined(
-                    generation_id, reason, started_at, self._clock.timestamp_ms(), now_ms - started_ms
-                )
+                generation_id, join_ms = outcome.generation.generation_id, now.now_ms - started.now_ms
+                shared.recorder.joined(generation_id, reason, started.timestamp_ms, now.timestamp_ms, join_ms)
                 if outcome.is_leader:
-                    shared.recorder.led(generation_id, [m[0] for m in outcome.members], self._clock.timestamp_ms())
+                    shared.recorder.led(generation_id, [m[0] for m in outcome.members], now.timestamp_ms)
         if isinstance(outcome, Joined):
+            role = f"leader of {len(outcome.members)} members" if outcome.is_leader else "follower"
+            _log.info("%s Joined the group as %s in %d ms.", self.member.log_prefix, role, join_ms)
             if self._sync(outcome) and not sent.member_id:
                 self._find_unassigned()
-        elif answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+        elif response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._await_member_ids()
         else:
-            self._apply_rule(outcome, outcome.code or answer.error_code, "JoinGroup")
+            self._apply_rule(outcome, outcome.code or response.error_code, "JoinGroup")
 
     def _await_member_ids(self) -> None:
-        """Waits for siblings that still have no member id.
+        """Waits for members of this process that have no member id yet.
 
-        The coordinator waits for every id it has given out, so siblings that all have theirs before the first of them
-        joins share one round. (Only an empty group does not: its first round waits group.initial.rebalance.delay.ms.)
+        The coordinator waits for every id that it has issued, so members that all have an id before the first of them
+        joins are in one rebalance. (An empty group is the exception: it waits group.initial.rebalance.delay.ms.)
         """
         shared = self._shared
-        deadline_ms = self._clock.now_ms() + _GATHER_MS
+        deadline_ms = self._clock.now_ms() + _MEMBER_IDS_WAIT_MS
         with shared.changed:
             shared.changed.notify_all()
-            while shared.awaits_member_ids() and not shared.closing:
+            while shared.awaits_member_ids() and not shared.is_closing:
                 left_ms = deadline_ms - self._clock.now_ms()
                 if left_ms <= 0:
                     return
                 shared.changed.wait(left_ms / 1000)
 
     def _sync(self, joined: Joined) -> bool:
-        """True where the round has ended with an assignment."""
+        """Sends SyncGroup; returns True if the rebalance ended with an assignment."""
         shared, membership = self._shared, self.membership
-        decision = self._decide(joined) if joined.is_leader else None
+        computed = self._run_assignor(joined) if joined.is_leader else None
         started_ms = self._clock.now_ms()
         with shared.changed:
-            if membership.generation != joined.generation or shared.closing:
-                # thrown out, or left, while it was deciding
+            if membership.generation != joined.generation or shared.is_closing:
+                # the member was removed, or left, while the assignor ran
                 return False
-            request = membership.sync_request(decision.assignments if decision else {})
-        answer = self._call_rebalance(request, 3 if membership.config.group_instance_id is not None else 0)
-        if answer is None:
+            request = membership.sync_request(computed.assignments if computed else {})
+        response = self._call_rebalance(request, 3 if membership.config.group_instance_id is not None else 0)
+        if response is None:
             return False
         with shared.changed:
-            now_ms = self._clock.now_ms()
-            rule = membership.on_sync_response(answer, joined.generation, now_ms)
+            now = self._clock.instant()
+            rule = membership.on_sync_response(response, joined.generation, now.now_ms)
             if rule.reaction is Reaction.CONTINUE:
-                shared.recorder.synced(joined.generation.generation_id, self._clock.timestamp_ms(), now_ms - started_ms)
-                if decision is not None:
-                    shared.group_topics, shared.snapshot = decision.topics, decision.snapshot
+                sync_ms = now.now_ms - started_ms
+                shared.recorder.synced(joined.generation.generation_id, now.timestamp_ms, sync_ms)
+                if computed is not None:
+                    shared.group_topics, shared.snapshot = computed.topics, computed.snapshot
                 shared.changed.notify_all()
-                return True
-        self._apply_rule(rule, rule.code or answer.error_code, "SyncGroup")
+        if rule.reaction is Reaction.CONTINUE:
+            _log.info("%s Synced with the group in %d ms.", self.member.log_prefix, sync_ms)
+            return True
+        self._apply_rule(rule, rule.code or response.error_code, "SyncGroup")
         return False
 
     def _find_unassigned(self) -> None:
-        """Asks for a round if a static member has returned to a group in which partitions are nobody's.
+        """Requests a rebalance if this static member has returned to a group with unassigned partitions.
 
-        It is given what it had, without a round. If it died between the two rounds of a cooperative hand-over, what it
-        gave up in the first is assigned to nobody, and the second was for it to ask for: nobody else ever will.
+        The coordinator gives a returning static member its old assignment without a rebalance. If it stopped between
+        the two rebalances of a cooperative hand-over, the partitions that it revoked in the first are unassigned, and
+        no other member requests the second.
         """
         membership, shared = self.membership, self._shared
         group_id = membership.config.group_id
@@ -236,82 +223,84 @@ class MemberThread:
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
             (group,) = self._call(request, membership.config.heartbeat_interval_ms, 0).groups
             if group.error_code or group.group_state != "Stable":
-                # the group is in a round, or about to be
+                # a rebalance is in progress
                 return
             view = self._cluster.metadata(shared.topics)
             counts = {topic: len(view.topics[topic].partitions) for topic in shared.topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
         except (NetworkError, BrokerError, RemoteProtocolError) as error:
-            _log.info("member %s cannot see what group %s has assigned: %s", self.client_id, group_id, error)
+            _log.info("%s Cannot check the group for unassigned partitions: %s", self.member.log_prefix, error)
             return
         if missing:
             with shared.changed:
-                membership.request_rejoin(f"assigned to nobody: {', '.join(map(str, missing))}")
+                membership.request_rejoin(f"unassigned partitions: {bounded_names(missing)}")
                 shared.changed.notify_all()
 
-    def _decide(self, joined: Joined) -> Decision | None:
-        """What a leader decides; None where it is out of the group by then.
+    def _run_assignor(self, joined: Joined) -> GroupAssignment | None:
+        """Computes the assignment of the group; None if the member is no longer in the generation afterwards.
 
-        It is decided beside this thread, which goes on beating: an assignor may take longer than a session lasts.
+        The assignor runs in a thread of its own, because it may take longer than the session timeout; this thread
+        sends heartbeats meanwhile.
         """
-        membership, deciding = self.membership, Future[Decision]()
+        membership, computing = self.membership, Future[GroupAssignment]()
 
         def run() -> None:
             try:
-                deciding.set_result(self._assign(joined))
+                computing.set_result(self._assign(joined))
             except BaseException as error:
-                deciding.set_exception(error)
+                computing.set_exception(error)
 
-        threading.Thread(target=run, name=f"assignment by {self.client_id}", daemon=True).start()
-        wait_ms = min(membership.config.heartbeat_interval_ms, _LONGEST_WAIT_MS)
-        while not wait([deciding], wait_ms / 1000).done:
+        threading.Thread(target=run, name=f"assignment by {self.member.client_id}", daemon=True).start()
+        wait_ms = min(membership.config.heartbeat_interval_ms, _MAX_WAIT_MS)
+        while not wait([computing], wait_ms / 1000).done:
             with self._shared.changed:
-                if membership.generation != joined.generation or self._shared.closing:
+                if membership.generation != joined.generation or self._shared.is_closing:
                     return None
                 action = membership.next_action(self._clock.now_ms())
             self._execute(action)
         try:
-            return deciding.result()
+            return computing.result()
         except Exception as error:
             with self._shared.changed:
                 membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__} in the leader")
             raise
 
-    def _assign(self, joined: Joined) -> Decision:
-        assignor = self.assignors.get(joined.generation.protocol_name or "")
+    def _assign(self, joined: Joined) -> GroupAssignment:
+        protocol_name = joined.generation.protocol_name
+        assignor = self.member.assignors.get(protocol_name or "")
         if assignor is None:
             raise BrokerError(
                 ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-                f"group {self.membership.config.group_id} chose assignor {joined.generation.protocol_name}, "
-                f"member {self.client_id} knows {', '.join(self.assignors)}",
+                f"Assignment by member {self.member.client_id} of group '{self.membership.config.group_id}'",
+                f"The group chose assignor {protocol_name}, the member supports {', '.join(self.member.assignors)}.",
             )
-        return decide(self._cluster, assignor, joined, bool(self._shared.settings.client_rack))
+        return compute_assignment(self._cluster, assignor, joined, bool(self._shared.settings.client_rack))
 
     def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
-        """Carries out the rule of a failed JoinGroup or SyncGroup; the membership has applied its part."""
+        """Applies the rule of a failed JoinGroup or SyncGroup; the state machine has applied its part."""
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"{request} was answered {BrokerError(code, 'error')}")
+            self._mark_coordinator_unknown(f"error response {error_name(code)} to {request}")
         with self._shared.changed:
             if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
                 self._delay_rejoin()
             elif rule.reaction is Reaction.FENCED:
-                self._fail(self._fenced(code))
+                self._fail(self._fenced_error(code))
             elif rule.reaction is Reaction.FAIL:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
             self._shared.changed.notify_all()
 
-    def _call_rebalance(self, request: Message, floor: int) -> Message | None:
-        """The answer to a JoinGroup or SyncGroup; None when it was lost, and the round with it."""
+    def _call_rebalance(self, request: Request[R], min_version: int) -> R | None:
+        """Sends JoinGroup or SyncGroup; None if no response came, which ends the rebalance of this member."""
         config = self.membership.config
         timeout_ms = max(self._cluster.settings.request_timeout_ms, config.rebalance_timeout_ms + _JOIN_GRACE_MS)
         try:
-            return self._call(request, timeout_ms, floor)
+            return self._call(request, timeout_ms, min_version)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
-                    self.membership.on_rebalance_failure(f"rebalance failed due to {error}")
+                    self.membership.on_rebalance_failure(f"rebalance failed due to {error_name(error.code)}")
                 raise fatal_error(config.group_id, "FindCoordinator", error.code) from error
-            _log.info("member %s: %s; it joins again", self.client_id, error)
+            _log.warning("%s Rebalance failed, rejoining: %s", self.member.log_prefix, error)
             with self._shared.changed:
                 self.membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__}")
                 self._delay_rejoin()
@@ -321,7 +310,7 @@ class MemberThread:
         self.membership.retry_after(self._clock.now_ms(), self._backoff_ms())
 
     def _protocols(self) -> list[tuple[str, bytes]]:
-        """Name and subscription of each assignor, in the configured order."""
+        """Name and encoded subscription of each assignor, in the configured order."""
         membership, shared = self.membership, self._shared
         subscription: dict[str, Any] = {
             "topics": shared.topics,
@@ -329,31 +318,32 @@ class MemberThread:
             "generation_id": membership.generation.generation_id,
             "rack_id": shared.settings.client_rack or None,
         }
+        member = self.member
         return [
             (
                 name,
                 encode_subscription(
                     Subscription(
-                        user_data=assignor.user_data(shared.topics, self.last_assigned, self.last_generation_id),
+                        user_data=assignor.user_data(shared.topics, member.last_assigned, member.last_generation_id),
                         **subscription,
                     )
                 ),
             )
-            for name, assignor in self.assignors.items()
+            for name, assignor in member.assignors.items()
         ]
 
-    # -- between rounds ----------------------------------------------------------------------------------------------
+    # -- heartbeats and leaving --------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         shared, membership = self._shared, self.membership
         with shared.changed:
             request = membership.heartbeat_request(self._clock.now_ms())
             sent = membership.generation
-        floor = 3 if membership.config.group_instance_id is not None else 0
+        min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
-            code = int(self._call(request, self._cluster.settings.request_timeout_ms, floor).error_code)
+            code = self._call(request, self._cluster.settings.request_timeout_ms, min_version).error_code
         except (NetworkError, BrokerError) as error:
-            _log.debug("heartbeat of %s: %s", self.client_id, error)
+            _log.warning("%s Heartbeat failed, retrying: %s", self.member.log_prefix, error)
             with shared.changed:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             return
@@ -362,77 +352,79 @@ class MemberThread:
             if rule.reaction is Reaction.RETRY_HEARTBEAT:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             elif rule.reaction is Reaction.FENCED:
-                self._fail(self._fenced(code, sent))
+                self._fail(self._fenced_error(code, sent))
             shared.changed.notify_all()
+        if code:
+            _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"Heartbeat was answered {BrokerError(code, 'error')}")
+            self._mark_coordinator_unknown(f"error response {error_name(code)} to Heartbeat")
 
     def _leave_on_poll_timeout(self) -> None:
         membership = self.membership
         interval_ms = membership.config.rebalance_timeout_ms
         _log.warning(
-            "member %s leaves group %s: no new batch was asked for within kafka.max.poll.interval.ms (%d ms); "
-            "raise it, or make batches smaller",
-            self.client_id,
-            membership.config.group_id,
+            "%s Leaving the group: no batch was planned within kafka.max.poll.interval.ms. Increase it, or limit the "
+            "size of batches: %d ms.",
+            self.member.log_prefix,
             interval_ms,
         )
-        # as in Kafka's client, the member is out before the coordinator knows: a commit meanwhile is told the cause
+        # as in Kafka's client, the member forgets its generation first: a commit meanwhile fails with this cause
         with self._shared.changed:
             request = membership.leave_request(POLL_EXPIRED)
-            membership.on_leave(f"no new batch was asked for within kafka.max.poll.interval.ms ({interval_ms} ms)")
+            membership.on_leave(f"no batch was planned within kafka.max.poll.interval.ms={interval_ms}")
             self._shared.changed.notify_all()
         if request is not None:
             try:
                 self._call(request, self._cluster.settings.request_timeout_ms, 0)
             except GroupSourceError as error:
-                # whether it arrived does not matter: the session would time out just so
-                _log.debug("leaving by %s: %s", self.client_id, error)
+                # without the request the coordinator removes the member after the session timeout
+                _log.debug("%s LeaveGroup failed: %s", self.member.log_prefix, error)
 
-    def _fenced(self, code: int, sent: Generation | None = None) -> GenerationMismatchError:
+    def _fenced_error(self, code: int, sent: Generation | None = None) -> GenerationMismatchError:
         config = self.membership.config
         generation = sent or self.membership.owned_since
         return GenerationMismatchError(
             group_id=config.group_id,
-            member_id=generation.member_id or self.client_id,
+            member_id=generation.member_id or self.member.client_id,
             generation_id=generation.generation_id,
-            cause=f"another process joined as {config.group_instance_id}, its kafka.group.instance.id must be "
-            f"different ({BrokerError(code, 'answer')})",
+            cause=f"another process joined with the same kafka.group.instance.id {config.group_instance_id!r} "
+            f"({error_name(code)}), give each process its own",
         )
 
-    # -- the coordinator ---------------------------------------------------------------------------------------------
+    # -- coordinator -------------------------------------------------------------------------------------------------
 
-    def _call(self, request: Message, timeout_ms: int, floor: int) -> Message:
-        """One request to the coordinator; a lost connection is forgotten with the coordinator behind it."""
+    def _call(self, request: Request[R], timeout_ms: int, min_version: int) -> R:
+        """Sends one request to the coordinator, which becomes unknown if the connection is lost."""
         connection = self._connected()
         try:
-            return connection.call(request, timeout_ms, floor=floor)
+            return connection.call(request, timeout_ms, min_version=min_version)
         except NetworkError as error:
             self._mark_coordinator_unknown(str(error))
             raise
 
     def _connected(self) -> BrokerConnection:
-        if self._connection is not None and not self._connection.closed:
+        if self._connection is not None and not self._connection.is_closed:
             return self._connection
-        slice_ms = min(_COORDINATOR_SLICE_MS, self.membership.config.session_timeout_ms)
-        node = self._cluster.find_coordinator(self.membership.config.group_id, slice_ms)
-        connection = self._cluster.connect(self._cluster.node_address(node), client_id=self.client_id)
+        lookup_ms = min(_COORDINATOR_LOOKUP_MS, self.membership.config.session_timeout_ms)
+        node = self._cluster.find_coordinator(self.membership.config.group_id, lookup_ms)
+        connection = self._cluster.connect(self._cluster.node_address(node), client_id=self.member.client_id)
         self._connection, self._coordinator = connection, node
         with self._shared.changed:
-            if self._shared.closing:
-                raise NetworkError("the group client is closing")
+            if self._shared.is_closing:
+                raise NetworkError("Connecting to the coordinator was cancelled: the group client is closing.")
         try:
             connection.open()
         except NetworkError as error:
             self._mark_coordinator_unknown(str(error))
             raise
+        _log.info("%s Connected to coordinator %s.", self.member.log_prefix, node)
         with self._shared.changed:
             self.membership.restart_session_timer(self._clock.now_ms())
         return connection
 
     def _mark_coordinator_unknown(self, reason: str) -> None:
-        """Nothing of the membership is reset: the coordinator decides, wherever it is now."""
-        _log.info("member %s looks for its coordinator again: %s", self.client_id, reason)
+        """Disconnects, so that the next request looks the coordinator up; the membership itself is not reset."""
+        _log.info("%s Coordinator is unavailable, rediscovering it: %s", self.member.log_prefix, reason)
         if self._coordinator is not None:
             self._cluster.forget_coordinator(self.membership.config.group_id, self._coordinator)
         self._disconnect()

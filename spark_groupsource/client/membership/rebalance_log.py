@@ -1,4 +1,4 @@
-"""A record of every rebalance this process took part in: why, how long, what moved."""
+"""Record of the rebalances of a group client: cause, duration, partitions moved."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, NamedTuple
 
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, bounded_names
 
-# the coordinator makes member ids of the client id (or instance id), a dash and a UUID
-_UUID_TAIL = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_KEPT_EVENTS = 10_000
+# the coordinator builds a member id from the client id (or group instance id), a dash and a UUID
+_UUID_SUFFIX = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_MAX_EVENTS = 10_000
 
 
 class RebalanceEvent(NamedTuple):
-    """One generation as this process saw it come.
+    """One rebalance, as the members of this process took part in it.
 
-    `started_ms` and `ended_ms` are epoch milliseconds; `join_ms` and `sync_ms` the longest of our members' waits in the
-    two phases; `members` the size of the group where one of ours leads, else of what is known, our own members;
-    `gained` and `lost` are counted for all our members together.
+    Attributes:
+        started_ms, ended_ms: epoch milliseconds.
+        join_ms, sync_ms: the longest time that one of the members waited for the response.
+        gained, lost: partitions of all members of this process together.
+        members: size of the group if one of the members leads it, else the number of members of this process.
     """
 
     cause: str
@@ -32,9 +34,18 @@ class RebalanceEvent(NamedTuple):
     members: int
 
 
+def describe_rebalance(group_id: str, event: RebalanceEvent) -> str:
+    """Returns the log line of a rebalance."""
+    return (
+        f"[group={group_id} generation={event.generation_id}] Rebalance ({event.cause}) completed in "
+        f"{event.ended_ms - event.started_ms} ms (join {event.join_ms} ms, sync {event.sync_ms} ms): "
+        f"+{len(event.gained)} -{len(event.lost)} partitions, {event.members} members."
+    )
+
+
 @dataclass
-class _Round:
-    """What is gathered about one generation until it is recorded."""
+class _Rebalance:
+    """A rebalance in progress."""
 
     started_ms: int
     ended_ms: int
@@ -46,93 +57,96 @@ class _Round:
 
 
 class RebalanceRecorder:
-    """Gathers rounds of members into events; the driver holds the lock."""
+    """Combines the rebalances of single members into events, by generation. Not thread-safe."""
 
     def __init__(self) -> None:
         self.events: list[RebalanceEvent] = []
-        self._rounds: dict[int, _Round] = {}
+        self._pending: dict[int, _Rebalance] = {}
         self._owned: frozenset[TopicPartition] = frozenset()
         self._members: frozenset[str] | None = None
 
-    def joined(self, generation_id: int, reason: str, started_ms: int, now_ms: int, join_ms: int) -> None:
-        """One of our members passed the join phase; times are epoch ms, `join_ms` a duration."""
-        round_ = self._round(generation_id, started_ms, now_ms)
-        round_.join_ms = max(round_.join_ms, join_ms)
-        if reason and reason not in round_.reasons:
-            round_.reasons.append(reason)
+    def joined(self, generation_id: int, reason: str, started_ms: int, timestamp_ms: int, join_ms: int) -> None:
+        """Records the JoinGroup response of one member; times are epoch milliseconds, `join_ms` is a duration."""
+        rebalance = self._rebalance(generation_id, started_ms, timestamp_ms)
+        rebalance.join_ms = max(rebalance.join_ms, join_ms)
+        if reason and reason not in rebalance.reasons:
+            rebalance.reasons.append(reason)
 
-    def led(self, generation_id: int, member_ids: Iterable[str], now_ms: int) -> None:
-        """One of our members leads and sees who is in the group."""
-        self._round(generation_id, now_ms, now_ms).group = frozenset(member_ids)
+    def led(self, generation_id: int, member_ids: Iterable[str], timestamp_ms: int) -> None:
+        """Records the members of the group, which the leader knows."""
+        self._rebalance(generation_id, timestamp_ms, timestamp_ms).group = frozenset(member_ids)
 
-    def synced(self, generation_id: int, now_ms: int, sync_ms: int) -> None:
-        """One of our members has its assignment."""
-        round_ = self._round(generation_id, now_ms, now_ms)
-        round_.sync_ms = max(round_.sync_ms, sync_ms)
-        round_.ended_ms = now_ms
-        round_.own_members += 1
+    def synced(self, generation_id: int, timestamp_ms: int, sync_ms: int) -> None:
+        """Records the SyncGroup response of one member."""
+        rebalance = self._rebalance(generation_id, timestamp_ms, timestamp_ms)
+        rebalance.sync_ms = max(rebalance.sync_ms, sync_ms)
+        rebalance.ended_ms = timestamp_ms
+        rebalance.own_members += 1
 
-    def record(self, up_to_generation: int, owned: Iterable[TopicPartition]) -> None:
-        """Ends every round up to a generation: partitions gained and lost since the last go to the newest of them.
+    def record(self, up_to_generation: int, owned: Iterable[TopicPartition]) -> list[RebalanceEvent]:
+        """Ends the rebalances up to a generation and returns their events.
 
-        A round in which none of our members got an assignment was cut off by the next and leaves no event.
+        The last event has the partitions gained and lost since the call before. A rebalance in which no member of this
+        process received an assignment was superseded by the next one and has no event.
         """
         now_owned = frozenset(owned)
-        ended = sorted(g for g, round_ in self._rounds.items() if g <= up_to_generation and round_.own_members)
+        ended = sorted(g for g, pending in self._pending.items() if g <= up_to_generation and pending.own_members)
+        recorded = []
         for generation_id in ended:
-            round_ = self._rounds[generation_id]
+            rebalance = self._pending[generation_id]
             is_last = generation_id == ended[-1]
-            self.events.append(
-                RebalanceEvent(
-                    _cause(round_, self._members) if self.events else _FIRST,
-                    round_.started_ms,
-                    round_.ended_ms,
-                    round_.join_ms,
-                    round_.sync_ms,
-                    generation_id,
-                    tuple(sorted(now_owned - self._owned)) if is_last else (),
-                    tuple(sorted(self._owned - now_owned)) if is_last else (),
-                    round_.own_members if round_.group is None else len(round_.group),
-                )
+            event = RebalanceEvent(
+                _cause(rebalance, self._members) if self.events else _FIRST,
+                rebalance.started_ms,
+                rebalance.ended_ms,
+                rebalance.join_ms,
+                rebalance.sync_ms,
+                generation_id,
+                tuple(sorted(now_owned - self._owned)) if is_last else (),
+                tuple(sorted(self._owned - now_owned)) if is_last else (),
+                rebalance.own_members if rebalance.group is None else len(rebalance.group),
             )
-            # who is in the group is known of the rounds we lead; after one that we do not, nobody can be compared
-            self._members = round_.group
+            self.events.append(event)
+            recorded.append(event)
+            # None after a rebalance led by a foreign member: the next one has no member list to compare with
+            self._members = rebalance.group
         if ended:
             self._owned = now_owned
-        self._rounds = {g: round_ for g, round_ in self._rounds.items() if g > up_to_generation}
-        del self.events[:-_KEPT_EVENTS]
+        self._pending = {g: pending for g, pending in self._pending.items() if g > up_to_generation}
+        del self.events[:-_MAX_EVENTS]
+        return recorded
 
-    def _round(self, generation_id: int, started_ms: int, now_ms: int) -> _Round:
-        round_ = self._rounds.setdefault(generation_id, _Round(started_ms, now_ms))
-        round_.started_ms = min(round_.started_ms, started_ms)
-        return round_
+    def _rebalance(self, generation_id: int, started_ms: int, timestamp_ms: int) -> _Rebalance:
+        rebalance = self._pending.setdefault(generation_id, _Rebalance(started_ms, timestamp_ms))
+        rebalance.started_ms = min(rebalance.started_ms, started_ms)
+        return rebalance
 
 
 def client_name(member_id: str) -> str:
-    """The client id or instance id a member id was made of."""
-    return _UUID_TAIL.sub("", member_id)
+    """Returns the client id or group instance id from which the coordinator built a member id."""
+    return _UUID_SUFFIX.sub("", member_id)
 
 
 def _membership_change(before: frozenset[str], after: frozenset[str]) -> str:
-    came = {client_name(member_id) for member_id in after - before}
-    went = {client_name(member_id) for member_id in before - after}
-    # the same client under a new member id: it was removed, or restarted
-    changes = ((came - went, "joined"), (went - came, "left"), (came & went, "joined again"))
-    return "; ".join(f"{', '.join(sorted(names))} {word}" for names, word in changes if names)
+    joined = {client_name(member_id) for member_id in after - before}
+    left = {client_name(member_id) for member_id in before - after}
+    # the same client with a new member id was removed, or restarted
+    changes = ((joined - left, "joined"), (left - joined, "left"), (joined & left, "joined again"))
+    return "; ".join(f"{bounded_names(sorted(names))} {verb}" for names, verb in changes if names)
 
 
-def _cause(round_: _Round, before: frozenset[str] | None) -> str:
-    """Who came or went where that is known, else our members' own reasons, the telling ones first."""
-    if before is not None and round_.group is not None and before != round_.group:
-        return _membership_change(before, round_.group)
-    telling = [reason for reason in round_.reasons if reason not in _UNTELLING]
-    if telling:
-        return "; ".join(telling)
+def _cause(rebalance: _Rebalance, before: frozenset[str] | None) -> str:
+    """Returns the change of the member list where it is known, else the reasons of the joining members."""
+    if before is not None and rebalance.group is not None and before != rebalance.group:
+        return _membership_change(before, rebalance.group)
+    reasons = [reason for reason in rebalance.reasons if reason not in _GENERIC_REASONS]
+    if reasons:
+        return "; ".join(reasons)
     return "group is rebalancing"
 
 
 _FIRST = "joined the group"
-_UNTELLING = frozenset(
+_GENERIC_REASONS = frozenset(
     {
         "",
         "need to re-join with the given member-id",

@@ -1,38 +1,111 @@
-"""State that the members of one process share."""
+"""State that the members of one process and group share.
+
+`client.membership` states which thread may use which field under which lock.
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Mapping
 
-from spark_groupsource.client.membership.assignment import Snapshot
+from spark_groupsource.assign import Assignor
+from spark_groupsource.client.membership.assignment import MetadataSnapshot
 from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
+from spark_groupsource.client.membership.state_machine import NO_GENERATION, Generation, Membership
 from spark_groupsource.client.settings import GroupSettings
+from spark_groupsource.model import Assignment, TopicPartition
 
-if TYPE_CHECKING:
-    from spark_groupsource.client.membership.member_thread import MemberThread
+
+@dataclass
+class LocalMember:
+    """One member of this process.
+
+    Attributes:
+        failure: ended the member's rebalance; the owner's thread raises it from `poll`.
+        last_assigned, last_generation_id: the last assignment, kept over resets for the assignors' user data.
+    """
+
+    index: int
+    client_id: str
+    membership: Membership
+    assignors: Mapping[str, Assignor]
+    failure: Exception | None = None
+    last_assigned: tuple[TopicPartition, ...] = ()
+    last_generation_id: int = NO_GENERATION
+
+    @property
+    def log_prefix(self) -> str:
+        """Start of every log line about this member."""
+        group_id, generation_id = self.membership.config.group_id, self.membership.generation.generation_id
+        return f"[group={group_id} member={self.client_id} generation={generation_id}]"
+
+    def record_assignment(self, assignment: Assignment, generation: Generation) -> None:
+        """Keeps an assignment for the next subscription, and passes it to the assignor that the group chose."""
+        self.last_assigned = tuple(sorted(assignment.partitions))
+        self.last_generation_id = generation.generation_id
+        assignor = self.assignors.get(generation.protocol_name or "")
+        if assignor is not None:
+            assignor.on_assignment(assignment, generation.generation_id)
 
 
 class SharedMembership:
-    """What the members of one process share; guarded by `changed`."""
+    """Members of one process and what they share.
+
+    Attributes:
+        changed: guards this object and the members; see `client.membership`.
+        topics: the topics that every member subscribes to.
+        group_topics, snapshot: set by the member that leads the group, if one of these does: topics of the whole group,
+            and the metadata on which it computed the assignment.
+        is_closing: member threads end.
+    """
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
         self.changed = threading.Condition()
         self.topics: tuple[str, ...] = settings.topics
-        self.members: list[MemberThread] = []
+        self.members: list[LocalMember] = []
         self.recorder = RebalanceRecorder()
-        # of the member that leads, if one of ours does: topics of the whole group, and what it assigned upon
         self.group_topics: frozenset[str] = frozenset()
-        self.snapshot: Snapshot = {}
-        self.closing = False
+        self.snapshot: MetadataSnapshot = {}
+        self.is_closing = False
 
     def awaits_member_ids(self) -> bool:
-        """True while a joining member of ours has no member id yet."""
+        """True while a joining member has no member id yet."""
         return any(
             not member.membership.generation.member_id
             and member.membership.rejoin_needed
             and not member.membership.prepare_needed
             and member.failure is None
+            for member in self.members
+        )
+
+    def is_settled(self) -> bool:
+        """True while every member owns its assignment of one and the same generation and none has to rejoin."""
+        generations = {member.membership.generation.generation_id for member in self.members}
+        return len(generations) == 1 and all(
+            member.membership.is_settled and member.failure is None for member in self.members
+        )
+
+    def retains_partitions(self) -> bool:
+        """True while partitions are owned that no rebalance takes away before the next `poll`."""
+        memberships = [member.membership for member in self.members]
+        return (
+            any(m.owned for m in memberships)
+            and all(m.config.cooperative and not m.is_fenced for m in memberships)
+            and all(member.failure is None for member in self.members)
+        )
+
+    def needs_owner(self) -> bool:
+        """True while a member cannot continue before the owner's thread acts."""
+        return any(
+            member.failure is not None or member.membership.needs_prepare or member.membership.needs_complete
+            for member in self.members
+        )
+
+    def rejoin_needed(self) -> bool:
+        """True where the next `poll` moves partitions, or raises."""
+        return any(
+            member.failure is not None or member.membership.rejoin_needed or member.membership.needs_complete
             for member in self.members
         )

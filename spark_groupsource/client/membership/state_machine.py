@@ -1,8 +1,8 @@
-"""One member's half of the classic group protocol: its state, what it sends next, what each answer means.
+"""Consumer group membership state machine (client side).
 
-Pure: time comes in as monotonic milliseconds, requests go out as values, sockets and threads are the driver's
-(`group_client`). The owner of the partitions decides when a round may begin (`prepare`) and when its result counts
-(`complete`); in between the member's own thread may join, sync and beat as it likes.
+Pure: time is an argument, requests are return values; `member_thread` has the thread and the connection. The owner of
+the partitions decides when a member may rejoin (`prepare`) and when it takes over an assignment (`complete`); between
+the two the member thread sends JoinGroup, SyncGroup and Heartbeat on its own.
 
 Source: Kafka's AbstractCoordinator, ConsumerCoordinator, Heartbeat; KIP-62, KIP-345, KIP-394, KIP-429, KIP-814.
 """
@@ -28,9 +28,10 @@ from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assig
 from spark_groupsource.wire.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
+    JoinGroupResponse,
     LeaveGroupRequest,
-    Message,
     SyncGroupRequest,
+    SyncGroupResponse,
 )
 
 NO_GENERATION = -1
@@ -39,7 +40,7 @@ _FOREVER_MS = 2**62
 
 
 class MemberState(Enum):
-    """UNJOINED: in no group, also after every reset. The others follow the two requests of a round."""
+    """State of a member; it is UNJOINED after every reset, PREPARING until the JoinGroup response arrives."""
 
     UNJOINED = "unjoined"
     PREPARING_REBALANCE = "preparing rebalance"
@@ -48,7 +49,7 @@ class MemberState(Enum):
 
 
 class Generation(NamedTuple):
-    """What the coordinator knows the member by; an answer is judged by the one its request was sent with."""
+    """Identity of the member at the coordinator. A response belongs to the generation of its request."""
 
     generation_id: int = NO_GENERATION
     member_id: str = ""
@@ -57,7 +58,7 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """Nothing to send before `until_ms`."""
+    """Send nothing before `until_ms`."""
 
     until_ms: int
 
@@ -74,26 +75,26 @@ class SendHeartbeat:
 
 @dataclass(frozen=True)
 class MarkCoordinatorUnknown:
-    """The coordinator has not answered for a whole session: look it up again. It decides whether we are still in."""
+    """Look the coordinator up again: no response for session.timeout.ms. Only the coordinator removes a member."""
 
 
 @dataclass(frozen=True)
 class LeaveOnPollTimeout:
-    """The owner did not come back within max.poll.interval.ms: leave (dynamic members) and start afresh."""
+    """Leave the group: the owner did not poll within max.poll.interval.ms. Static members only reset."""
 
 
 Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | LeaveOnPollTimeout
 
 
 class ReleasedPartitions(NamedTuple):
-    """What a member gives up before it joins: `revoked` while it may still commit, `lost` when it was thrown out."""
+    """Partitions that a member releases before it joins; it may still commit `revoked`, but not `lost` ones."""
 
     revoked: tuple[TopicPartition, ...] = ()
     lost: tuple[TopicPartition, ...] = ()
 
 
 class AssignmentChange(NamedTuple):
-    """What a round brought: partitions gained, and (cooperative) those to be given up in a second round."""
+    """Effect of an assignment; a cooperative member revokes `revoked` and rejoins."""
 
     gained: tuple[TopicPartition, ...] = ()
     revoked: tuple[TopicPartition, ...] = ()
@@ -114,7 +115,10 @@ class MemberConfig:
 
 @dataclass(frozen=True)
 class Joined:
-    """A JoinGroup answer that succeeded; a leader has to assign unless `skip_assignment`."""
+    """A successful JoinGroup response; a leader computes the assignment unless `skip_assignment`.
+
+    `members` has member id, group instance id and subscription bytes; it is empty for followers.
+    """
 
     generation: Generation
     is_leader: bool
@@ -123,7 +127,13 @@ class Joined:
 
 
 class Membership:
-    """State of one member. Not thread-safe: the driver holds its lock."""
+    """State of one member. Not thread-safe.
+
+    Attributes:
+        prepare_needed: the owner has to call `prepare` before the member may join.
+        owned, owned_since: partitions of the member, and the generation of their assignment.
+        loss_cause: why the coordinator no longer accepts that generation.
+    """
 
     def __init__(self, config: MemberConfig, now_ms: int) -> None:
         self.config = config
@@ -148,17 +158,17 @@ class Membership:
     # -- the owner ---------------------------------------------------------------------------------------------------
 
     def on_poll(self, now_ms: int) -> None:
-        """The owner is alive: restarts the poll timer."""
+        """Restarts the poll timer."""
         self._poll_due_ms = now_ms + self.config.rebalance_timeout_ms
 
     def request_rejoin(self, reason: str) -> None:
-        """Asks for a new round; it begins once the owner has prepared."""
+        """Requests a rebalance; the member joins after the owner has called `prepare`."""
         if not self.rejoin_needed:
             self.rejoin_needed = True
             self.rejoin_reason = reason
 
     def subscription_changed(self, reason: str) -> None:
-        """Asks for a new round; where one is on its way with the old subscription, another one follows it.
+        """Requests a rebalance, which follows one that is in progress with the old subscription.
 
         Source: ConsumerCoordinator.rejoinNeededOrPending, which compares with what was joined with.
         """
@@ -167,37 +177,38 @@ class Membership:
 
     @property
     def needs_prepare(self) -> bool:
-        """True where the owner must call `prepare` before the member may join."""
+        """True if the owner must call `prepare` now."""
         return self.rejoin_needed and self.prepare_needed and self.state in (MemberState.UNJOINED, MemberState.STABLE)
 
     @property
     def needs_complete(self) -> bool:
-        """True where a round has ended and the owner must call `complete`."""
+        """True if an assignment was received and the owner must call `complete`."""
         return self.state is MemberState.STABLE and self._assignment is not None
 
     @property
     def is_settled(self) -> bool:
-        """True while the member owns what the group's current generation gives it and knows of no rebalance."""
+        """True while the member owns its assignment of the current generation and has not to rejoin."""
         return self.state is MemberState.STABLE and self._assignment is None and not self.rejoin_needed
 
     @property
     def is_fenced(self) -> bool:
-        """True where partitions are owned of which the group knows nothing any more."""
+        """True while the member owns partitions of a generation that the coordinator no longer accepts."""
         return bool(self.owned) and self.generation.generation_id == NO_GENERATION
 
     @property
     def retains_partitions(self) -> bool:
-        """True while a round is on its way whose JoinGroup names what is owned: nobody else is given it.
+        """True during a rebalance whose JoinGroup lists the owned partitions, so no other member is assigned them.
 
-        Until the owner polls again every round names the same, so whatever generation comes, it stays ours (KIP-429).
+        Every JoinGroup lists the same partitions until the owner polls, so they stay with the member in every
+        generation until then (KIP-429).
         """
         return bool(self.owned) and not self.is_fenced and not self.prepare_needed
 
     def released_partitions(self, topics: Sequence[str]) -> ReleasedPartitions:
-        """What `prepare` is going to give up; the owner has it committed and tells its listener first.
+        """Returns the partitions that `prepare` will release; the owner commits them before.
 
         Args:
-            topics: what the member subscribes to now.
+            topics: the subscribed topics.
         Source: ConsumerCoordinator.onJoinPrepare.
         """
         if self.generation.generation_id == NO_GENERATION or not self.generation.member_id:
@@ -207,17 +218,17 @@ class Membership:
         return ReleasedPartitions(revoked=tuple(tp for tp in self.owned if tp.topic not in topics))
 
     def prepare(self, topics: Sequence[str]) -> ReleasedPartitions:
-        """Gives up what must not be kept over a JoinGroup; from now on the member may join."""
+        """Releases the partitions that the member must not own during a JoinGroup; then the member may join."""
         self.prepare_needed = False
         self.is_leader = False
         self._assignment = None
-        given_up = self.released_partitions(topics)
-        gone = {*given_up.revoked, *given_up.lost}
+        released = self.released_partitions(topics)
+        gone = {*released.revoked, *released.lost}
         self.owned = tuple(tp for tp in self.owned if tp not in gone)
-        return given_up
+        return released
 
     def assignment_change(self, subscribed: Callable[[str], bool]) -> AssignmentChange | None:
-        """What `complete` is going to change; None where the assignment does not fit the subscription any more."""
+        """Returns the change that `complete` will make; None if the subscription no longer has a topic of it."""
         assignment = self._assignment
         if assignment is None or not all(subscribed(tp.topic) for tp in assignment.partitions):
             return None
@@ -226,7 +237,7 @@ class Membership:
         return AssignmentChange(tuple(sorted(assigned - owned)), tuple(sorted(owned - assigned)))
 
     def complete(self, subscribed: Callable[[str], bool]) -> AssignmentChange | None:
-        """Takes over the assignment of the round that ended, unless it does not fit the subscription any more.
+        """Takes over the assignment unless the subscription no longer has a topic of it; then the member rejoins.
 
         Source: ConsumerCoordinator.onJoinComplete.
         """
@@ -238,7 +249,7 @@ class Membership:
             self.request_rejoin("received assignment does not match the current subscription")
             return None
         if completed.revoked:
-            # KIP-429: the owner gives up first, the next generation hands the partition to its new owner
+            # KIP-429: the next generation assigns the revoked partitions to their new owners
             self.request_rejoin("need to revoke partitions and re-join")
         self.owned = tuple(sorted(assignment.partitions))
         self.owned_since = self.generation
@@ -247,13 +258,13 @@ class Membership:
 
     @property
     def assignment(self) -> Assignment | None:
-        """What the leader sent in the round that ended, until `complete`."""
+        """The assignment that was received, until `complete`."""
         return self._assignment
 
-    # -- the driver's thread -----------------------------------------------------------------------------------------
+    # -- the member thread -----------------------------------------------------------------------------------------
 
     def next_action(self, now_ms: int) -> Action:
-        """What to do now. After `SendJoinGroup` the driver runs the whole round, then asks again.
+        """Returns the next action; `SendJoinGroup` stands for JoinGroup and the SyncGroup after it.
 
         Source: AbstractCoordinator.HeartbeatThread.
         """
@@ -271,18 +282,18 @@ class Membership:
         return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms))
 
     def restart_session_timer(self, now_ms: int) -> None:
-        """Restarts the session timer: a new coordinator gets as long as the old one had."""
+        """Restarts the session timer, for example when the coordinator was found."""
         self._session_due_ms = now_ms + self.config.session_timeout_ms
 
-    def expedite_heartbeat(self, now_ms: int, gap_ms: int) -> None:
-        """Beats `gap_ms` after the last heartbeat: when a sibling joins, the group is about to rebalance."""
-        self._heartbeat_due_ms = min(self._heartbeat_due_ms, max(now_ms, self._heartbeat_sent_ms + gap_ms))
+    def expedite_heartbeat(self, now_ms: int, interval_ms: int) -> None:
+        """Makes the next heartbeat due `interval_ms` after the last one, because the group is about to rebalance."""
+        self._heartbeat_due_ms = min(self._heartbeat_due_ms, max(now_ms, self._heartbeat_sent_ms + interval_ms))
 
-    def join_request(self, protocols: Sequence[tuple[str, bytes]]) -> Message:
-        """Begins a round.
+    def join_request(self, protocols: Sequence[tuple[str, bytes]]) -> JoinGroupRequest:
+        """Returns the JoinGroup request and begins a rebalance.
 
         Args:
-            protocols: for each configured assignor its name and the member's subscription bytes.
+            protocols: name of each configured assignor with the encoded subscription.
         """
         self.state = MemberState.PREPARING_REBALANCE
         self._joined_with_old = False
@@ -298,32 +309,32 @@ class Membership:
             reason=self.rejoin_reason[:_MAX_REASON],
         )
 
-    def on_join_response(self, answer: Message, sent: Generation, now_ms: int) -> Joined | ResponseRule:
-        """Takes a JoinGroup answer: `Joined`, or the rule of its error, which is already applied here."""
-        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+    def on_join_response(self, response: JoinGroupResponse, sent: Generation, now_ms: int) -> Joined | ResponseRule:
+        """Applies a JoinGroup response; returns `Joined`, or the rule of the error."""
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.state = MemberState.UNJOINED
-            self.generation = Generation(NO_GENERATION, answer.member_id, None)
+            self.generation = Generation(NO_GENERATION, response.member_id, None)
             self._rejoin("need to re-join with the given member-id")
             return JOIN_RULES[ErrorCode.MEMBER_ID_REQUIRED]
-        rule = JOIN_RULES.get(answer.error_code, ResponseRule(Reaction.FAIL))
+        rule = JOIN_RULES.get(response.error_code, ResponseRule(Reaction.FAIL))
         if rule.reaction is not Reaction.CONTINUE:
-            return self._rebalance_failed(rule, answer.error_code, sent, "JoinGroup")
-        if (answer.protocol_type or PROTOCOL_TYPE) != PROTOCOL_TYPE:
+            return self._rebalance_failed(rule, response.error_code, sent, "JoinGroup")
+        if (response.protocol_type or PROTOCOL_TYPE) != PROTOCOL_TYPE:
             return self._rebalance_failed(PROTOCOL_MISMATCH, PROTOCOL_MISMATCH.code, sent, "JoinGroup")
         if self.state is not MemberState.PREPARING_REBALANCE:
             rejoin = ResponseRule(Reaction.REJOIN)
             return self._rebalance_failed(rejoin, ErrorCode.REBALANCE_IN_PROGRESS, sent, "JoinGroup")
         self.state = MemberState.COMPLETING_REBALANCE
-        self.generation = Generation(answer.generation_id, answer.member_id, answer.protocol_name)
-        self.is_leader = answer.leader == answer.member_id
+        self.generation = Generation(response.generation_id, response.member_id, response.protocol_name)
+        self.is_leader = response.leader == response.member_id
         self._restart_timers(now_ms)
-        # the round may have taken as long as the owner may be silent
+        # the rebalance may have taken as long as max.poll.interval.ms
         self.on_poll(now_ms)
-        members = tuple((m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members)
-        return Joined(self.generation, self.is_leader, bool(answer.skip_assignment), members)
+        members = tuple((m.member_id, m.group_instance_id, bytes(m.metadata)) for m in response.members)
+        return Joined(self.generation, self.is_leader, bool(response.skip_assignment), members)
 
-    def sync_request(self, assignments: Mapping[str, bytes]) -> Message:
-        """The second request of a round: a leader's with every member's assignment, a follower's with none."""
+    def sync_request(self, assignments: Mapping[str, bytes]) -> SyncGroupRequest:
+        """Returns the SyncGroup request; the leader sends the assignments of all members, a follower none."""
         generation = self.generation
         return SyncGroupRequest(
             group_id=self.config.group_id,
@@ -338,27 +349,27 @@ class Membership:
             ],
         )
 
-    def on_sync_response(self, answer: Message, sent: Generation, now_ms: int) -> ResponseRule:
-        """Takes a SyncGroup answer; after `Reaction.CONTINUE` the owner has to `complete`.
+    def on_sync_response(self, response: SyncGroupResponse, sent: Generation, now_ms: int) -> ResponseRule:
+        """Applies a SyncGroup response; after `Reaction.CONTINUE` the owner must call `complete`.
 
-        Raises: RemoteProtocolError when the leader's bytes are no assignment.
+        Raises: RemoteProtocolError on a malformed assignment.
         """
-        rule = SYNC_RULES.get(answer.error_code, ResponseRule(Reaction.FAIL))
+        rule = SYNC_RULES.get(response.error_code, ResponseRule(Reaction.FAIL))
         if rule.reaction is not Reaction.CONTINUE:
-            return self._rebalance_failed(rule, answer.error_code, sent, "SyncGroup")
-        name, kind = answer.protocol_name or sent.protocol_name, answer.protocol_type or PROTOCOL_TYPE
+            return self._rebalance_failed(rule, response.error_code, sent, "SyncGroup")
+        name, kind = response.protocol_name or sent.protocol_name, response.protocol_type or PROTOCOL_TYPE
         if name != sent.protocol_name or kind != PROTOCOL_TYPE:
             return self._rebalance_failed(PROTOCOL_MISMATCH, PROTOCOL_MISMATCH.code, sent, "SyncGroup")
         if self.generation != sent or self.state is not MemberState.COMPLETING_REBALANCE:
             stale = SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
-            return self._rebalance_failed(stale, answer.error_code, sent, "SyncGroup")
+            return self._rebalance_failed(stale, response.error_code, sent, "SyncGroup")
         try:
-            self._assignment = decode_assignment(bytes(answer.assignment))
+            self._assignment = decode_assignment(bytes(response.assignment))
         except RemoteProtocolError:
-            self.on_rebalance_failure("the leader's assignment cannot be read")
+            self.on_rebalance_failure("the leader's assignment is malformed")
             raise
         self.state = MemberState.STABLE
-        # a REBALANCE_IN_PROGRESS heard before is dropped on purpose: the next heartbeat tells again
+        # an earlier REBALANCE_IN_PROGRESS is dropped: the next heartbeat returns it again if it still holds
         self.rejoin_needed = self._joined_with_old
         self.rejoin_reason = "subscription has changed" if self._joined_with_old else ""
         self.prepare_needed = True
@@ -367,22 +378,22 @@ class Membership:
         return rule
 
     def on_rebalance_failure(self, reason: str) -> None:
-        """A round ended without an answer (disconnect, time-out, failed assignor); nothing else is reset."""
+        """Ends a rebalance without a response (disconnect, timeout, failed assignor); resets nothing else."""
         self.state = MemberState.UNJOINED
         self.is_leader = False
         self._rejoin(reason)
 
     def retry_after(self, now_ms: int, delay_ms: int) -> None:
-        """The next round begins `delay_ms` from now at the earliest."""
+        """Delays the next JoinGroup by at least `delay_ms`."""
         self._attempts += 1
         self._retry_at_ms = now_ms + delay_ms
 
     @property
     def attempts(self) -> int:
-        """Failures since the last success, for the backoff."""
+        """Number of failures since the last success, for the backoff."""
         return self._attempts
 
-    def heartbeat_request(self, now_ms: int) -> Message:
+    def heartbeat_request(self, now_ms: int) -> HeartbeatRequest:
         self._heartbeat_sent_ms = now_ms
         self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms
         return HeartbeatRequest(
@@ -393,9 +404,9 @@ class Membership:
         )
 
     def on_heartbeat_response(self, code: int, sent: Generation, now_ms: int) -> ResponseRule:
-        """Takes the code of a Heartbeat answer; `Reaction.RETRY_HEARTBEAT` wants `on_heartbeat_failure`.
+        """Applies the error code of a Heartbeat response; after `Reaction.RETRY_HEARTBEAT` call `on_heartbeat_failure`.
 
-        An answer to a generation that is not ours any more means nothing.
+        A fencing error for an earlier generation is ignored.
         """
         rule = HEARTBEAT_RULES.get(code, ResponseRule(Reaction.RETRY_HEARTBEAT))
         if code in FENCING_ERRORS and sent != self.generation:
@@ -411,14 +422,14 @@ class Membership:
         return rule
 
     def on_heartbeat_failure(self, now_ms: int, delay_ms: int) -> None:
-        """No usable answer to a heartbeat: the next one after the backoff. Whether we are out, the coordinator says."""
+        """Delays the next heartbeat by the backoff. A failed heartbeat does not end the membership."""
         self._attempts += 1
         self._heartbeat_due_ms = now_ms + delay_ms
 
     def on_commit_response(self, code: int, sent: Generation) -> bool:
-        """Takes the code of a refused OffsetCommit: the group may have moved on, or be about to.
+        """Applies the error code of an OffsetCommit response.
 
-        Returns: True where the refusal is not final, because of a round that has ended since, or is about to end.
+        Returns: True if the commit can be retried, because a rebalance has ended meanwhile or is about to end.
         """
         if sent != self.generation:
             return not self.is_fenced
@@ -426,17 +437,17 @@ class Membership:
             self.request_rejoin("offset commit failed since group is already rebalancing")
             return True
         if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
-            # the round has ended at the coordinator; the answer to JoinGroup, on its way, tells what became of us
+            # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows
             return True
         if code in FENCING_ERRORS:
             reset = Reset.GENERATION if code == ErrorCode.ILLEGAL_GENERATION else Reset.ALL
             self._reset(reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from OffsetCommit response")
         return False
 
-    def leave_request(self, reason: str) -> Message | None:
+    def leave_request(self, reason: str) -> LeaveGroupRequest | None:
         """LeaveGroup, or None for those that do not leave: static members, and who has no member id.
 
-        Whoever sends it has to call `left` whatever the answer is.
+        Whoever sends it has to call `left` whatever the response is.
         """
         if self.config.group_instance_id is not None or not self.generation.member_id:
             return None
@@ -448,10 +459,10 @@ class Membership:
         )
 
     def on_leave(self, cause: str) -> None:
-        """Forgets generation and member id after leaving, or after what should have been leaving."""
+        """Resets generation and member id."""
         self._reset(Reset.ALL, cause, cause)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _rebalance_failed(self, rule: ResponseRule, code: int, sent: Generation, request: str) -> ResponseRule:
         reason = f"rebalance failed due to {error_name(code)} from {request} response"
@@ -461,7 +472,7 @@ class Membership:
         self.is_leader = False
         self._rejoin(reason)
         if rule.reaction in (Reaction.FAIL, Reaction.FENCED):
-            # the owner hears of it first; if it polls again, that is a new start
+            # the owner gets the error first; the poll after that joins again
             self.prepare_needed = True
         return rule
 
@@ -471,7 +482,7 @@ class Membership:
 
     def _reset(self, reset: Reset, cause: str, reason: str) -> None:
         member_id = self.generation.member_id if reset is Reset.GENERATION else ""
-        # what was kept over this round is lost now, and the owner must hear of it before the next
+        # partitions that were retained are lost now; `prepare` releases them before the next JoinGroup
         self.prepare_needed = True
         self.generation = Generation(NO_GENERATION, member_id, None)
         self.state = MemberState.UNJOINED

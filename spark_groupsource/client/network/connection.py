@@ -1,13 +1,15 @@
-"""One blocking connection to one broker: versions negotiated, credentials shown, requests and answers matched.
+"""Blocking connection to one broker: version negotiation, authentication, requests.
 
-Knows sockets only through `net` and bytes only through `wire`. A connection is used by one thread at a time, is never
-shared over a fork, and after any error it is closed for good: the owner opens another.
+One thread uses a connection at a time; it is not shared across a fork. After any error the connection is closed, and
+its owner opens another one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import Mapping, NamedTuple
+from dataclasses import dataclass
+from typing import Generic, Mapping, TypeVar
 
 from spark_groupsource import net
 from spark_groupsource.client.network.security import SecuritySettings
@@ -25,37 +27,48 @@ from spark_groupsource.net import Address
 from spark_groupsource.version import __version__
 from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
-from spark_groupsource.wire.messages import ApiVersionsRequest, Message, SaslAuthenticateRequest, SaslHandshakeRequest
+from spark_groupsource.wire.messages import (
+    ApiMessage,
+    ApiVersionsRequest,
+    Request,
+    Response,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
 from spark_groupsource.wire.versions import VersionRanges, broker_ranges_of, fallback_version, negotiate
+
+_log = logging.getLogger(__name__)
+R = TypeVar("R", bound="Response")
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _SOFTWARE = "spark-groupsource"
-# how a TLS server greets who does not begin a handshake: record type alert, version 3.x
+# first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
 
 VERSION_CAPS: Mapping[int, int] = {
-    # later versions name topics by id; these calls come from people and from plans, which know names
+    # later versions identify topics by id, this client by name
     0: 12,  # Produce
-    1: 11,  # Fetch, the last whose answer needs no tagged fields: cheap to cut into partitions
+    1: 11,  # Fetch, the last version without tagged fields, which are slower to decode
     8: 9,  # OffsetCommit
     9: 9,  # OffsetFetch
     20: 5,  # DeleteTopics
     18: 3,  # ApiVersions
 }
-"""api key -> highest version this client asks for."""
+"""api key -> highest version that this client uses."""
 
 
-class InFlight(NamedTuple):
-    """A request that was sent and not answered yet."""
+@dataclass(frozen=True)
+class InFlight(Generic[R]):
+    """A request that was sent and has no response yet."""
 
-    request: Message
+    request: Request[R]
     version: int
     correlation_id: int
     timeout_ms: int
 
 
 class BrokerConnection:
-    """A connection that opens itself at its first request."""
+    """A connection that opens with its first request."""
 
     def __init__(
         self,
@@ -78,7 +91,7 @@ class BrokerConnection:
         self._max_response_bytes = max_response_bytes
         self._socket: net.Socket | None = None
         self._closed = False
-        self._served = False
+        self._has_response = False
         self._correlation_id = 0
         self._waiting: deque[int] = deque()
         self._versions: VersionRanges = {}
@@ -86,19 +99,19 @@ class BrokerConnection:
         self._prefix = memoryview(bytearray(4))
 
     @property
-    def closed(self) -> bool:
-        """True after `close` and after any error; such a connection is of no more use."""
+    def is_closed(self) -> bool:
+        """True after `close` and after any error; the connection cannot be opened again."""
         return self._closed
 
     def open(self) -> None:
         """Connects, negotiates versions and authenticates; does nothing on an open connection.
 
-        Raises: NetworkError, AuthenticationError, RemoteProtocolError or UnsupportedVersionError, naming the address.
+        Raises: NetworkError, AuthenticationError, RemoteProtocolError, UnsupportedVersionError.
         """
         if self._socket is not None:
             return
         if self._closed:
-            raise NetworkError(f"the connection to {self.address} is closed")
+            raise NetworkError(f"Request to {self.address} failed: the connection is closed.")
         self._socket = net.dial(self.address, self._connect_timeout_ms, self._security.tls)
         try:
             self._negotiate()
@@ -109,52 +122,64 @@ class BrokerConnection:
             raise
 
     def call(
-        self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None, floor: int = 0
-    ) -> Message:
-        """Sends a request and waits for its answer.
+        self,
+        request: Request[R],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> R:
+        """Sends a request and waits for its response.
 
         Args:
-            timeout_ms: how long to wait for the answer; None means request.timeout.ms.
-            cap, floor: highest and lowest version that will do; see `negotiate`.
-        Raises: as `open`; RequestTimeoutError when the answer does not come. The connection is then closed.
+            timeout_ms: how long to wait for the response; None for request.timeout.ms.
+            max_version, min_version: bounds of the negotiated version; see `negotiate`.
+        Raises: as `open`; RequestTimeoutError, after which the connection is closed.
         """
-        return self.receive(self.send(request, timeout_ms, cap=cap, floor=floor))
+        return self.receive(self.send(request, timeout_ms, max_version=max_version, min_version=min_version))
 
     def send(
-        self, request: Message, timeout_ms: int | None = None, *, cap: int | None = None, floor: int = 0
-    ) -> InFlight:
-        """Sends a request; its answer must be taken with `receive`, in the order of sending."""
+        self,
+        request: Request[R],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> InFlight[R]:
+        """Sends a request; the caller must `receive` the responses in the order of the requests."""
         self.open()
-        return self._send(request, self.version_for(request, cap=cap, floor=floor), timeout_ms)
+        version = self.version_for(request, max_version=max_version, min_version=min_version)
+        return self._send(request, version, timeout_ms)
 
-    def version_for(self, request: Message, *, cap: int | None = None, floor: int = 0) -> int:
-        """The version at which `request` goes out here.
+    def version_for(self, request: ApiMessage, *, max_version: int | None = None, min_version: int = 0) -> int:
+        """Returns the negotiated version of `request` on this connection.
 
         Raises: UnsupportedVersionError; the connection stays open.
         """
         self.open()
         api = api_of(request)
-        caps = [limit for limit in (cap, VERSION_CAPS.get(api.key)) if limit is not None]
+        caps = [limit for limit in (max_version, VERSION_CAPS.get(api.key)) if limit is not None]
         try:
-            return negotiate(api, self._versions, cap=min(caps, default=None), floor=floor)
+            return negotiate(api, self._versions, cap=min(caps, default=None), floor=min_version)
         except UnsupportedVersionError as error:
-            raise UnsupportedVersionError(f"{self.address}: {error}") from None
+            raise UnsupportedVersionError(f"Broker {self.address}: {error}") from None
 
-    def receive(self, sent: InFlight) -> Message:
-        """The answer to the request that was sent first of those unanswered.
+    def receive(self, sent: InFlight[R]) -> R:
+        """Returns the response to the oldest request without one.
 
-        Waiting is bounded by the request's time-out from now on, not from its sending: who sends ahead may be busy
-        with the answer before. Record sets in the answer are views that stay valid until the next answer is received.
+        The timeout of the request begins now, not when it was sent: the caller may have been busy with an earlier
+        response. Record sets in the response are views that are valid until the next response is received.
         """
         frame = self._receive_frame(sent)
         try:
-            return decode_response(frame, sent.request, sent.version, sent.correlation_id)
+            response: R = decode_response(frame, sent.request, sent.version, sent.correlation_id)
+            return response
         except RemoteProtocolError as error:
             self.close()
-            raise RemoteProtocolError(f"{self.address}: {error}") from error
+            raise RemoteProtocolError(f"Broker {self.address}: {error}") from error
 
     def abort(self) -> None:
-        """Ends whatever another thread waits for on this connection; the only call that another thread may make."""
+        """Ends a pending read or write of another thread; the only method that other threads may call."""
         self._closed = True
         connection = self._socket
         if connection is not None:
@@ -166,7 +191,7 @@ class BrokerConnection:
         if connection is not None:
             connection.close()
 
-    def _send(self, request: Message, version: int, timeout_ms: int | None) -> InFlight:
+    def _send(self, request: Request[R], version: int, timeout_ms: int | None) -> InFlight[R]:
         connection = self._connected()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
@@ -176,22 +201,25 @@ class BrokerConnection:
             net.send_all(connection, frame, timeout_ms)
         except NetworkError as error:
             self.close()
-            raise type(error)(f"{self.address}, {api_of(request).name}: {error}") from error
+            raise type(error)(f"{api_of(request).name} request to {self.address}: {error}") from error
         except BaseException:
             self.close()
             raise
         self._waiting.append(sent.correlation_id)
+        if _log.isEnabledFor(logging.DEBUG):
+            prefix = f"[broker={self.address} client={self._client_id}]"
+            _log.debug("%s Sent %s: version %d, id %d.", prefix, api_of(request).name, version, sent.correlation_id)
         return sent
 
-    def _receive_frame(self, sent: InFlight) -> memoryview:
+    def _receive_frame(self, sent: InFlight[R]) -> memoryview:
         connection = self._connected()
         if not self._waiting or self._waiting[0] != sent.correlation_id:
-            raise RuntimeError("answers must be taken in the order of sending")
+            raise RuntimeError("responses must be received in the order of the requests")
         try:
             deadline_ms = self._clock.now_ms() + sent.timeout_ms
             net.receive_into(connection, self._prefix, sent.timeout_ms)
             if bytes(self._prefix[:2]) == _TLS_ALERT:
-                raise RemoteProtocolError("the listener speaks TLS; set security.protocol to SSL or SASL_SSL")
+                raise RemoteProtocolError("The listener uses TLS. Set kafka.security.protocol to SSL or SASL_SSL.")
             length = frame_length(self._prefix, self._max_response_bytes)
             if length > len(self._buffer):
                 self._buffer = bytearray(max(length, min(2 * len(self._buffer), self._max_response_bytes)))
@@ -199,21 +227,23 @@ class BrokerConnection:
             net.receive_into(connection, frame, deadline_ms - self._clock.now_ms())
         except (NetworkError, RemoteProtocolError) as error:
             self.close()
-            # brokers say nothing before credentials: a listener that wants some hangs up at the first real request
-            hint = "" if self._served else f"; is security.protocol ({self._security.protocol}) the listener's?"
-            raise type(error)(f"{self.address}, {api_of(sent.request).name}: {error}{hint}") from error
+            # a listener that requires authentication closes the connection at the first request without credentials
+            protocol = self._security.protocol
+            is_handshake = isinstance(error, NetworkError) and not self._has_response
+            hint = "" if not is_handshake else f" Check that the listener uses kafka.security.protocol={protocol}."
+            raise type(error)(f"{api_of(sent.request).name} request to {self.address}: {error}{hint}") from error
         except BaseException:
-            # an interrupted read leaves the stream in the middle of an answer
+            # after an interrupted read the position in the stream is unknown
             self.close()
             raise
         self._waiting.popleft()
-        self._served = self._served or api_of(sent.request).key != ApiVersionsRequest.API_KEY
+        self._has_response = self._has_response or api_of(sent.request).key != ApiVersionsRequest.API_KEY
         self.last_used_ms = self._clock.now_ms()
         return frame
 
     def _connected(self) -> net.Socket:
         if self._socket is None or self._closed:
-            raise NetworkError(f"the connection to {self.address} is closed")
+            raise NetworkError(f"Request to {self.address} failed: the connection is closed.")
         return self._socket
 
     def _negotiate(self) -> None:
@@ -223,37 +253,40 @@ class BrokerConnection:
             request = ApiVersionsRequest(
                 client_software_name=_SOFTWARE, client_software_version=__version__
             )
-            answer = self.receive(self._send(request, version, self._request_timeout_ms))
-            fallback = fallback_version(api, answer)
+            response = self.receive(self._send(request, version, self._request_timeout_ms))
+            fallback = fallback_version(api, response)
             version = None if fallback is None or fallback >= version else fallback
-        self._versions = broker_ranges_of(answer)
+        self._versions = broker_ranges_of(response)
 
     def _authenticate(self) -> None:
-        # imported here: only those who authenticate pay for it
+        # imported here because only authenticated connections need it
         from spark_groupsource.wire.sasl_client import SaslClient
 
         security = self._security
         mechanism = security.sasl_mechanism or ""
-        handshake = self._call_open(SaslHandshakeRequest(mechanism=mechanism), floor=1)
+        handshake = self._call_open(SaslHandshakeRequest(mechanism=mechanism), min_version=1)
         if handshake.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
             raise AuthenticationError(
-                f"{self.address} does not offer {mechanism}; it offers {', '.join(handshake.mechanisms) or 'none'}: "
-                "set sasl.mechanism to one of them"
+                f"Authentication at {self.address} failed: the broker does not offer SASL mechanism {mechanism}. "
+                f"Set kafka.sasl.mechanism to one of: {', '.join(handshake.mechanisms) or 'none'}."
             )
         if handshake.error_code == ErrorCode.ILLEGAL_SASL_STATE:
-            raise AuthenticationError(f"{self.address} does not authenticate on this listener; set security.protocol")
+            raise AuthenticationError(
+                f"Authentication at {self.address} failed: the listener does not use SASL. "
+                "Set kafka.security.protocol to PLAINTEXT or SSL."
+            )
         if handshake.error_code:
-            raise BrokerError(handshake.error_code, f"{self.address}, SaslHandshake")
+            raise BrokerError(handshake.error_code, f"SaslHandshake request to {self.address}")
         exchange = SaslClient(mechanism, security.username or "", security.password or "")
         while not exchange.is_complete:
-            answer = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_token()))
-            if answer.error_code:
-                told = answer.error_message or error_name(answer.error_code)
+            response = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_token()))
+            if response.error_code:
+                reason = (response.error_message or error_name(response.error_code)).rstrip(".")
                 raise AuthenticationError(
-                    f"{self.address} refused user {security.username} ({mechanism}): {told}; "
-                    "check user name and password"
+                    f"Authentication of user {security.username!r} at {self.address} failed: {reason} ({mechanism}). "
+                    "Check user name and password."
                 )
-            exchange.evaluate_challenge(answer.auth_bytes or b"")
+            exchange.evaluate_challenge(response.auth_bytes or b"")
 
-    def _call_open(self, request: Message, *, floor: int = 0) -> Message:
-        return self.receive(self._send(request, self.version_for(request, floor=floor), None))
+    def _call_open(self, request: Request[R], *, min_version: int = 0) -> R:
+        return self.receive(self._send(request, self.version_for(request, min_version=min_version), None))

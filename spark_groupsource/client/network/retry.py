@@ -1,19 +1,22 @@
-"""Trying again: exponential backoff with jitter under one deadline.
+"""Retries: exponential backoff with jitter, bounded by a deadline.
 
 Source: KIP-580; the delay before attempt n is retry.backoff.ms x 2^n x (0.8 to 1.2), at most retry.backoff.max.ms.
 """
 
 from __future__ import annotations
 
+import logging
 from random import Random
 
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import GroupSourceError
 
+_log = logging.getLogger(__name__)
+
 
 def backoff_ms(attempt: int, base_ms: int, max_ms: int, rng: Random) -> int:
-    """Delay before attempt number `attempt` (0 is the first repetition)."""
-    # the exponent is bounded so that a long outage does not compute a huge number first
+    """Returns the delay before a retry; `attempt` is 0 for the first one."""
+    # the exponent is bounded, otherwise a long outage computes huge integers
     return min(int(base_ms * 2 ** min(attempt, 20) * rng.uniform(0.8, 1.2)), max_ms)
 
 
@@ -35,18 +38,19 @@ class Retry:
         return max(self._deadline_ms - self._clock.now_ms(), 1)
 
     @property
-    def is_over(self) -> bool:
-        """True when the time is used up: whoever is asked now could not answer in time."""
+    def is_expired(self) -> bool:
+        """True after the deadline."""
         return self._clock.now_ms() >= self._deadline_ms
 
     @property
     def elapsed_ms(self) -> int:
         return self._clock.now_ms() - self.started_ms
 
-    def again(self, error: GroupSourceError) -> None:
-        """Waits before the next attempt; raises `error` when the time left does not allow one."""
+    def backoff_or_raise(self, error: GroupSourceError) -> None:
+        """Waits before the next attempt, or raises `error` if the deadline is before it."""
         delay_ms = backoff_ms(self.attempt, self._base_ms, self._max_ms, self._rng)
         self.attempt += 1
         if self._clock.now_ms() + delay_ms >= self._deadline_ms:
             raise error
+        _log.debug("[attempt=%d] Retrying in %d ms: %s", self.attempt, delay_ms, error)
         self._clock.sleep_ms(delay_ms)

@@ -1,1 +1,1 @@
-"""Reading and writing of record batches over the wire."""
+"""Fetching and producing of record batches."""

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to, as Kafka's Java producer decides it. Pure.
+"""Partition of a key, as computed by Kafka's Java producer. Pure.
 
 Source: Kafka `org.apache.kafka.common.utils.Utils.murmur2`, `BuiltInPartitioner.partitionForKey`.
 """
@@ -11,12 +11,12 @@ _SEED = 0x9747B28C
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """Partition number of `key` in a topic of `partition_count` partitions."""
+    """Returns the partition number of `key` in a topic of `partition_count` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
 def murmur2(data: bytes) -> int:
-    """32-bit MurmurHash2 with Kafka's seed, unsigned."""
+    """Computes the 32-bit MurmurHash2 with Kafka's seed, unsigned."""
     value = (_SEED ^ len(data)) & _MASK
     whole = len(data) & ~3
     for position in range(0, whole, 4):

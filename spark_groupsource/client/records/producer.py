@@ -1,8 +1,8 @@
-"""Writing records: whole batches, acknowledged by all replicas, repeated without doubling. Serves tools and tests.
+"""Idempotent producer of whole batches, for tools and tests.
 
-Not a general producer: no linger, no partitioner, no transactions; the caller brings records by partition and waits.
+It has no linger, no partitioner and no transactions: the caller gives records by partition and waits for acks=all.
 
-Source: KIP-98 (producer id and sequence numbers make a repeated batch recognisable).
+Source: KIP-98 (idempotent producer).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections import defaultdict
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
+from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.wire.messages import InitProducerIdRequest, Message, ProduceRequest
+from spark_groupsource.wire.messages import InitProducerIdRequest, ProduceRequest, ProduceResponse
 
 MAX_BATCH_BYTES = 900_000
-"""Batches are cut so that they stay below Kafka's default message.max.bytes (1,048,588) before compression."""
+"""Largest batch before compression; below Kafka's default message.max.bytes of 1,048,588."""
 
 _RECORD_OVERHEAD_BYTES = 40
 _SEQUENCE_MODULUS = 2**31
 
 
-class _Identity(NamedTuple):
-    """Who the broker takes this producer for."""
+class _ProducerIdAndEpoch(NamedTuple):
+    """Result of InitProducerId."""
 
     producer_id: int
     epoch: int
@@ -36,7 +36,7 @@ class BatchProducer:
     def __init__(self, cluster: Cluster, *, codec: int = 0) -> None:
         self._cluster = cluster
         self._codec = codec
-        self._identity: _Identity | None = None
+        self._producer_id_and_epoch: _ProducerIdAndEpoch | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
 
     def send_batches(self, topic: str, partition: int, records: Sequence[Record], timeout_ms: int | None = None) -> int:
@@ -47,10 +47,10 @@ class BatchProducer:
     def send(
         self, records: Mapping[TopicPartition, Sequence[Record]], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Appends records and returns the offset of the first of each partition, once all replicas have all of them.
+        """Appends records, waits for acks=all, and returns the offset of the first record of each partition.
 
-        Raises: BrokerError naming the partition; NetworkError. Retriable errors raise after `timeout_ms`
-            (default.api.timeout.ms); whatever was acknowledged before stays written.
+        Raises: BrokerError, NetworkError; retriable ones after `timeout_ms` (default: default.api.timeout.ms). Batches
+            that were acknowledged before remain in the log.
         """
         first: dict[TopicPartition, int] = {}
         chunks = {tp: _chunks(chosen) for tp, chosen in records.items()}
@@ -73,8 +73,8 @@ class BatchProducer:
         try:
             written = self._deliver(pending, timeout_ms)
         except GroupSourceError:
-            # whether a batch got there is not known, so its sequence numbers must not be used for other records
-            self._identity = None
+            # the broker may have the batch, so its sequence numbers must not be reused for other records
+            self._producer_id_and_epoch = None
             self._sequences.clear()
             raise
         for tp, records in batches.items():
@@ -82,7 +82,7 @@ class BatchProducer:
         return written
 
     def _deliver(self, pending: dict[TopicPartition, bytes], timeout_ms: int | None) -> dict[TopicPartition, int]:
-        """Sends encoded batches until every one is acknowledged; empties `pending`."""
+        """Sends encoded batches until all are acknowledged; empties `pending`."""
         written: dict[TopicPartition, int] = {}
         retry = self._cluster.retry(timeout_ms)
         while pending:
@@ -96,18 +96,18 @@ class BatchProducer:
                     failure = error
             for node_id, chosen in by_leader.items():
                 try:
-                    answer = self._cluster.call_node(node_id, self._request(chosen))
-                    failure = self._take(answer, pending, written) or failure
+                    response = self._cluster.call_node(node_id, self._request(chosen))
+                    failure = self._take(response, pending, written) or failure
                 except NetworkError as error:
                     failure = error
             if failure is not None:
                 if isinstance(failure, BrokerError) and not failure.retriable:
                     raise failure
-                retry.again(failure)
+                retry.backoff_or_raise(failure)
         return written
 
     def _encode(self, tp: TopicPartition, records: Sequence[Record]) -> bytes:
-        identity = self._identify()
+        identity = self._init_producer_id()
         return encode_batch(
             records,
             codec=self._codec,
@@ -116,29 +116,29 @@ class BatchProducer:
             base_sequence=self._sequences[tp],
         )
 
-    def _identify(self) -> _Identity:
-        if self._identity is None:
+    def _init_producer_id(self) -> _ProducerIdAndEpoch:
+        if self._producer_id_and_epoch is None:
             retry = self._cluster.retry()
             while True:
-                answer = self._cluster.call_any(
+                response = self._cluster.call_any(
                     InitProducerIdRequest(
                         transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
                     ),
-                    # version 6 adds transactions of two phases, which nobody here has
-                    cap=5,
+                    # version 6 is for two-phase commit (KIP-939)
+                    max_version=5,
                 )
-                if not answer.error_code:
-                    self._identity = _Identity(answer.producer_id, answer.producer_epoch)
+                if not response.error_code:
+                    self._producer_id_and_epoch = _ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
                     break
-                error = BrokerError(answer.error_code, "producer id")
+                error = BrokerError(response.error_code, "InitProducerId")
                 if not error.retriable:
                     raise error
-                retry.again(error)
-        return self._identity
+                retry.backoff_or_raise(error)
+        return self._producer_id_and_epoch
 
-    def _request(self, batches: Mapping[TopicPartition, bytes]) -> Message:
+    def _request(self, batches: Mapping[TopicPartition, bytes]) -> ProduceRequest:
         row = ProduceRequest.TopicProduceData
-        topics: dict[str, list[Message]] = defaultdict(list)
+        topics: dict[str, list[ProduceRequest.TopicProduceData.PartitionProduceData]] = defaultdict(list)
         for (topic, partition), data in batches.items():
             topics[topic].append(row.PartitionProduceData(index=partition, records=data))
         return ProduceRequest(
@@ -150,24 +150,23 @@ class BatchProducer:
 
     @staticmethod
     def _take(
-        answer: Message, pending: dict[TopicPartition, bytes], written: dict[TopicPartition, int]
+        response: ProduceResponse, pending: dict[TopicPartition, bytes], written: dict[TopicPartition, int]
     ) -> BrokerError | None:
         failure: BrokerError | None = None
-        for topic in answer.responses:
+        for topic in response.responses:
             for p in topic.partition_responses:
                 tp = TopicPartition(topic.name, p.index)
-                # the broker has this batch already: the acknowledgement was lost, not the records
+                # DUPLICATE_SEQUENCE_NUMBER: the broker has the batch, only its response was lost
                 if p.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     pending.pop(tp, None)
                     written[tp] = p.base_offset
                 else:
-                    told = f" ({p.error_message})" if p.error_message else ""
-                    failure = BrokerError(p.error_code, f"produce to {tp}{told}")
+                    failure = BrokerError(p.error_code, f"Produce to {tp}", as_sentence(p.error_message))
         return failure
 
 
 def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Cuts records into runs of at most about `MAX_BATCH_BYTES`; one larger record is a run of its own."""
+    """Splits records into batches of about `MAX_BATCH_BYTES`; a larger record is a batch of its own."""
     begin = size = 0
     for position, record in enumerate(records):
         needed = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
