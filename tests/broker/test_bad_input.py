@@ -244,7 +244,7 @@ def test_topics_that_cannot_be(broker, neighbour, name, partitions, settings, co
 
 def test_a_port_in_use_is_named(broker, tmp_path):
     port = int(broker.bootstrap_servers.rpartition(":")[2])
-    with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use by another process; stop it or"):
+    with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use by another process. Stop it or"):
         EmbeddedBroker(tmp_path / "data", port=port).start()
     assert not (tmp_path / "data").exists()
 

@@ -242,9 +242,9 @@ def far_timestamp(harness):
 
 
 CONFIGURATION, LOSS = "ConfigurationError", "DataLossError"
-RESTART = "Nothing of this batch is committed; restart the query and it continues from its checkpoint"
-GO_ON = "Set the option failOnDataLoss to false to go on"
-NO_ADMIN = "check kafka.bootstrap.servers"
+RESTART = "The batch is not committed; restart the query to continue from its checkpoint"
+GO_ON = "Set option failOnDataLoss to false to continue"
+NO_ADMIN = "Check kafka.bootstrap.servers"
 
 # error class, cause, patterns in the message; T and G are the names of topic and group
 FAILURES = {
@@ -282,22 +282,22 @@ FAILURES = {
         "NetworkError", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
     "connection refused to a stream": (
         "NetworkError", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
-    "no answer": ("NetworkError", through(silent), ["no answer within", NO_ADMIN]),
+    "no answer": ("NetworkError", through(silent), ["No response within", NO_ADMIN]),
     "not Kafka": ("NetworkError", through(http), ["127.0.0.1", NO_ADMIN]),
     "old broker": ("UnsupportedVersionError", through(old_broker), ["Metadata"]),
     "session time-out": (
         "BrokerError", lambda s: s.run(**{"kafka.session.timeout.ms": "2000"}),
-        ["group G", "kafka.session.timeout.ms is outside the broker's", "INVALID_SESSION_TIMEOUT"]),
+        ["group 'G'", "Set kafka.session.timeout.ms between the broker's", "INVALID_SESSION_TIMEOUT"]),
     "no common assignor": (
-        "BrokerError", no_common_assignor, ["group G", "set kafka.partition.assignment.strategy to one of theirs"]),
+        "BrokerError", no_common_assignor, ["group 'G'", "Set kafka.partition.assignment.strategy to one of"]),
     "topic name": ("BrokerError", lambda s: s.read(subscribe="not a name"), ["not a name", "INVALID_TOPIC_EXCEPTION"]),
     "fenced": (
         "GenerationMismatchError", fenced,
-        ["member groupsource-[01]-.* of group G", r"in generation \d+, the group's generation is now \d+", RESTART]),
+        ["'G' fenced member 'groupsource-[01]-.*", r"generation \d+ .the group's generation is now \d+", RESTART]),
     "replaced": (
         "GenerationMismatchError", replaced,
         # the error of the reader or of a task, whichever is first
-        ["member .* of group G", "another process joined (under|as) .*group.instance.id", "FENCED_INST", RESTART]),
+        ["'G' fenced member '", "another process joined with .*group.instance.id", "FENCED_INST", RESTART]),
     "records deleted": (
         LOSS, records_deleted,
         ["KAFKA_DATA_LOSS.START_OFFSET_RESET", r"T-0 begins at offset 5 now; \[3, 10\)", "group G", GO_ON]),

@@ -96,7 +96,7 @@ def test_restart_after_a_fenced_task_has_no_loss_or_duplicates(harness, tmp_path
     query = start()
     harness.wait_committed()
     harness.produce(100)
-    with pytest.raises(Exception, match=r"member .* of group .* in generation \d+, the group's generation is now \d+"):
+    with pytest.raises(Exception, match=r"fenced member .* of generation \d+ .the group's generation is now \d+"):
         query.awaitTermination(120)
     assert harness.committed() == 100
     start()

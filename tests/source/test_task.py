@@ -137,7 +137,7 @@ def test_heartbeat_is_checked_between_blocks_and_after_the_last_record(fetch, mo
 def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
     monkeypatch.setattr(task_reader, "_heartbeat", lambda cluster, membership: nullcontext(FakeHeartbeat(when)))
     fetch([block(P0, 0, 5)])
-    with pytest.raises(GenerationMismatchError, match="in generation 4, the group's generation is now 5: removed"):
+    with pytest.raises(GenerationMismatchError, match="of generation 4 .the group's generation is now 5.: removed"):
         read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)
     # private: the cache of connections has no other reader; the next attempt must open new ones
     assert SETTINGS not in task_reader._clusters
