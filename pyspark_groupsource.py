@@ -1,6 +1,6 @@
-"""The module PySpark looks up for ``format("groupsource")``: any top-level ``pyspark_*`` with a `DefaultSource`.
+"""Module that PySpark finds for ``format("groupsource")``, by its name ``pyspark_*`` and its `DefaultSource`.
 
-Spark imports every such module whenever a data source name is looked up, so this one must stay cheap to import.
+Spark imports all such modules whenever a data source is looked up, so this one imports little.
 """
 
 from spark_groupsource.source.datasource import GroupDataSource as DefaultSource

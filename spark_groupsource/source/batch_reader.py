@@ -102,9 +102,9 @@ def _check_ends(lookup: OffsetLookup, options: SourceOptions, ends: Offsets) -> 
     """Replaces listed end offsets beyond the log end offset by it, or fails, according to failOnDataLoss."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
-    losses = DataLossPolicy(fail=options.fail_on_data_loss)
+    data_loss = DataLossPolicy(fail=options.fail_on_data_loss)
     for p in listed:
         if ends[p] > latest[p]:
-            losses.beyond_log_end(options.ending.option, p, ends[p], latest[p])
+            data_loss.beyond_log_end(options.ending.option, p, ends[p], latest[p])
             ends[p] = latest[p]
     return ends

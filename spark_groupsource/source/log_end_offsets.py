@@ -26,10 +26,10 @@ class LogEndOffsets:
     """
 
     def __init__(
-        self, lookup: OffsetLookup, losses: DataLossPolicy, clock: Clock, *, read_committed: bool, refresh_ms: int
+        self, lookup: OffsetLookup, data_loss: DataLossPolicy, clock: Clock, *, read_committed: bool, refresh_ms: int
     ) -> None:
         self._lookup = lookup
-        self._losses = losses
+        self._data_loss = data_loss
         self._clock = clock
         self._read_committed = read_committed
         self._refresh_ms = refresh_ms
@@ -79,7 +79,7 @@ class LogEndOffsets:
             log_ends = self._lookup.log_end_offsets(shorter)
             shorter = [p for p in shorter if log_ends[p] < begins[p]]
         if shorter:
-            self._losses.truncated({p: begins[p] for p in shorter}, ends)
+            self._data_loss.truncated({p: begins[p] for p in shorter}, ends)
         # as in Spark's Kafka source, what follows the present end is new
         return {p: ends[p] for p in shorter}
 
@@ -102,6 +102,6 @@ class LogEndOffsets:
             deleted = self._lookup.missing(existing) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
             if not deleted:
                 raise
-        self._losses.deleted({p: begins[p] for p in deleted})
+        self._data_loss.deleted({p: begins[p] for p in deleted})
         self.add_deleted(deleted)
         return self._fetch_existing(begins)

@@ -69,11 +69,11 @@ class StreamSession:
         self._clock: Clock = clock or SystemClock()
         self._co_readers = co_readers or CoReaders(options.group_id or "", list, self._clock)
         self._lookup = OffsetLookup(cluster, options, self._clock)
-        losses = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
+        data_loss = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
         self._log_ends = LogEndOffsets(
-            self._lookup, losses, self._clock, read_committed=cluster.settings.read_committed, refresh_ms=_REFRESH_MS
+            self._lookup, data_loss, self._clock, read_committed=cluster.settings.read_committed, refresh_ms=_REFRESH_MS
         )
-        self._start_positions = StartPositions(options, self._lookup, losses, self._log_ends)
+        self._start_positions = StartPositions(options, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._lock = threading.RLock()
         self._draining = threading.Event()

@@ -35,11 +35,11 @@ class StartPositions:
     """Resolves the start positions of one query."""
 
     def __init__(
-        self, options: SourceOptions, lookup: OffsetLookup, losses: DataLossPolicy, log_ends: LogEndOffsets
+        self, options: SourceOptions, lookup: OffsetLookup, data_loss: DataLossPolicy, log_ends: LogEndOffsets
     ) -> None:
         self._options = options
         self._lookup = lookup
-        self._losses = losses
+        self._data_loss = data_loss
         self._log_ends = log_ends
 
     def report_deleted(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> None:
@@ -48,7 +48,7 @@ class StartPositions:
         Raises: DataLossError.
         """
         deleted = self._lookup.missing((previous.owned | set(start.positions)) - owned)
-        self._losses.deleted({p: start.positions[p] for p in deleted if p in start.positions})
+        self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
 
     def resolve(
         self, owned: frozenset[TopicPartition], start: SourceOffset, commits: Commits, previous: StreamPositions
@@ -94,7 +94,7 @@ class StartPositions:
         lost = [p for p in sorted(positions.owned) if p.topic in topics and p in start.positions]
         if not lost:
             return {}
-        self._losses.recreated({p: start.positions[p] for p in lost})
+        self._data_loss.recreated({p: start.positions[p] for p in lost})
         # a committed offset may be of the deleted topic or of the new one, so it is not used
         return self._lookup.earliest(lost)
 
@@ -156,14 +156,14 @@ class StartPositions:
             deleted = self._lookup.missing(partitions) if is_unknown else []
             if not deleted:
                 raise
-            self._losses.deleted_before_lookup(deleted)
+            self._data_loss.deleted_before_lookup(deleted)
             self._log_ends.add_deleted(deleted)
             rest = [p for p in partitions if p not in deleted]
             return dict.fromkeys(deleted, 0) | self._resolve_initial(rest, start, commits, is_new)
         if not is_new and start.partition_counts:
             # partitions below the count belonged to other members, which may not have committed yet
             added = {p: begin for p, begin in found.items() if p.partition >= start.partition_counts.get(p.topic, 0)}
-            self._losses.added_partition_truncated({p: begin for p, begin in added.items() if begin})
+            self._data_loss.added_partition_truncated({p: begin for p, begin in added.items() if begin})
         return found
 
     def _initial_spec(self, is_new: bool) -> PositionSpec:

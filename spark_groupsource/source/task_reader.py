@@ -154,7 +154,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     schema = _required_schema(columns)
     fetcher = PartitionFetcher(cluster, partition.settings)
-    losses = _losses(partition)
+    data_loss = _data_loss_policy(partition)
     pending = {r.topic_partition: r for r in partition.ranges if r.end > r.start}
     while pending:
         before = dict(pending)
@@ -162,7 +162,7 @@ def _read(
             heartbeat.check()
             expected = pending[block.topic_partition]
             if block.error:
-                _shrink(pending, expected, block, losses)
+                _shrink(pending, expected, block, data_loss)
                 continue
             decoded = decode_fetched(
                 block.data,
@@ -179,7 +179,7 @@ def _read(
         _check_moved(before, pending)
 
 
-def _losses(partition: GroupInputPartition) -> DataLossPolicy:
+def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:
     membership, fail = partition.membership, partition.fail_on_data_loss
     if membership is None:
         return DataLossPolicy(fail=fail)
@@ -205,7 +205,7 @@ def _shrink(
     pending: dict[TopicPartition, OffsetRange],
     expected: OffsetRange,
     block: FetchedBlock,
-    losses: DataLossPolicy,
+    data_loss: DataLossPolicy,
 ) -> None:
     """Removes the missing part of a range if failOnDataLoss is false; the rest is fetched again.
 
@@ -213,13 +213,13 @@ def _shrink(
     """
     tp = expected.topic_partition
     if block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
-        losses.deleted_before_read(expected)
+        data_loss.deleted_before_read(expected)
         del pending[tp]
     elif block.log_start_offset > expected.start:
-        losses.start_deleted(expected, block.log_start_offset)
+        data_loss.start_deleted(expected, block.log_start_offset)
         _advance(pending, expected, block.log_start_offset)
     else:
-        losses.ends_early(expected, block.high_watermark)
+        data_loss.ends_early(expected, block.high_watermark)
         del pending[tp]
 
 
