@@ -1,0 +1,1 @@
+"""Command line: the ``groupsource`` command, one module per subcommand."""
