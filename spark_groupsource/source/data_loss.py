@@ -93,7 +93,7 @@ class DataLossPolicy:
         if self._fail:
             raise DataLossError(error_class, message + self._reader)
         _log.warning(
-            "[%s] [KAFKA_DATA_LOSS.%s] %s%s Continuing with the existing records (failOnDataLoss=false).",
+            "[%s] [KAFKA_DATA_LOSS.%s] %s%s Continuing with the available records (failOnDataLoss=false).",
             self._entity,
             error_class,
             message,
