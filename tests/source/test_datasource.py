@@ -1,4 +1,4 @@
-"""What Spark sees of the source before anything is read."""
+"""The data source before a query starts: lookup, options, schema, read limits."""
 
 import pickle
 import subprocess

@@ -1,6 +1,6 @@
 """Forms of startingOffsets, with and without committed offsets; on both clusters.
 
-Readers are called directly, without Spark; test_which_offset_wins covers restarts through Spark.
+Readers are called directly, without Spark; test_restart_positions covers restarts through Spark.
 """
 
 from __future__ import annotations
@@ -119,33 +119,33 @@ def test_starting_offsets_group_fails_without_a_committed_offset(cluster, client
 
 
 @pytest.fixture
-def small(cluster, topic):
-    """Adds records to a topic of one partition; its name."""
+def produce_records(cluster, topic):
+    """A function that produces `count` records to a topic of one partition."""
     create_topic(cluster.bootstrap_servers, topic, 1)
     return lambda count: produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * count)
 
 
-def test_reader_that_dies_before_its_first_commit_leaves_where_the_group_began(cluster, client, topic, group, small):
-    small(10)
+def test_start_of_a_group_survives_a_crash_before_the_first_commit(cluster, client, topic, group, produce_records):
+    produce_records(10)
     given = options(topic, group, startingOffsets="latest")
     with StreamQuery(cluster, given) as first:
-        assert first.trigger() == []  # batch 0, empty; Spark never comes back, and the group does without it
+        assert first.trigger() == []  # batch 0 is empty, and no trigger follows
         remove_members(client, group, [member.member_id for member in describe_groups(client, [group])[group].members])
-        small(5)
+        produce_records(5)
         with StreamQuery(cluster, given) as second:
             assert begins(second.run().rows) == {0: 10}
 
 
 @pytest.mark.parametrize("other_at, begin", [(None, 10), (4, 4), (10, 10), (13, 13)])
-def test_checkpoint_of_another_group_goes_on_under_this_one(cluster, client, topic, group, small, other_at, begin):
-    """The other group's commits count from now on, by the same rules: ahead or moved back, they are followed."""
-    small(10)
+def test_checkpoint_continues_under_another_group(cluster, client, topic, group, produce_records, other_at, begin):
+    """The commits of the new group apply: ahead of the checkpoint or reset, they are followed."""
+    produce_records(10)
     with StreamQuery(cluster, options(topic, group, startingOffsets="earliest")) as query:
         assert len(query.run().rows) == 10
         checkpoint = query.start
     other = f"{group}-other"
     commit(client, topic, other, {} if other_at is None else {0: other_at})
-    small(5)
+    produce_records(5)
     with StreamQuery(cluster, options(topic, other)) as query:
         query.start = checkpoint
         assert begins(query.run().rows) == {0: begin}
@@ -153,14 +153,14 @@ def test_checkpoint_of_another_group_goes_on_under_this_one(cluster, client, top
     assert client.fetch_committed(group)[TopicPartition(topic, 0)].offset == 10
 
 
-def test_expired_offsets_leave_it_to_the_checkpoint(cluster, client, topic, group, small):
-    small(10)
+def test_expired_commits_continue_at_the_checkpoint(cluster, client, topic, group, produce_records):
+    produce_records(10)
     with StreamQuery(cluster, options(topic, group, startingOffsets="earliest")) as query:
         query.run()
     wait_until(lambda: not describe_groups(client, [group])[group].members, "the member has left")
     # as if offsets.retention.minutes had passed
     delete_offsets(client, group, [TopicPartition(topic, 0)])
-    small(5)
+    produce_records(5)
     with StreamQuery(cluster, options(topic, group)) as again:
         again.start = query.start
         assert begins(again.run().rows) == {0: 10}

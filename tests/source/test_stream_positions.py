@@ -24,7 +24,7 @@ def test_value_is_immutable():
         positions().owned = frozenset()
 
 
-def test_new_checkpoint_makes_acquired_positions_ordinary():
+def test_new_checkpoint_contains_the_acquired_positions():
     before = positions(acquired={P1: 5}, checkpoint="a")
     assert before.checkpointed("a", start({P0: 3})).acquired == {P1: 5}
     assert before.checkpointed("b", start({P0: 3, P1: 7})).acquired == {}
@@ -76,7 +76,7 @@ def test_checkpoint_is_rewritten_when_partitions_or_positions_have_changed():
     assert positions().differs_from(start({P0: 3, P1: 7}, reader=""))
 
 
-def test_assignment_replaces_what_the_group_knows_and_keeps_the_rest():
+def test_assignment_replaces_owned_and_committed_positions():
     before = positions(uncommitted={P0: 5}, is_new=True, checkpoint="a")
     commits = {P2: OffsetAndMetadata(8), P0: None}
     after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits, {"t": "id"}, {"t": 3})
