@@ -20,7 +20,7 @@ from spark_groupsource.errors import ConfigurationError, CorruptRecordError, Sto
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
-from spark_groupsource.storage.catalog import PRODUCER_ID_BLOCK_SIZE, TopicEntry
+from spark_groupsource.storage.catalog import OFFSETS_TOPIC, PRODUCER_ID_BLOCK_SIZE, TopicEntry
 from spark_groupsource.storage.leader_epoch_cache import CHECKPOINT_NAME
 from spark_groupsource.storage.metadata_files import corrupt_file
 from spark_groupsource.storage.reporter import Reporter
@@ -39,7 +39,6 @@ from spark_groupsource.wire.metadata_records import (
 )
 
 _METADATA_TOPIC = "__cluster_metadata"
-_OFFSETS_TOPIC = "__consumer_offsets"
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 
 
@@ -253,7 +252,7 @@ def _known_settings(topic: str, settings: Mapping[str, str], report: Reporter) -
             known[name] = value
         except ConfigurationError:
             report(f"[topic={topic}] Setting {name}={value} is not supported and is ignored.")
-    if topic == _OFFSETS_TOPIC:
+    if topic == OFFSETS_TOPIC:
         known["cleanup.policy"] = "compact"
     return known
 

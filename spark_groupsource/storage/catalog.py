@@ -20,6 +20,10 @@ from spark_groupsource.storage.metadata_files import corrupt_file, read_json
 PRODUCER_ID_BLOCK_SIZE = 1000
 _FILE = "topics.json"
 
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+
 
 @dataclass(frozen=True)
 class TopicEntry:

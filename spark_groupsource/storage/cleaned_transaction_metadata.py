@@ -1,8 +1,9 @@
-"""What compaction makes of transactions: aborted records go at once, a marker when nothing of its transaction is left.
+"""Transactions during compaction: which batches are aborted and which markers must be retained.
 
-Fed with the batches of a log in their order. Knows batches and the list of aborted transactions; no file.
+Compaction removes aborted records at once, and a transaction marker when no batch of its transaction is left. The
+caller passes the batches of a log in offset order.
 
-Source: Kafka's `CleanedTransactionMetadata`, `Cleaner.shouldDiscardBatch`; KIP-98.
+Source: Kafka `CleanedTransactionMetadata`, `Cleaner.shouldDiscardBatch`; KIP-98.
 """
 
 from __future__ import annotations
@@ -16,46 +17,46 @@ from spark_groupsource.storage.transaction_index import AbortedTransaction
 
 
 class CleanedTransactionMetadata:
-    """Tells aborted batches and needed markers apart.
+    """Transaction state at the current offset of a compaction.
 
-    `kept` are the aborted transactions of which something was met, in the order of their markers.
+    `retained` are the aborted transactions of which a batch was seen, in the order of their markers.
     """
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
-        self._to_come = deque(sorted(aborted, key=lambda row: row.first_offset))
+        self._upcoming = deque(sorted(aborted, key=lambda row: row.first_offset))
         self._aborting: dict[int, AbortedTransaction] = {}
-        # producers of whose present transaction a batch was met, with or without records
-        self._met: set[int] = set()
-        self.kept: list[AbortedTransaction] = []
+        # producers with a batch of their current transaction, with or without records
+        self._seen: set[int] = set()
+        self.retained: list[AbortedTransaction] = []
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a batch of records belongs to a transaction that was aborted."""
-        self._begin(header.last_offset)
+        """Whether a data batch belongs to an aborted transaction."""
+        self._start_until(header.last_offset)
         if not header.is_transactional:
             return False
-        self._met.add(header.producer_id)
+        self._seen.add(header.producer_id)
         return header.producer_id in self._aborting
 
     def should_retain_marker(self, buffer: bytes, header: BatchHeader) -> bool:
-        """Whether a control batch has still something to end.
+        """Whether a batch of the marker's transaction is left.
 
         Raises: CorruptRecordError.
         """
-        self._begin(header.last_offset)
+        self._start_until(header.last_offset)
         if not header.record_count:
-            return False  # its record went in an earlier pass
+            return False  # an earlier pass removed the marker
         kind = control_type(buffer, header)
         if kind not in (CONTROL_ABORT, CONTROL_COMMIT):
-            return True  # of a newer kind: who knows
+            return True  # an unknown control record
         row = self._aborting.pop(header.producer_id, None)
-        if header.producer_id not in self._met:
+        if header.producer_id not in self._seen:
             return False
-        self._met.discard(header.producer_id)
+        self._seen.discard(header.producer_id)
         if row is not None:
-            self.kept.append(row)
+            self.retained.append(row)
         return True
 
-    def _begin(self, offset: int) -> None:
-        while self._to_come and self._to_come[0].first_offset <= offset:
-            row = self._to_come.popleft()
+    def _start_until(self, offset: int) -> None:
+        while self._upcoming and self._upcoming[0].first_offset <= offset:
+            row = self._upcoming.popleft()
             self._aborting[row.producer_id] = row

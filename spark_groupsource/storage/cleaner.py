@@ -217,7 +217,7 @@ class Cleaner:
                         for rest in iter_batches(retained):
                             cleaned.append(retained, rest)
                     yield False
-            rows = [row for row in self._transactions.kept if base <= row.last_offset < end]
+            rows = [row for row in self._transactions.retained if base <= row.last_offset < end]
             cleaned.finish(rows)
             if not changed:
                 return

@@ -1,4 +1,4 @@
-"""File access of the broker: whole reads, whole writes, few open files, atomic replacement. Knows nothing of Kafka."""
+"""File access: cache of open files, complete reads and writes, atomic replacement, background flushes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_groupsource.errors import StorageError
 
 
 class FileCache:
-    """Keeps the most recently used files open, at most `limit`, so that many partitions need few descriptors."""
+    """Keeps the `limit` most recently used files open, so that many partitions need few file descriptors."""
 
     def __init__(self, limit: int = 256, read_only: bool = False) -> None:
         self._limit = limit
@@ -21,7 +21,7 @@ class FileCache:
         self._flusher: ThreadPoolExecutor | None = None
 
     def descriptor(self, path: Path) -> int:
-        """A descriptor of `path`, valid until the next call; where files are written, a missing one is created."""
+        """A file descriptor of `path`, valid until the next call; a missing file is created unless read-only."""
         descriptor = self._open.get(path)
         if descriptor is not None:
             self._open.move_to_end(path)
@@ -34,24 +34,24 @@ class FileCache:
         return descriptor
 
     def close_file(self, path: Path) -> None:
-        """Closes `path` if it is open; to be called before it is removed or renamed."""
+        """Closes `path` if it is open; required before it is removed or renamed."""
         descriptor = self._open.pop(path, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def flush_in_background(self, path: Path, failed: Callable[[OSError], None]) -> None:
-        """Writes `path` to the disk in a thread of its own: a large file would hold up everything else."""
+        """Flushes `path` in another thread, so that a large file does not delay the caller."""
         descriptor = os.dup(self.descriptor(path))
         self.run_in_background(lambda: _flush(descriptor, failed))
 
     def run_in_background(self, work: Callable[[], None]) -> Future[None]:
-        """Does `work`, which waits for the disk, in a thread of its own, one after the other."""
+        """Runs `work` in the flush thread, one after another."""
         if self._flusher is None:
             self._flusher = ThreadPoolExecutor(1, thread_name_prefix="groupsource-flush")
         return self._flusher.submit(work)
 
     def close(self) -> None:
-        """Closes every file, after what `flush_in_background` still has to do."""
+        """Closes every file after the background work is done."""
         if self._flusher is not None:
             self._flusher.shutdown()
             self._flusher = None
@@ -69,7 +69,7 @@ def _flush(descriptor: int, failed: Callable[[OSError], None]) -> None:
 
 
 def read_exactly(descriptor: int, size: int, position: int, path: Path) -> bytes:
-    """`size` bytes from `position`.
+    """Reads `size` bytes from `position`.
 
     Raises: StorageError when the file is shorter or cannot be read.
     """
@@ -79,17 +79,17 @@ def read_exactly(descriptor: int, size: int, position: int, path: Path) -> bytes
             more = os.pread(descriptor, size - len(data), position + len(data))
             if not more:
                 raise StorageError(
-                    f"{path} ends at byte {position + len(data)}, {position + size} were written; "
-                    "it was cut by something else: restore it from a copy or delete the topic"
+                    f"{path} ends at byte {position + len(data)}, {position + size} bytes were written. "
+                    "Restore it from a copy or delete the topic."
                 )
             data += more
     except OSError as error:
-        raise StorageError(f"{path} cannot be read at byte {position}: {error.strerror}") from error
+        raise StorageError(f"{path} cannot be read at byte {position}: {error.strerror}. Check the disk.") from error
     return data
 
 
 def write_exactly(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """Writes all of `data` at `position`; raises OSError with an unknown part written."""
+    """Writes all of `data` at `position`; after an OSError an unknown part of it is written."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, position)
@@ -98,7 +98,7 @@ def write_exactly(descriptor: int, data: bytes | bytearray | memoryview, positio
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data` so that a crash leaves the old or the new content, on disk when this returns.
+    """Replaces the content of `path` atomically; durable on return.
 
     Raises: StorageError when the directory cannot be written.
     """
@@ -111,19 +111,19 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; check space and permissions") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror}. Check space and permissions.") from error
 
 
 def sync_data(descriptor: int) -> None:
-    """Waits until what was written to a file is on the disk."""
+    """Returns when the content of a file is on the disk."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
     else:
-        os.fsync(descriptor)  # macOS has no other
+        os.fsync(descriptor)  # macOS has no fdatasync
 
 
 def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed names of a directory durable."""
+    """Makes created, renamed and removed entries of a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -11,11 +11,11 @@ from typing import Iterator, Mapping
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import TopicEntry
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS, TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 

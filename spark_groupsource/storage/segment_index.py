@@ -1,7 +1,7 @@
-"""The offset and time index of one segment, in Kafka's formats.
+"""Offset index and time index of one segment, in Kafka's formats.
 
-Sparse: one entry after every `index.interval.bytes` of log. Entries are kept in memory and written behind, for a log
-that was not closed cleanly is scanned anyway and its indexes are made anew. Knows nothing of batches.
+The indexes are sparse: one entry per `index.interval.bytes` of log. Entries are kept in memory and written later,
+because recovery after an unclean shutdown rebuilds the indexes anyway.
 
 Source: Kafka `OffsetIndex` (entries of relative offset int32, position int32) and `TimeIndex` (timestamp int64,
 relative offset int32).
@@ -23,14 +23,14 @@ _WRITE_BYTES = 4096
 
 
 class IndexEntry(NamedTuple):
-    """An offset of the batch at `position` of the log, its last one as a rule."""
+    """An offset of the batch at `position` of the log, usually its last offset."""
 
     offset: int
     position: int
 
 
 class SegmentIndex:
-    """Where offsets and times are in one log file; `max_timestamp` is -1 as long as there is none."""
+    """Both indexes of one log file; `max_timestamp` is -1 without timestamps."""
 
     def __init__(self, log_path: Path, base_offset: int, interval_bytes: int, suffix: str = "") -> None:
         self.base_offset = base_offset
@@ -51,7 +51,7 @@ class SegmentIndex:
     def paths(self) -> tuple[Path, Path]:
         return self._path, self._time_path
 
-    # --- look-up ---
+    # --- lookup ---
 
     def lookup(self, offset: int) -> IndexEntry | None:
         """The last entry at or below `offset`."""
@@ -64,14 +64,14 @@ class SegmentIndex:
         return self._positions[found] if found >= 0 else 0
 
     def offset_before_timestamp(self, timestamp_ms: int) -> int:
-        """An offset up to which every record is older than `timestamp_ms`."""
+        """An offset below which every record is older than `timestamp_ms`."""
         found = bisect_left(self._timestamps, timestamp_ms) - 1
         return self._timestamp_offsets[found] if found >= 0 else self.base_offset
 
     # --- entries ---
 
     def add_batch(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Takes the batch at `position` in; it gets an entry when enough bytes lie behind the last one."""
+        """Adds the batch at `position`, with an entry if enough bytes follow the last entry."""
         self.add_timestamp(last_offset, max_timestamp)
         if self._bytes_since_entry > self._interval_bytes:
             self._offsets.append(last_offset)
@@ -82,17 +82,17 @@ class SegmentIndex:
         self._bytes_since_entry += size
 
     def add_timestamp(self, last_offset: int, max_timestamp: int) -> None:
-        """Takes the largest stamp of a batch in."""
+        """Adds the max timestamp of a batch."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = max_timestamp, last_offset
 
     def add_unindexed_batch(self, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Takes in a batch behind the last entry of indexes that were loaded; it gets none of its own."""
+        """Adds a batch after the last entry of loaded indexes, without an entry."""
         self.add_timestamp(last_offset, max_timestamp)
         self._bytes_since_entry += size
 
     def add_search_entry(self, offset: int, position: int) -> None:
-        """Lets a search for `offset` and what follows begin at `position`; in memory only."""
+        """Adds an entry in memory only, at which a search for `offset` and later offsets starts."""
         at = bisect_left(self._offsets, offset)
         self._offsets.insert(at, offset)
         self._positions.insert(at, position)
@@ -108,11 +108,11 @@ class SegmentIndex:
 
     @property
     def should_write(self) -> bool:
-        """True when it is time to `write`."""
+        """Whether enough entries are in memory for a `write`."""
         return len(self._unwritten) >= _WRITE_BYTES
 
     def complete(self) -> None:
-        """Completes the time index, as Kafka does when it rolls or closes a segment, and writes both.
+        """Adds the last time index entry, as Kafka does when it rolls or closes a segment, and writes both indexes.
 
         Raises: StorageError.
         """
@@ -120,9 +120,9 @@ class SegmentIndex:
         self.write()
 
     def write(self) -> None:
-        """Appends to the files what is not yet in them.
+        """Appends new entries to the files.
 
-        Raises: StorageError; what could not be written is kept for the next time.
+        Raises: StorageError; the next call writes the entries that could not be written.
         """
         for path, entries in ((self._path, self._unwritten), (self._time_path, self._unwritten_times)):
             if not entries:
@@ -131,14 +131,15 @@ class SegmentIndex:
                 with open(path, "ab") as file:
                     file.write(entries)
             except OSError as error:
-                text = f"{path} cannot be written: {error.strerror}; free space or mend the disk"
-                raise StorageError(text) from error
+                raise StorageError(
+                    f"{path} cannot be written: {error.strerror}. Free space or check the disk."
+                ) from error
             entries.clear()
 
-    def load(self, log_bytes: int, contiguous: bool) -> bool:
-        """Reads both files; False when they do not fit a log of `log_bytes` and must be made anew.
+    def load(self, log_bytes: int, is_contiguous: bool) -> bool:
+        """Reads both files; False when they do not match a log of `log_bytes` and must be rebuilt.
 
-        `contiguous` says that no offset of the log is missing.
+        `is_contiguous` if every offset of the log has a record.
         """
         try:
             offsets = self._path.read_bytes()
@@ -155,8 +156,8 @@ class SegmentIndex:
             self._offsets.append(last_offset)
             self._positions.append(position)
         for timestamp, relative in _TIME_ENTRY.iter_unpack(times):
-            # a record takes more than a byte, so a gapless log has fewer offsets than bytes
-            if timestamp <= last_timestamp or relative < 0 or (contiguous and relative >= log_bytes):
+            # a record has more than one byte, so a contiguous log has fewer offsets than bytes
+            if timestamp <= last_timestamp or relative < 0 or (is_contiguous and relative >= log_bytes):
                 return False
             last_timestamp = timestamp
             self._timestamps.append(timestamp)
@@ -166,7 +167,7 @@ class SegmentIndex:
         return True
 
     def reset(self) -> None:
-        """Forgets everything and empties the files.
+        """Removes all entries and empties the files.
 
         Raises: StorageError.
         """
@@ -181,4 +182,4 @@ class SegmentIndex:
                 with open(path, "wb"):
                     pass
             except OSError as error:
-                raise StorageError(f"{path} cannot be written: {error.strerror}; check permissions") from error
+                raise StorageError(f"{path} cannot be written: {error.strerror}. Check permissions.") from error

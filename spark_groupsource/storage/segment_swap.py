@@ -1,8 +1,7 @@
-"""A cleaned segment: written beside those it replaces, then put in their place so that a crash leaves one or the other.
+"""Atomic replacement of log segments by a cleaned segment.
 
-``00.log.cleaned`` and its indexes are written and flushed first; they count for nothing yet and are removed at the
-next start. Renaming the log to ``00.log.<end>.swap`` decides: whatever happens from then on, the segments from `base`
-to `end` are replaced, if need be at the next start.
+``00.log.cleaned`` and its indexes are written and flushed first; the next start removes them if nothing else happened.
+Renaming the log to ``00.log.<end>.swap`` commits the replacement: the next start completes it if necessary.
 
 Source: Kafka `UnifiedLog.replaceSegments`, `LogLoader.load` (suffixes `.cleaned` and `.swap`).
 """
@@ -15,18 +14,17 @@ from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage import transaction_index as aborted
 from spark_groupsource.storage.files import sync_directory
 from spark_groupsource.storage.segment_index import SegmentIndex
-from spark_groupsource.storage.transaction_index import AbortedTransaction
+from spark_groupsource.storage.transaction_index import TXN_INDEX_SUFFIX, AbortedTransaction, encode_rows
 
 _CLEANED = ".cleaned"
 _SWAP = ".swap"
-_SUFFIXES = (".log", ".index", ".timeindex", aborted.SUFFIX)
+_SUFFIXES = (".log", ".index", ".timeindex", TXN_INDEX_SUFFIX)
 
 
 class CleanedSegment:
-    """The replacement of the segments from `base_offset` to `end_offset` (excluded), while it is written."""
+    """Writer of the segment that replaces those from `base_offset` to `end_offset` (excluded)."""
 
     def __init__(self, directory: Path, base_offset: int, end_offset: int, index_interval_bytes: int) -> None:
         self.directory = directory
@@ -45,7 +43,7 @@ class CleanedSegment:
             raise self._error(error) from error
 
     def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
-        """Writes a batch; `header` is its header.
+        """Writes a batch with the header `header`.
 
         Raises: StorageError.
         """
@@ -53,28 +51,28 @@ class CleanedSegment:
             self._file.write(batch)
         except OSError as error:
             raise self._error(error) from error
-        # an empty batch has a time stamp and no record that bears it
+        # a batch that compaction emptied has a max timestamp but no record
         max_timestamp = header.max_timestamp if header.record_count else -1
         self._index.add_batch(self.size, len(batch), header.last_offset, max_timestamp)
         self.size += len(batch)
 
     def finish(self, aborted_rows: Sequence[AbortedTransaction] = ()) -> None:
-        """Writes what is still in memory, and which transactions of the segment were aborted.
+        """Completes the indexes; `aborted_rows` are the aborted transactions of the segment.
 
         Raises: StorageError.
         """
         try:
             self._file.close()
             if aborted_rows:
-                path = self.directory / f"{self.base_offset:020d}{aborted.SUFFIX}{_CLEANED}"
+                path = self.directory / f"{self.base_offset:020d}{TXN_INDEX_SUFFIX}{_CLEANED}"
                 self._paths.append(path)
-                path.write_bytes(aborted.encode(aborted_rows))
+                path.write_bytes(encode_rows(aborted_rows))
         except OSError as error:
             raise self._error(error) from error
         self._index.complete()
 
     def flush(self) -> None:
-        """Waits until all files are on the disk; may run in another thread.
+        """Returns when all files are on the disk; may run in another thread.
 
         Raises: StorageError.
         """
@@ -86,65 +84,65 @@ class CleanedSegment:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Lets go of the files and leaves them; those of an offline partition the next start looks after."""
+        """Closes the file but does not remove it; the next start completes or removes those of an offline partition."""
         if hasattr(self, "_file"):
             try:
                 self._file.close()
             except OSError:
-                pass  # what could not be written is not wanted any more
+                pass  # the content is discarded
 
     def discard(self) -> None:
-        """Removes the files."""
+        """Closes and removes the files."""
         self.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
 
     def _error(self, error: OSError) -> StorageError:
-        return StorageError(f"{self._paths[0]} cannot be written: {error.strerror}; free space or mend the disk")
+        return StorageError(f"{self._paths[0]} cannot be written: {error.strerror}. Free space or check the disk.")
 
 
 def replacement_steps(
-    directory: Path, base: int, end: int, forget: Callable[[Path], None] = lambda path: None
+    directory: Path, base: int, end: int, close_file: Callable[[Path], None] = lambda path: None
 ) -> Iterator[str]:
-    """Puts the cleaned segment of `base` in the place of the segments from `base` to `end`, a step at a time.
+    """Replaces the segments from offset `base` to `end` by the cleaned segment of `base`, one step per iteration.
 
-    After the first step there is no way back: `complete_swaps` does the rest when this does not. `forget` closes a file
-    that is about to go.
+    The first step commits the replacement; `complete_swaps` does the remaining steps after a crash. `close_file` is
+    called before a file is removed.
 
     Raises: StorageError.
     """
     log = directory / f"{base:020d}.log"
-    decided = directory / f"{base:020d}.log.{end}{_SWAP}"
+    swap = directory / f"{base:020d}.log.{end}{_SWAP}"
     try:
-        if not decided.exists():
-            os.rename(log.with_name(log.name + _CLEANED), decided)
+        if not swap.exists():
+            os.rename(log.with_name(log.name + _CLEANED), swap)
             sync_directory(directory)
-            yield "decided"
+            yield "committed"
         for number in sorted(number for number in segment_base_offsets(directory) if base <= number < end):
-            _remove_segment(directory / f"{number:020d}.log", forget, keep_snapshot=number == base)
+            _remove_segment(directory / f"{number:020d}.log", close_file, keep_snapshot=number == base)
             yield f"removed {number}"
         for suffix in _SUFFIXES[1:]:
             cleaned = log.with_name(log.stem + suffix + _CLEANED)
             if cleaned.exists():
                 os.replace(cleaned, log.with_suffix(suffix))
                 yield f"renamed {suffix}"
-        os.rename(decided, log)
+        os.rename(swap, log)
         sync_directory(directory)
         yield "done"
     except OSError as error:
         raise StorageError(
-            f"segments of {directory} cannot be replaced by their cleaned one: {error.strerror}; mend the disk, "
-            "the next start goes on with it"
+            f"Segments of {directory} cannot be replaced by their cleaned segment: {error.strerror}. Check the disk, "
+            "then restart the broker, which completes the replacement."
         ) from error
 
 
 def complete_swaps(directory: Path) -> None:
-    """Does what a crash left undone: swaps that were decided are finished, cleaned segments that were not are removed.
+    """Completes committed replacements after a crash, and removes cleaned segments of others.
 
     Raises: StorageError.
     """
-    for decided in sorted(directory.glob(f"*{_SWAP}")):
-        base, _, end = decided.name.split(".")[:3]
+    for swap in sorted(directory.glob(f"*{_SWAP}")):
+        base, _, end = swap.name.split(".")[:3]
         for _ in replacement_steps(directory, int(base), int(end)):
             pass
     for path in directory.glob(f"*{_CLEANED}"):
@@ -152,14 +150,14 @@ def complete_swaps(directory: Path) -> None:
 
 
 def segment_base_offsets(directory: Path) -> list[int]:
-    """The base offsets of the segments in a partition's directory, in order."""
+    """The base offsets of the segments in a partition directory, in ascending order."""
     return sorted(int(path.stem) for path in directory.glob("*.log") if path.stem.isdigit())
 
 
-def _remove_segment(log: Path, forget: Callable[[Path], None], keep_snapshot: bool) -> None:
-    forget(log)
+def _remove_segment(log: Path, close_file: Callable[[Path], None], keep_snapshot: bool) -> None:
+    close_file(log)
     for suffix in _SUFFIXES[::-1]:
         log.with_suffix(suffix).unlink(missing_ok=True)
     if not keep_snapshot:
-        # producers are remembered from the latest snapshot on, and that is the active segment's
+        # recovery starts at the latest snapshot, which is that of the active segment
         log.with_suffix(".snapshot").unlink(missing_ok=True)

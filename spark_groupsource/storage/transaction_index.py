@@ -1,7 +1,7 @@
-"""Which transactions of a partition were aborted: what a reader of committed records has to leave out.
+"""Transaction index: aborted transactions of a partition, which read_committed consumers skip.
 
-Kept in Kafka's own form, a ``.txnindex`` beside the segment that holds the abort marker. Knows those rows and files;
-which transactions end how is told by the markers in the log.
+The index of a segment is a ``.txnindex`` file in Kafka's format, with the transactions whose abort marker is in the
+segment.
 
 Source: KIP-98; Kafka `TransactionIndex`, `AbortedTxn`.
 """
@@ -16,16 +16,16 @@ from typing import Iterable, NamedTuple, Sequence
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.storage.files import replace_file
 
-SUFFIX = ".txnindex"
+TXN_INDEX_SUFFIX = ".txnindex"
 _VERSION = 0
 # version, producer id, first offset, last offset, last stable offset
 _ROW = struct.Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """One aborted transaction: its records lie from `first_offset` to before its marker at `last_offset`.
+    """One aborted transaction: its records are from `first_offset` to before its marker at `last_offset`.
 
-    `last_stable_offset` is that of the log right behind the marker.
+    `last_stable_offset` is that of the log after the marker.
     """
 
     producer_id: int
@@ -34,31 +34,31 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-def encode(rows: Iterable[AbortedTransaction]) -> bytes:
+def encode_rows(rows: Iterable[AbortedTransaction]) -> bytes:
     """The content of an index file."""
     return b"".join(_ROW.pack(_VERSION, *row) for row in rows)
 
 
-def decode(data: bytes) -> list[AbortedTransaction]:
+def decode_rows(data: bytes) -> list[AbortedTransaction]:
     """The rows of an index file, in the order of their markers.
 
-    Raises: CorruptRecordError when the bytes are not such rows.
+    Raises: CorruptRecordError when the content is invalid.
     """
     if len(data) % _ROW.size:
-        raise CorruptRecordError(f"an index of aborted transactions has {len(data)} bytes, no multiple of {_ROW.size}")
+        raise CorruptRecordError(f"A transaction index has {len(data)} bytes, no multiple of {_ROW.size}.")
     rows = []
     last = -1
     for version, *values in _ROW.iter_unpack(data):
         row = AbortedTransaction(*values)
         if version != _VERSION or row.first_offset < 0 or not max(row.first_offset, last) < row.last_offset:
-            raise CorruptRecordError(f"an index of aborted transactions holds a senseless row: {version}, {row}")
+            raise CorruptRecordError(f"A transaction index has an invalid row: version {version}, {row}.")
         rows.append(row)
         last = row.last_offset
     return rows
 
 
 class TransactionIndex:
-    """Those of one partition, in the order of their markers."""
+    """Aborted transactions of one partition, in the order of their markers."""
 
     def __init__(self, rows: Sequence[AbortedTransaction] = ()) -> None:
         self._rows = list(rows)
@@ -68,61 +68,61 @@ class TransactionIndex:
         return len(self._rows)
 
     def add(self, row: AbortedTransaction) -> None:
-        """Takes in the transaction whose abort marker was written last."""
+        """Adds a transaction whose abort marker is after all others."""
         self._rows.append(row)
         self._ends.append(row.last_offset)
 
     def between(self, start: int, end: int) -> list[AbortedTransaction]:
-        """The transactions whose marker lies from offset `start` on and before `end`."""
+        """The transactions whose marker is from offset `start` (included) to `end` (excluded)."""
         return self._rows[bisect_left(self._ends, start) : bisect_left(self._ends, end)]
 
     def overlapping(self, start: int, end: int) -> list[AbortedTransaction]:
-        """The transactions with records, or the marker, from offset `start` on and before `end`."""
+        """The transactions with records or the marker from offset `start` (included) to `end` (excluded)."""
         return [row for row in self._rows[bisect_left(self._ends, start) :] if row.first_offset < end]
 
     def replace(self, start: int, end: int, rows: Sequence[AbortedTransaction]) -> None:
-        """Puts `rows` in the place of those whose marker lies from `start` on and before `end`."""
+        """Replaces the transactions whose marker is from `start` (included) to `end` (excluded)."""
         first, last = bisect_left(self._ends, start), bisect_left(self._ends, end)
         self._rows[first:last] = rows
         self._ends[first:last] = [row.last_offset for row in rows]
 
 
-def read_all(directory: Path) -> list[AbortedTransaction]:
+def read_rows(directory: Path) -> list[AbortedTransaction]:
     """The rows of every index file of a partition.
 
-    Raises: CorruptRecordError when one of them is damaged; StorageError when one cannot be read.
+    Raises: CorruptRecordError when one is corrupt; StorageError when one cannot be read.
     """
     rows: list[AbortedTransaction] = []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in sorted(directory.glob(f"*{TXN_INDEX_SUFFIX}")):
         try:
-            rows += decode(path.read_bytes())
+            rows += decode_rows(path.read_bytes())
         except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}; restore it from a copy") from error
+            raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
         except CorruptRecordError as error:
             raise CorruptRecordError(f"{path}: {error}") from error
     return rows
 
 
-def append(log_path: Path, row: AbortedTransaction) -> None:
+def append_row(log_path: Path, row: AbortedTransaction) -> None:
     """Adds a row to the index of the segment `log_path`.
 
     Raises: StorageError.
     """
-    path = log_path.with_suffix(SUFFIX)
+    path = log_path.with_suffix(TXN_INDEX_SUFFIX)
     try:
         with open(path, "ab") as file:
-            file.write(encode([row]))
+            file.write(encode_rows([row]))
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; free space or mend the disk") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror}. Free space or check the disk.") from error
 
 
-def write(log_path: Path, rows: Sequence[AbortedTransaction]) -> None:
-    """Makes `rows` the index of the segment `log_path`, which has no file where there are none.
+def write_rows(log_path: Path, rows: Sequence[AbortedTransaction]) -> None:
+    """Replaces the index of the segment `log_path`; an empty index has no file.
 
     Raises: StorageError.
     """
-    path = log_path.with_suffix(SUFFIX)
-    data = encode(rows)
+    path = log_path.with_suffix(TXN_INDEX_SUFFIX)
+    data = encode_rows(rows)
     try:
         known = path.read_bytes() if path.exists() else b""
         if data == known:
@@ -131,5 +131,5 @@ def write(log_path: Path, rows: Sequence[AbortedTransaction]) -> None:
             path.unlink()
             return
     except OSError as error:
-        raise StorageError(f"{path} cannot be replaced: {error.strerror}; check permissions") from error
+        raise StorageError(f"{path} cannot be replaced: {error.strerror}. Check permissions.") from error
     replace_file(path, data)

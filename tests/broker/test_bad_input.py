@@ -168,14 +168,14 @@ def spoilt(data: bytes, position: int) -> bytes:
 
 TWO = batch(b"a") + batch(b"b")
 BAD_RECORDS = {
-    "a wrong checksum": (spoilt(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE, "checksum"),
-    "an old format": (spoilt(batch(b"abc"), 16), ErrorCode.CORRUPT_MESSAGE, "format version 3"),
+    "a wrong checksum": (spoilt(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE, "stored CRC"),
+    "an old format": (spoilt(batch(b"abc"), 16), ErrorCode.CORRUPT_MESSAGE, "format version is 3"),
     "cut short": (batch(b"abc")[:-1], ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "two batches": (TWO, ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "none": (b"", ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "too large": (batch(b"x" * 60_000), ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes (50000)"),
     "control records": (batch(b"abc", control=True), ErrorCode.INVALID_RECORD, "data records"),
-    "a transaction of nobody": (batch(b"abc", transactional=True), ErrorCode.INVALID_RECORD, "names its producer"),
+    "a transaction of nobody": (batch(b"abc", transactional=True), ErrorCode.INVALID_RECORD, "must have a producer id"),
 }
 
 
@@ -319,7 +319,7 @@ def test_a_torn_tail_is_cut_and_said(stored):
     (stored / "clean-shutdown.json").unlink()  # as if it had been killed
     path.write_bytes(path.read_bytes()[:-7])
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
-        assert "a write was interrupted there and never acknowledged" in running.reports[0]
+        assert "Truncated an incomplete, unacknowledged write" in running.reports[0]
         assert values(connection, "harmed") == ALL[:9]
         assert values(connection, "whole") == ALL
         assert produce(connection, "harmed", batch(b"goes on")).base_offset == 9

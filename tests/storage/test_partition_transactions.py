@@ -11,12 +11,11 @@ from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage import transaction_index as aborted
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.topic_config import TopicConfig
-from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex
+from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex, decode_rows, encode_rows
 
 NOW = 5_000
 
@@ -183,7 +182,7 @@ def test_a_damaged_index_is_made_anew_from_the_log(logged, damage):
     path.write_bytes(sound + damage)
     logged.reopen()
     assert logged.state == known and path.read_bytes() == sound
-    assert any("the log is read instead" in line for line in logged.reports)
+    assert any("the log is replayed instead" in line for line in logged.reports)
 
 
 def test_rows_that_a_crash_left_out_are_written_again(logged):
@@ -220,11 +219,11 @@ def test_reads_end_at_the_last_stable_offset(logged):
 
 def test_index_rows_are_kafkas():
     row = AbortedTransaction(producer_id=1, first_offset=2, last_offset=5, last_stable_offset=6)
-    data = aborted.encode([row])
+    data = encode_rows([row])
     assert data.hex() == "0000" + "0000000000000001" + "0000000000000002" + "0000000000000005" + "0000000000000006"
-    assert aborted.decode(data) == [row]
-    with pytest.raises(CorruptRecordError, match="senseless"):
-        aborted.decode(data + data)  # markers rise
+    assert decode_rows(data) == [row]
+    with pytest.raises(CorruptRecordError, match="invalid row"):
+        decode_rows(data + data)  # markers rise
     replaced = TransactionIndex([row])
     replaced.replace(0, 10, [])
     assert replaced.overlapping(0, 100) == []

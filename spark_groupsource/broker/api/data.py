@@ -13,9 +13,11 @@ from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Resp
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
-from spark_groupsource.storage.partition import INTERNAL_TOPICS, Partition, RejectedBatchError, TransactionVerifier
+from spark_groupsource.storage.log_validator import RejectedBatchError
+from spark_groupsource.storage.partition import Partition, TransactionVerifier
 from spark_groupsource.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,

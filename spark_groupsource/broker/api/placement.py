@@ -16,7 +16,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.partition import INTERNAL_TOPICS
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.wire.messages import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,

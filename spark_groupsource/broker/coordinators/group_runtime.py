@@ -35,7 +35,7 @@ from spark_groupsource.group import (
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.partition import OFFSETS_TOPIC
+from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.wire.messages import ApiMessage, JoinGroupRequest, ListGroupsRequest
 

@@ -22,7 +22,7 @@ from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.partition import TRANSACTIONS_TOPIC
+from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
