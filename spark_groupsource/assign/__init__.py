@@ -1,11 +1,11 @@
-"""Assignors: which member reads which partition. Pure functions of the model, run by the group leader."""
+"""Partition assignors; the group leader runs them."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Callable, Mapping, Protocol, Sequence
 
-from spark_groupsource.assign.simple import RangeAssignor, RoundRobinAssignor
+from spark_groupsource.assign.range_roundrobin import RangeAssignor, RoundRobinAssignor
 from spark_groupsource.assign.sticky import CooperativeStickyAssignor, StickyAssignor
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import Assignment, GroupMember, PartitionRacks, TopicPartition
@@ -19,17 +19,17 @@ __all__ = [
     "load_assignor",
 ]
 
-_PARTS = ("name", "cooperative", "user_data", "assign", "on_assignment")
+_ATTRIBUTES = ("name", "cooperative", "user_data", "assign", "on_assignment")
 _SETTING = "partition.assignment.strategy"
 
 
 class Assignor(Protocol):
-    """Decides who gets what; also the interface of assignors a user brings along.
+    """Interface of an assignor; users can supply their own.
 
     Attributes:
-        name: what members vote for; the same in all of them.
-        cooperative: True when members keep their partitions while they join again; `assign` must then never give to
-            one member what another one still owns.
+        name: the protocol name for which members vote; the same in all of them.
+        cooperative: whether members keep their partitions while they rejoin (KIP-429). `assign` must then not assign
+            a partition to a member while another member owns it.
     """
 
     @property
@@ -41,21 +41,26 @@ class Assignor(Protocol):
     def user_data(
         self, topics: Sequence[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> bytes | None:
-        """Bytes for the subscription of a member that was last assigned `owned` in `generation_id` (-1: never)."""
+        """Returns the user data of a member's subscription.
+
+        Args:
+            owned: the partitions that the member was last assigned.
+            generation_id: the generation of that assignment, -1 if there was none.
+        """
 
     def assign(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], racks: PartitionRacks | None = None
     ) -> Mapping[str, list[TopicPartition]]:
-        """Member id -> partitions, with an entry for every member.
+        """Returns member id -> partitions, with an entry for every member.
 
         Args:
-            partitions: topic -> partition count of the topics anyone subscribes to and the cluster has.
+            partitions: topic -> partition count of every subscribed topic that exists.
             members: in the order of the JoinGroup response.
-            racks: where the replicas stand, if known.
+            racks: the racks of the replicas, if known.
         """
 
     def on_assignment(self, assignment: Assignment, generation_id: int) -> None:
-        """Called in each member with what it was assigned."""
+        """Is called in each member with its assignment."""
 
 
 _BUILT_IN: dict[str, Callable[[], Assignor]] = {
@@ -65,23 +70,27 @@ _BUILT_IN: dict[str, Callable[[], Assignor]] = {
 
 
 def load_assignor(name: str) -> Assignor:
-    """A new assignor by its name, or of the user's class given as ``module:Class``.
+    """Returns a new assignor by name, or of a user's class ``module:Class``.
 
-    Raises: ConfigurationError when there is no such assignor, or the class does not have what `Assignor` asks for.
+    Raises: ConfigurationError if there is no such assignor, or the class lacks a member of `Assignor`.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise ConfigurationError(
-            f"{_SETTING}: {name!r} is no assignor; there are {', '.join(_BUILT_IN)}, and your own as module:Class"
+            f"Option {_SETTING} must be one of {', '.join(_BUILT_IN)} or module:Class, got {name!r}."
         )
     try:
         assignor: Assignor = getattr(import_module(module_name), class_name)()
     except Exception as error:
-        # whatever a user's module or constructor raises, the setting that named it is the place to mend it
-        raise ConfigurationError(f"{_SETTING}: {name!r} cannot be made: {type(error).__name__}: {error}") from error
-    missing = ", ".join(part for part in _PARTS if not hasattr(assignor, part))
+        # the user's module or constructor may raise anything; the option that names it is what to fix
+        raise ConfigurationError(
+            f"Option {_SETTING}: creating assignor {name!r} failed: {type(error).__name__}: {error}."
+        ) from error
+    missing = ", ".join(part for part in _ATTRIBUTES if not hasattr(assignor, part))
     if missing:
-        raise ConfigurationError(f"{_SETTING}: {name!r} lacks {missing}; see spark_groupsource.assign.Assignor")
+        raise ConfigurationError(
+            f"Option {_SETTING}: assignor {name!r} lacks {missing}. Implement spark_groupsource.assign.Assignor."
+        )
     return assignor

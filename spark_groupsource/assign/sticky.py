@@ -1,7 +1,7 @@
-"""The assignors that leave partitions where they are as far as balance allows: sticky and cooperative-sticky.
+"""Sticky and cooperative-sticky assignors.
 
-Here is what both have in common: what each member had, whose claim counts, and which of two placements fits. The
-placements are in `constrained` (all subscribe to the same topics) and `general`.
+This module determines the owned partitions of each member and selects the algorithm: `constrained_assignment` for equal
+subscriptions, else `general_assignment`.
 
 Source: KIP-54, KIP-429, KIP-341 (generation in the user data), KIP-792; Kafka's AbstractStickyAssignor.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
-from spark_groupsource.assign.constrained import ConstrainedPlacement
-from spark_groupsource.assign.general import GeneralPlacement
-from spark_groupsource.assign.order import by_member_hash
-from spark_groupsource.assign.racks import RackMap
+from spark_groupsource.assign.constrained_assignment import ConstrainedAssignmentBuilder
+from spark_groupsource.assign.general_assignment import GeneralAssignmentBuilder
+from spark_groupsource.assign.java_order import by_member_hash
+from spark_groupsource.assign.rack_info import RackInfo
 from spark_groupsource.assign.user_data import (
     decode_generation,
     decode_sticky,
@@ -26,16 +26,16 @@ Assigned = dict[str, list[TopicPartition]]
 
 
 class MemberData(NamedTuple):
-    """What a member had, and in which generation (-1 when it does not say)."""
+    """Partitions that a member owned, and the generation in which it owned them (-1 if unknown)."""
 
     partitions: tuple[TopicPartition, ...]
     generation_id: int
 
 
 class Placed(NamedTuple):
-    """A placement: member id -> partitions, and partition -> new member for those that leave another one.
+    """An assignment: member id -> partitions, and moved partition -> its new member.
 
-    `transfers` is None where the general placement ran, which does not keep them.
+    `transfers` is None after the general algorithm, which does not track them.
     """
 
     assigned: Assigned
@@ -43,12 +43,12 @@ class Placed(NamedTuple):
 
 
 class StickyAssignor:
-    """Balanced first, then with as few moves as possible; members give up everything before they join again.
+    """Balances the assignment with as few moves as possible; members revoke all partitions before they rejoin.
 
-    What a member had travels in its user data.
+    The owned partitions of a member are in its user data.
 
     Args:
-        prefer_racks: place by rack even where every partition is in all racks.
+        prefer_racks: use racks even if every partition is in all racks.
     """
 
     name = "sticky"
@@ -61,34 +61,34 @@ class StickyAssignor:
     def user_data(
         self, topics: Iterable[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> bytes | None:
-        """What goes into the subscription: `owned` is what the member was last assigned, given up or not."""
+        """Returns the user data; `owned` is the last assignment of the member, revoked or not."""
         if generation_id < 0 and not owned:
             return None
         return encode_sticky(owned, generation_id)
 
     def on_assignment(self, assignment: Assignment, generation_id: int) -> None:
-        """Nothing is remembered: the caller knows what its member was assigned."""
+        """Keeps no state: the caller passes the assignment to `user_data`."""
 
     def assign(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], racks: PartitionRacks | None = None
     ) -> Mapping[str, list[TopicPartition]]:
-        """The partitions of every member; members without one have an empty list.
+        """Returns member id -> partitions, with an entry for every member.
 
         Args:
-            partitions: topic -> partition count, as the leader's metadata has it.
+            partitions: topic -> partition count in the leader's metadata.
             members: all members in the order of the JoinGroup response.
-            racks: where the replicas stand, if known.
+            racks: the racks of the replicas, if known.
         """
         return self.place(partitions, members, racks).assigned
 
     def member_data(self, subscription: Subscription) -> MemberData:
-        """What the member had, from its user data alone."""
+        """Returns the owned partitions from the user data."""
         return MemberData(*decode_sticky(subscription.user_data))
 
     def place(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], racks: PartitionRacks | None = None
     ) -> Placed:
-        """As `assign`, with what moves from member to member."""
+        """As `assign`, with the partitions that move between members."""
         members = by_member_hash(members)
         if not members:
             return Placed({}, {})
@@ -97,19 +97,23 @@ class StickyAssignor:
         data = {member.member_id: self.member_data(member.subscription) for member in members}
         newest = max(member_data.generation_id for member_data in data.values())
         self._newest_generation = max(self._newest_generation, newest)
-        claims = _Claims(partitions, members, data)
-        rack_map = RackMap(partitions, members, racks, prefer=self._prefer_racks)
-        if _all_alike(members):
-            constrained = ConstrainedPlacement(partitions, claims.owned, claims.multiply_claimed, rack_map)
+        owned_partitions = _OwnedPartitions(partitions, members, data)
+        rack_map = RackInfo(partitions, members, racks, prefer=self._prefer_racks)
+        if _have_equal_subscriptions(members):
+            constrained = ConstrainedAssignmentBuilder(
+                partitions, owned_partitions.owned, owned_partitions.multiply_claimed, rack_map
+            )
             constrained.place()
             return Placed(constrained.assigned, constrained.transfers)
         subscriptions = {member.member_id: member.subscription.topics for member in members}
-        general = GeneralPlacement(partitions, subscriptions, claims.owned, self._previous_owners(data), rack_map)
+        general = GeneralAssignmentBuilder(
+            partitions, subscriptions, owned_partitions.owned, self._previous_owners(data), rack_map
+        )
         general.place()
         return Placed(general.assigned, None)
 
     def _previous_owners(self, data: Mapping[str, MemberData]) -> dict[TopicPartition, str]:
-        """Partitions claimed from a generation older than the newest -> the member with the newest such claim."""
+        """Returns partitions owned in a generation older than the newest -> the member with the newest claim."""
         newest: dict[TopicPartition, tuple[int, str]] = {}
         for member_id, (partitions, generation_id) in data.items():
             if generation_id < self._newest_generation:
@@ -120,10 +124,10 @@ class StickyAssignor:
 
 
 class CooperativeStickyAssignor(StickyAssignor):
-    """As sticky, but members keep what stays theirs while the rest moves in a second round.
+    """As sticky, but members keep the partitions that do not move; the others move in a second rebalance.
 
-    A partition that changes its member is given to nobody in this round: its old member gives it up afterwards and
-    joins again, and the next round assigns it. What a member had are the owned partitions of its subscription.
+    A partition that moves stays unassigned: its owner revokes it and rejoins, and the next rebalance assigns it. The
+    owned partitions of a member are in its subscription.
     """
 
     name = "cooperative-sticky"
@@ -132,11 +136,11 @@ class CooperativeStickyAssignor(StickyAssignor):
     def user_data(
         self, topics: Iterable[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> bytes | None:
-        """The generation, for leaders that do not know its field in the subscription."""
+        """Returns the generation, for leaders that do not know its field in the subscription."""
         return encode_generation(generation_id)
 
     def member_data(self, subscription: Subscription) -> MemberData:
-        """What the member had, and the generation from the subscription's field, else from the user data."""
+        """Returns the owned partitions and the generation; the latter from the user data if the field is missing."""
         generation_id = subscription.generation_id
         if generation_id < 0:
             generation_id = decode_generation(subscription.user_data)
@@ -145,7 +149,7 @@ class CooperativeStickyAssignor(StickyAssignor):
     def assign(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], racks: PartitionRacks | None = None
     ) -> Mapping[str, list[TopicPartition]]:
-        """The partitions of every member, without those that their old member has to give up first."""
+        """As `StickyAssignor.assign`, without the partitions that another member has to revoke first."""
         assigned, transfers = self.place(partitions, members, racks)
         if transfers is None:
             transfers = _transfers(assigned, members)
@@ -157,11 +161,11 @@ class CooperativeStickyAssignor(StickyAssignor):
         return assigned
 
 
-class _Claims:
-    """What each member may keep of what it says it had.
+class _OwnedPartitions:
+    """The partitions that each member owns, after conflicting claims are resolved.
 
-    A newer generation wins over an older one. Two claims of the same generation cancel each other; such partitions
-    are in `multiply_claimed`.
+    A newer generation wins. Of two claims of the same generation neither is valid; such partitions are in
+    `multiply_claimed`.
     """
 
     def __init__(
@@ -190,10 +194,10 @@ class _Claims:
         self.owned = {member_id: list(partitions) for member_id, partitions in owned.items()}
 
 
-def _all_alike(members: Sequence[GroupMember]) -> bool:
-    """True when all members subscribe to the topics of the first one.
+def _have_equal_subscriptions(members: Sequence[GroupMember]) -> bool:
+    """Whether all members subscribe to the topics of the first one.
 
-    Kafka skips members without topics at the head of its walk, and would give them partitions.
+    Unlike Kafka, does not skip leading members without topics, to which Kafka would assign partitions.
     """
     topics = frozenset(members[0].subscription.topics)
     return all(
@@ -203,7 +207,7 @@ def _all_alike(members: Sequence[GroupMember]) -> bool:
 
 
 def _transfers(assigned: Assigned, members: Sequence[GroupMember]) -> dict[TopicPartition, str]:
-    """Partitions that one member had and has no more -> the member that has them now and had them not."""
+    """Returns partitions that move from one member to another -> their new member."""
     owned = {member.member_id: frozenset(member.subscription.owned_partitions) for member in members}
     given_up = {
         partition for member_id, had in owned.items() for partition in had.difference(assigned[member_id])

@@ -1,6 +1,6 @@
-"""What sticky assignors put into a subscription's user data: bytes without a version.
+"""User data of the sticky assignors in a subscription: bytes without a version.
 
-Knows these layouts only; damaged bytes mean that nothing was owned, as in Kafka, since another client wrote them.
+As in Kafka, bytes that cannot be decoded mean that nothing was owned: another client wrote them.
 
 Source: Kafka's StickyAssignor (schemas v0 and v1), CooperativeStickyAssignor (schema v0).
 """
@@ -18,7 +18,7 @@ _NOTHING: tuple[tuple[TopicPartition, ...], int] = ((), -1)
 
 
 def encode_sticky(partitions: Iterable[TopicPartition], generation_id: int) -> bytes:
-    """Array of {topic, array of partition}, then the generation (v1)."""
+    """Encodes schema v1: array of {topic, array of partition}, then the generation."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -31,7 +31,7 @@ def encode_sticky(partitions: Iterable[TopicPartition], generation_id: int) -> b
 
 
 def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
-    """Partitions and generation, -1 where the bytes have none (v0); nothing and -1 for bytes that do not decode."""
+    """Returns partitions and generation, -1 in schema v0; nothing and -1 for bytes that cannot be decoded."""
     if not data:
         return _NOTHING
     try:
@@ -60,15 +60,15 @@ def _read_partitions(data: bytes) -> tuple[list[TopicPartition], int]:
 
 def _checked(count: int, data: bytes) -> int:
     if not 0 <= count <= len(data):
-        raise ValueError(f"{count} elements in {len(data)} bytes")
+        raise ValueError(f"Invalid count {count} in {len(data)} bytes of user data.")
     return count
 
 
 def encode_generation(generation_id: int) -> bytes:
-    """The generation alone."""
+    """Encodes the generation alone."""
     return _INT32.pack(generation_id)
 
 
 def decode_generation(data: bytes | None) -> int:
-    """The generation, or -1 where there is none."""
+    """Returns the generation, -1 if there is none."""
     return int(_INT32.unpack_from(data)[0]) if data and len(data) >= _INT32.size else -1

@@ -13,6 +13,7 @@ from typing import Mapping, Sequence, cast
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.committed_offsets import offset_fetch_response
 from spark_groupsource.group.requests import GroupRequest, GroupResponse
+from spark_groupsource.model import java_string_hash
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -25,15 +26,6 @@ from spark_groupsource.wire.messages import (
 )
 
 _OFFSET_FETCH_GROUPS_VERSION = 8
-
-
-def java_string_hash(text: str) -> int:
-    """Returns Java's `String.hashCode`."""
-    units = text.encode("utf-16-be", "surrogatepass")
-    value = 0
-    for at in range(0, len(units), 2):
-        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
-    return value - (1 << 32) if value & 0x80000000 else value
 
 
 @lru_cache(maxsize=100_000)  # called for every request of a group

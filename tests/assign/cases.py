@@ -40,5 +40,5 @@ def member(row):
     )
 
 
-def racks_everywhere(partitions, racks):
+def same_racks(partitions, racks):
     return {topic: [racks] * count for topic, count in partitions.items()}

@@ -1,3 +1,5 @@
+"""Loading of assignors by name or class."""
+
 from __future__ import annotations
 
 import pytest
@@ -38,7 +40,7 @@ class Failing:
         (f"{__name__}:EverythingToOne", EverythingToOne, False),
     ],
 )
-def test_load(name, kind, cooperative):
+def test_load_assignor(name, kind, cooperative):
     assignor = load_assignor(name)
     assert type(assignor) is kind and assignor.cooperative is cooperative
     assert assignor.name == name or assignor.name == "everything-to-one"
@@ -48,15 +50,15 @@ def test_load(name, kind, cooperative):
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("rnage", "'rnage' is no assignor; there are range, roundrobin, sticky, cooperative-sticky, and your own"),
-        ("", "'' is no assignor"),
-        (":Class", "is no assignor"),
-        ("no_such_module_anywhere:Class", "cannot be made: ModuleNotFoundError"),
-        (f"{__name__}:Missing", "cannot be made: AttributeError"),
-        (f"{__name__}:Failing", "cannot be made: RuntimeError: no such table"),
+        ("rnage", "must be one of range, roundrobin, sticky, cooperative-sticky or module:Class, got 'rnage'"),
+        ("", "got ''"),
+        (":Class", "got ':Class'"),
+        ("no_such_module_anywhere:Class", "failed: ModuleNotFoundError"),
+        (f"{__name__}:Missing", "failed: AttributeError"),
+        (f"{__name__}:Failing", "failed: RuntimeError: no such table"),
         (f"{__name__}:WithoutAssign", "lacks user_data, assign, on_assignment"),
     ],
 )
-def test_what_cannot_be_loaded(name, reason):
-    with pytest.raises(ConfigurationError, match=f"partition.assignment.strategy: .*{reason}"):
+def test_assignor_that_cannot_be_created_is_rejected(name, reason):
+    with pytest.raises(ConfigurationError, match=f"Option partition.assignment.strategy.*{reason}"):
         load_assignor(name)

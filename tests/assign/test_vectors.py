@@ -11,10 +11,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from cases import ASSIGNORS, member, racks_everywhere, topic_partition, topic_partitions
+from cases import ASSIGNORS, member, same_racks, topic_partition, topic_partitions
 
-from spark_groupsource.assign.order import static_first
-from spark_groupsource.assign.racks import racks_count
+from spark_groupsource.assign.java_order import static_first
+from spark_groupsource.assign.rack_info import use_rack_aware_assignment
 from spark_groupsource.model import GroupMember, Subscription
 
 _DEFAULT = Path(__file__).with_name("assignor-vectors.json")
@@ -66,7 +66,7 @@ def test_racks_that_make_no_difference(vector):
     members = [
         member({**row, "rack": forced["member_racks"].get(row["id"])}) for row in vector["members"]
     ]
-    racks = racks_everywhere(vector["partitions"], forced["every_partition_on"])
+    racks = same_racks(vector["partitions"], forced["every_partition_on"])
     assigned = ASSIGNORS[vector["assignor"]](prefer_racks=True).assign(vector["partitions"], members, racks)
     assert normalised(vector, assigned) == normalised(vector, expected(vector))
 
@@ -163,6 +163,8 @@ def test_rack_gate(row):
     partitions = spread.get(row["partitions"], spread["none"])
     if not racks:
         partitions = []
-    assert racks_count(set(row["consumer_racks"]), partitions) == row["use_rack_logic"]
+    assert use_rack_aware_assignment(set(row["consumer_racks"]), partitions) == row["use_rack_logic"]
     if row["use_rack_logic_when_forced"] is not None:
-        assert racks_count(set(row["consumer_racks"]), partitions, prefer=True) == row["use_rack_logic_when_forced"]
+        assert use_rack_aware_assignment(set(row["consumer_racks"]), partitions, prefer=True) == row[
+            "use_rack_logic_when_forced"
+        ]

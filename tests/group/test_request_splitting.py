@@ -7,7 +7,7 @@ import pytest
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupShard, RequestContext, coordinator_partition, merge_responses, split_request
-from spark_groupsource.group.request_splitting import java_string_hash
+from spark_groupsource.model import java_string_hash
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,

@@ -1,4 +1,4 @@
-"""Which members stand in the racks of which partitions, and whether that shall count.
+"""Racks of members and partitions, and whether assignors use them.
 
 Source: KIP-881; Kafka's AbstractPartitionAssignor.useRackAwareAssignment, AbstractStickyAssignor.RackInfo.
 """
@@ -10,20 +10,20 @@ from typing import AbstractSet, Collection, Iterable, Mapping, Sequence
 
 from spark_groupsource.model import GroupMember, PartitionRacks, TopicPartition
 
-_NOWHERE: frozenset[str] = frozenset()
+_NO_RACKS: frozenset[str] = frozenset()
 
 
-def racks_count(
+def use_rack_aware_assignment(
     member_racks: AbstractSet[str], partition_racks: Collection[AbstractSet[str]], *, prefer: bool = False
 ) -> bool:
-    """True where placing by rack can make a difference.
+    """Whether an assignment by rack can make a difference.
 
-    That is: some member stands in a rack of a partition, and not every partition is in all of the racks.
+    It can if a member is in a rack of a partition, and not every partition is in all of these racks.
 
     Args:
-        member_racks: racks of the members, without those that have none.
+        member_racks: racks of the members that have one.
         partition_racks: racks of the replicas of each partition.
-        prefer: place by rack even where every partition is everywhere.
+        prefer: use racks even if every partition is in all racks.
     """
     everywhere: set[str] = set().union(*partition_racks)
     if member_racks.isdisjoint(everywhere):
@@ -32,15 +32,15 @@ def racks_count(
 
 
 def racks_of_topic(topic: str, partition_count: int, racks: PartitionRacks | None) -> list[frozenset[str]]:
-    """Racks of each partition of a topic; an empty set where they are unknown."""
+    """Returns the racks of each partition of a topic; an empty set if unknown."""
     known: Sequence[Sequence[str]] = (racks or {}).get(topic, ())
-    return [frozenset(known[number]) if number < len(known) else _NOWHERE for number in range(partition_count)]
+    return [frozenset(known[number]) if number < len(known) else _NO_RACKS for number in range(partition_count)]
 
 
-class RackMap:
+class RackInfo:
     """Racks of all members and partitions of one assignment.
 
-    Attributes: `active`, False when racks shall not count, and then nothing mismatches.
+    Attributes: `active`, whether racks are used; if not, no member and partition mismatch.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class RackMap:
             for topic, count in partitions.items():
                 for number, where in enumerate(racks_of_topic(topic, count, racks)):
                     self._of_partition[TopicPartition(topic, number)] = where
-            self.active = racks_count(set(self._members_in), self._of_partition.values(), prefer=prefer)
+            self.active = use_rack_aware_assignment(set(self._members_in), self._of_partition.values(), prefer=prefer)
 
     def matches(self, member_id: str, partition: TopicPartition) -> bool:
-        """True when the member has a rack and a replica of the partition stands there."""
+        """Whether the member has a rack and a replica of the partition is in it."""
         rack = self._of_member.get(member_id)
-        return rack is not None and rack in self._of_partition.get(partition, _NOWHERE)
+        return rack is not None and rack in self._of_partition.get(partition, _NO_RACKS)
 
     def mismatches(self, member_id: str, partition: TopicPartition) -> bool:
-        """True when racks count, the member has one, and no replica of the partition stands there."""
+        """Whether racks are used, the member has a rack, and no replica of the partition is in it."""
         return self.active and member_id in self._of_member and not self.matches(member_id, partition)
 
     def fewest_members_first(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Partitions for which few members stand near come first; also where racks do not count otherwise."""
+        """Sorts partitions by the number of members in their racks, even if racks are not used otherwise."""
         if not self._of_partition:
             return partitions
-        return sorted(partitions, key=self._members_near)
+        return sorted(partitions, key=self._members_in_racks)
 
-    def _members_near(self, partition: TopicPartition) -> int:
+    def _members_in_racks(self, partition: TopicPartition) -> int:
         return sum(self._members_in[rack] for rack in self._of_partition[partition])

@@ -1,4 +1,6 @@
-"""Sticky placement where members subscribe to different topics: fill, then move one by one while that balances.
+"""Sticky assignment for members with different subscriptions.
+
+Assigns the unassigned partitions, then moves single partitions as long as that improves the balance.
 
 Source: KIP-54, KIP-881; Kafka's AbstractStickyAssignor.GeneralAssignmentBuilder.
 """
@@ -8,24 +10,24 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Iterable, Mapping, Sequence
 
-from spark_groupsource.assign.moves import Moves
-from spark_groupsource.assign.order import text_order
-from spark_groupsource.assign.racks import RackMap
+from spark_groupsource.assign.java_order import text_order
+from spark_groupsource.assign.partition_movements import PartitionMovements
+from spark_groupsource.assign.rack_info import RackInfo
 from spark_groupsource.model import TopicPartition
 
 Owned = dict[TopicPartition, None]
-"""Partitions of one member in the order in which it got them; a dict, so that one is taken away in constant time."""
+"""Partitions of one member in the order of assignment; a dict for removal in constant time."""
 
 
-class GeneralPlacement:
-    """One placement; `place` does it.
+class GeneralAssignmentBuilder:
+    """One assignment, computed by `place`.
 
     Args:
-        partitions: topic -> partition count of every topic somebody subscribes to.
-        subscriptions: topics of each member, in the order in which members are walked.
-        owned: what each member had.
-        previous_owner: partition -> the member that had it in an older generation.
-        racks: where members and partitions stand.
+        partitions: topic -> partition count of every subscribed topic.
+        subscriptions: topics of each member, in the order in which members are processed.
+        owned: the partitions that each member owned.
+        previous_owner: partition -> the member that owned it in an older generation.
+        racks: the racks of members and partitions.
 
     Attributes: `assigned` (member id -> partitions).
     """
@@ -36,7 +38,7 @@ class GeneralPlacement:
         subscriptions: Mapping[str, Sequence[str]],
         owned: Mapping[str, list[TopicPartition]],
         previous_owner: Mapping[TopicPartition, str],
-        racks: RackMap,
+        racks: RackInfo,
     ) -> None:
         self._partitions = partitions
         self._topics_of = {
@@ -49,15 +51,15 @@ class GeneralPlacement:
                 self._members_of[topic].append(member_id)
         self._previous_owner = previous_owner
         self._racks = racks
-        self._room = {
+        self._capacity = {
             member_id: sum(partitions[topic] for topic in topics) for member_id, topics in self._topics_of.items()
         }
-        self._moves = Moves()
+        self._movements = PartitionMovements()
         self._revocation_required = False
         self._has: dict[str, Owned] = {}
         self._owner: dict[TopicPartition, str] = {}
         self._keep(owned)
-        # a member's place in the order of ids, and the members by how much they have, then by id
+        # rank of each member in the order of ids; members by number of partitions, then by rank
         self._ids = sorted(self._has, key=text_order)
         self._rank = {member_id: rank for rank, member_id in enumerate(self._ids)}
         self._by_load = sorted((len(self._has[member_id]), rank) for member_id, rank in self._rank.items())
@@ -70,7 +72,7 @@ class GeneralPlacement:
         return {member_id: list(has) for member_id, has in self._has.items()}
 
     def place(self) -> None:
-        """Fills what nobody has, then balances; the balanced result is kept only if it is better."""
+        """Assigns the unassigned partitions, then balances; discards the balanced result unless it is better."""
         everything = [
             TopicPartition(topic, number)
             for topic in sorted(self._partitions, key=lambda topic: (len(self._members_of[topic]), topic))
@@ -80,8 +82,8 @@ class GeneralPlacement:
         initial = self._by_load[-1][0] == 0
         self._fill(unassigned)
         movable = {topic for topic, members in self._members_of.items() if len(members) >= 2}
-        self._set_aside(movable)
-        before = {member_id: self._has[member_id].copy() for member_id in self._taking_part()}
+        self._exclude_fixed_members(movable)
+        before = {member_id: self._has[member_id].copy() for member_id in self._participants()}
         score = self._score()
         if not self._revocation_required:
             self._balance([partition for partition in unassigned if partition.topic in movable])
@@ -102,7 +104,7 @@ class GeneralPlacement:
             self._owner.update(dict.fromkeys(kept, member_id))
 
     def _fill(self, unassigned: Iterable[TopicPartition]) -> None:
-        """Gives each partition to the member with the least that may have it, one near it first if racks count."""
+        """Assigns each partition to the subscribed member with the fewest partitions, first by rack if used."""
         if self._racks.active:
             unassigned = [partition for partition in unassigned if not self._give_to_least(partition, near=True)]
         for partition in unassigned:
@@ -127,25 +129,25 @@ class GeneralPlacement:
         for member_id in filter(None, (source, destination)):
             insort(self._by_load, (len(self._has[member_id]), self._rank[member_id]))
 
-    def _set_aside(self, movable: set[str]) -> None:
-        """Takes out members that have all they could have and nothing that could move."""
+    def _exclude_fixed_members(self, movable: set[str]) -> None:
+        """Excludes members that can neither get nor give partitions."""
         self._by_load = [
             (count, rank)
             for count, rank in self._by_load
-            if count < self._room[self._ids[rank]]
+            if count < self._capacity[self._ids[rank]]
             or any(partition.topic in movable for partition in self._has[self._ids[rank]])
         ]
 
-    def _taking_part(self) -> list[str]:
+    def _participants(self) -> list[str]:
         return [self._ids[rank] for _, rank in self._by_load]
 
     def _score(self) -> int:
-        """Sum over all pairs of members of the difference of their counts; 0 is perfect balance."""
+        """Returns the sum of the differences of counts over all pairs of members; 0 is perfect balance."""
         last = len(self._by_load) - 1
         return sum(count * (2 * place - last) for place, (count, _) in enumerate(self._by_load))
 
     def _balance(self, partitions: Sequence[TopicPartition]) -> bool:
-        """Goes through the partitions again and again until none can move to good effect; True if any moved."""
+        """Moves partitions until no move improves the balance; True if any moved."""
         moved = False
         modified = True
         while modified:
@@ -160,12 +162,12 @@ class GeneralPlacement:
         return moved
 
     def _better_member(self, partition: TopicPartition) -> str | None:
-        """The member that shall have the partition instead of its owner, if any has at least two fewer."""
+        """Returns the member to which the partition should move: one with at least two fewer, None if there is none."""
         owner = self._owner[partition]
         bound = len(self._has[owner]) - 1
         previous = self._previous_owner.get(partition)
         if previous is not None and len(self._has[previous]) < bound:
-            # it may have given up the topic since; Kafka does not ask, and would assign what was not subscribed
+            # unlike Kafka, checks that the member still subscribes to the topic
             if partition.topic in self._subscribed[previous]:
                 return previous
         for count, rank in self._by_load:
@@ -177,10 +179,10 @@ class GeneralPlacement:
         return None
 
     def _move(self, partition: TopicPartition, destination: str) -> None:
-        """Moves the partition, or one of its topic that went the other way before, which is then taken back."""
-        partition = self._moves.to_be_moved(partition, self._owner[partition], destination)
+        """Moves the partition, or moves back one of the same topic that moved in the opposite direction before."""
+        partition = self._movements.partition_to_move(partition, self._owner[partition], destination)
         source = self._owner[partition]
-        self._moves.record(partition, source, destination)
+        self._movements.record(partition, source, destination)
         self._put(partition, source, destination)
         self._balanced = None
         if self._holders is not None:
@@ -189,16 +191,16 @@ class GeneralPlacement:
             holders[destination] = holders.get(destination, 0) + 1
 
     def _is_balanced(self) -> bool:
-        """True when counts differ by at most one, or no member could take a partition from one with two more."""
+        """Whether counts differ by at most one, or no member can take a partition from one with two more."""
         if self._balanced is None:
             self._balanced = self._by_load[0][0] >= self._by_load[-1][0] - 1 or not self._find_imbalance()
         return self._balanced
 
     def _find_imbalance(self) -> bool:
-        """True when some member could take a partition from one that has at least two more.
+        """Whether a member could take a partition from one with at least two more.
 
-        The members found are remembered: mostly they are still out of balance after the next move, and looking at
-        them alone saves a walk over all members and topics.
+        The result is cached: these members are usually still out of balance after the next move, and checking them
+        first saves an iteration over all members and topics.
         """
         if self._imbalance is not None and self._out_of_balance(*self._imbalance):
             return True
@@ -228,7 +230,7 @@ class GeneralPlacement:
         assert self._holders is not None
         count = len(self._has[member_id])
         return (
-            count < self._room[member_id]
+            count < self._capacity[member_id]
             and len(self._has[holder]) > count + 1
             and self._holders[topic].get(holder, 0) > 0
         )
