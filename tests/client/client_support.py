@@ -1,4 +1,4 @@
-"""What the client's tests share: clusters quickly made, and brokers that misbehave."""
+"""Helpers of the client tests: clusters, group clients, fake brokers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.waiting import wait_until
+
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.client.membership.group_client import GroupClient, GroupView
+from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import decode_request, encode_response, read_request_header
 from spark_groupsource.wire.messages import ApiVersionsResponse
+
+POLL_MS = 20_000
 
 Answer = Callable[[Any, int], Any]
 """(request, version) -> response, or raw bytes to send instead"""
@@ -122,3 +127,43 @@ def fake_broker(greeting: bytes = b"", **answers: Answer) -> Iterator[FakeBroker
         yield broker
     finally:
         broker.close()
+
+
+def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) -> GroupClient:
+    values: dict[str, Any] = {"client_id": "app", "session_timeout_ms": 10_000, "heartbeat_interval_ms": 200}
+    if "pattern" not in settings:
+        values["topics"] = (topic,)
+    return GroupClient(client, GroupSettings(group, **{**values, **settings}))
+
+
+@contextmanager
+def polling(*clients: GroupClient) -> Iterator[None]:
+    """Other applications that keep polling meanwhile, each in its thread."""
+    ending = threading.Event()
+
+    def run(client: GroupClient) -> None:
+        while not ending.is_set():
+            client.poll(200)
+            ending.wait(0.05)
+
+    threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join(10)
+
+
+def settle(client: GroupClient, expected: int | None = None) -> GroupView:
+    """Polls until stable, with `expected` partitions in all."""
+
+    def settled() -> GroupView | None:
+        view = client.poll(1_000)
+        return view if view.is_stable and (expected is None or len(view.partitions) == expected) else None
+
+    view = wait_until(settled, f"{expected} partitions, stable", 40)
+    assert view is not None
+    return view

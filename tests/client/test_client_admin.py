@@ -1,4 +1,4 @@
-"""Topics and groups changed and listed on both brokers."""
+"""Admin client: topics, configurations, groups, on both brokers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import POLL_MS, group_client, open_cluster
 from support.waiting import wait_until
-from test_group_client import POLL_MS, group_client
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, Cluster
@@ -28,7 +27,7 @@ def code_of(raised: Any) -> ErrorCode:
     return ErrorCode(raised.value.code)
 
 
-def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
+def test_topic_is_created_changed_and_deleted(client: Cluster, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 2, config={"retention.ms": "3600000"})])
     wait_until(lambda: topic in admin.list_topics(client), "the topic is listed")
     assert len(admin.list_topics(client)[topic].partitions) == 2
@@ -62,18 +61,18 @@ def test_a_topic_from_birth_to_death(client: Cluster, topic: str) -> None:
         (admin.NewTopic("odd", 1, config={"no.such.setting": "1"}), ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_topics_that_cannot_be(client: Cluster, new: admin.NewTopic, code: ErrorCode) -> None:
+def test_invalid_topics_are_rejected(client: Cluster, new: admin.NewTopic, code: ErrorCode) -> None:
     with pytest.raises(BrokerError, match=f"Creating topic '{new.name}'") as raised:
         admin.create_topics(client, [new])
     assert code_of(raised) is code
 
 
-def test_asking_whether_a_topic_could_be_created_creates_none(client: Cluster, topic: str) -> None:
+def test_validate_only_creates_no_topic(client: Cluster, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 1)], validate_only=True)
     assert topic not in admin.list_topics(client)
 
 
-def test_records_are_deleted_from_the_start(client: Cluster, topic: str) -> None:
+def test_records_are_deleted_before_an_offset(client: Cluster, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 1)])
     tp = TopicPartition(topic, 0)
     BatchProducer(client).send_batches(topic, 0, [Record(None, b"x", 1)] * 10)
@@ -82,7 +81,7 @@ def test_records_are_deleted_from_the_start(client: Cluster, topic: str) -> None
     assert admin.delete_records(client, {tp: -1}) == {tp: 10}
 
 
-def test_a_group_from_birth_to_death(client: Cluster, topic: str, group: str) -> None:
+def test_group_is_listed_described_and_deleted(client: Cluster, topic: str, group: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 2)])
     tp = TopicPartition(topic, 0)
     assert admin.describe_groups(client, [group])[group].state == "Dead"

@@ -1,4 +1,4 @@
-"""One connection: versions, credentials, matching, time-outs, and peers that are no brokers."""
+"""Broker connection: versions, authentication, timeouts, malformed responses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def beating(request: Any, version: int) -> Any:
     return HeartbeatResponse(throttle_time_ms=0, error_code=0)
 
 
-def test_highest_shared_version_is_used() -> None:
+def test_highest_common_version_is_used() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
         connection = connect(broker.address)
         assert connection.call(BEAT).error_code == 0
@@ -53,7 +53,7 @@ def test_highest_shared_version_is_used() -> None:
         connection.close()
 
 
-def test_broker_that_does_not_know_our_apiversions() -> None:
+def test_apiversions_falls_back_to_the_version_of_the_broker() -> None:
     def answer(request: Any, version: int) -> Any:
         if version > 0:
             return ApiVersionsResponse(error_code=35, api_keys=[])
@@ -66,7 +66,7 @@ def test_broker_that_does_not_know_our_apiversions() -> None:
         connection.close()
 
 
-def test_version_the_broker_does_not_have() -> None:
+def test_unsupported_version_raises() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
         connection = connect(broker.address)
         with pytest.raises(UnsupportedVersionError, match=f"{broker.address}: Heartbeat.*0 to 2"):
@@ -75,7 +75,7 @@ def test_version_the_broker_does_not_have() -> None:
         connection.close()
 
 
-def test_pipelined_answers_come_in_order() -> None:
+def test_pipelined_responses_are_received_in_order() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=beating) as broker:
         connection = connect(broker.address)
         first, second = connection.send(BEAT), connection.send(BEAT)
@@ -85,7 +85,7 @@ def test_pipelined_answers_come_in_order() -> None:
         connection.close()
 
 
-def test_answer_to_another_request() -> None:
+def test_response_with_another_correlation_id_raises() -> None:
     wrong = b"\0\0\0\x0a" + b"\x7f\xff\xff\xff" + b"\0\0\0\0\0\0"
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 1)), Heartbeat=lambda r, v: wrong) as broker:
         connection = connect(broker.address)
@@ -105,7 +105,7 @@ def test_answer_to_another_request() -> None:
         (b"\0\0\0\x08\0\0\0\x01\0\0\0", "closed the connection after 7 of 8 bytes"),
     ],
 )
-def test_peer_that_is_no_broker(greeting: bytes, problem: str) -> None:
+def test_bytes_that_are_not_kafkas_protocol_raise(greeting: bytes, problem: str) -> None:
     with fake_broker(greeting) as broker:
         connection = connect(broker.address)
         with pytest.raises((RemoteProtocolError, NetworkError), match=problem) as raised:
@@ -114,7 +114,7 @@ def test_peer_that_is_no_broker(greeting: bytes, problem: str) -> None:
         assert connection.is_closed
 
 
-def test_silent_broker() -> None:
+def test_missing_response_raises_after_the_timeout() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=lambda r, v: None) as broker:
         connection = connect(broker.address)
         with pytest.raises(RequestTimeoutError, match="Heartbeat.*No response within"):
@@ -123,12 +123,12 @@ def test_silent_broker() -> None:
             connection.call(BEAT)
 
 
-def test_refused_connection_names_the_address() -> None:
+def test_error_of_a_refused_connection_names_the_address() -> None:
     with pytest.raises(NetworkError, match="127.0.0.1:1 .*Check that a broker listens there"):
         connect(Address("127.0.0.1", 1)).open()
 
 
-def test_listener_that_wants_credentials() -> None:
+def test_error_of_a_closed_connection_names_the_security_protocol() -> None:
     with fake_broker() as broker:
         with pytest.raises(NetworkError, match=r"security.protocol=PLAINTEXT"):
             connect(broker.address).open()
@@ -155,7 +155,7 @@ def check_plain(request: Any, version: int) -> Any:
     return SaslAuthenticateResponse(error_code=58, error_message=message, auth_bytes=b"", session_lifetime_ms=0)
 
 
-def test_right_password() -> None:
+def test_authentication_succeeds() -> None:
     with fake_broker(
         ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain, Heartbeat=beating
     ) as broker:
@@ -164,7 +164,7 @@ def test_right_password() -> None:
         connection.close()
 
 
-def test_wrong_password_is_told_at_once() -> None:
+def test_wrong_password_raises() -> None:
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain) as broker:
         connection = connect(broker.address, security=credentials("PLAIN", password="wrong"))
         with pytest.raises(AuthenticationError, match="user 'ann' at .*Invalid username or password .PLAIN."):
@@ -172,7 +172,7 @@ def test_wrong_password_is_told_at_once() -> None:
         assert connection.is_closed
 
 
-def test_mechanism_the_broker_does_not_offer() -> None:
+def test_mechanism_that_the_broker_does_not_offer_raises() -> None:
     def refuse(request: Any, version: int) -> Any:
         return SaslHandshakeResponse(error_code=33, mechanisms=["SCRAM-SHA-256"])
 
@@ -227,7 +227,7 @@ def test_scram(username: str, escaped: str) -> None:
 
 
 @pytest.mark.parametrize("server", [ScramServer("ann", "other"), ScramServer("ann", "secret", forge=True)])
-def test_scram_where_one_side_does_not_know_the_password(server: ScramServer) -> None:
+def test_scram_rejects_a_peer_without_the_password(server: ScramServer) -> None:
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer) as broker:
         with pytest.raises(AuthenticationError):
             connect(broker.address, security=credentials("SCRAM-SHA-256")).open()

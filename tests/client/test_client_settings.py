@@ -34,7 +34,7 @@ def test_librdkafka_names() -> None:
     assert (settings.fetch_max_wait_ms, settings.max_partition_fetch_bytes) == (7, 8)
 
 
-def test_settings_travel_to_executors() -> None:
+def test_settings_are_picklable() -> None:
     settings = ClientSettings.parse({**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/ca.pem"})
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert hash(settings) == hash(pickle.loads(pickle.dumps(settings)))
@@ -128,7 +128,7 @@ def test_jaas() -> None:
     assert parse_jaas(text) == (("SCRAM-SHA-256", "SCRAM-SHA-512"), 'a"b', "c;d=e")
 
 
-def test_java_and_librdkafka_credentials_mean_the_same() -> None:
+def test_java_and_librdkafka_credentials_are_equivalent() -> None:
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
     java = SecuritySettings.parse({"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": jaas})
     librdkafka = SecuritySettings.parse(
@@ -137,7 +137,7 @@ def test_java_and_librdkafka_credentials_mean_the_same() -> None:
     assert java == librdkafka == SecuritySettings("SASL_PLAINTEXT", None, "PLAIN", "u", "p")
 
 
-def test_password_is_not_printed() -> None:
+def test_repr_omits_the_password() -> None:
     assert "hush" not in repr(SecuritySettings("SASL_PLAINTEXT", None, "PLAIN", "u", "hush"))
 
 

@@ -1,4 +1,4 @@
-"""Metadata, offsets and commits on both brokers; brokers that cannot be reached, move or hesitate."""
+"""Cluster client: metadata, offsets, commits, unreachable brokers, retries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_groupsource.wire.messages import (
 )
 
 
-def test_topics_as_they_are(cluster: Any, topic: str) -> None:
+def test_metadata_describe_existing_topics(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     with open_cluster(cluster.bootstrap_servers) as client:
         view = client.metadata([topic, "no-such-topic"])
@@ -36,7 +36,7 @@ def test_topics_as_they_are(cluster: Any, topic: str) -> None:
         assert "no-such-topic" not in client.metadata().topics, "asking must not create"
 
 
-def test_metadata_are_remembered_until_they_age(cluster: Any, topic: str) -> None:
+def test_metadata_are_cached_until_max_age(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:
         assert topic in client.metadata([topic]).errors
         create_topic(cluster.bootstrap_servers, topic, 1)
@@ -46,7 +46,7 @@ def test_metadata_are_remembered_until_they_age(cluster: Any, topic: str) -> Non
         assert client.metadata([topic], refresh=True).topics[topic] is not before
 
 
-def test_unknown_topic_is_named_with_its_mend(cluster: Any, topic: str) -> None:
+def test_error_of_an_unknown_topic_says_what_to_do(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:
         with pytest.raises(BrokerError, match=f"topic {topic} failed: .* does not exist. Create it"):
             client.describe_topics([topic])
@@ -72,7 +72,7 @@ def test_offsets_by_timestamp(cluster: Any, topic: str) -> None:
         assert client.list_offsets({}) == {}
 
 
-def test_offsets_of_an_unknown_partition(cluster: Any, topic: str) -> None:
+def test_offset_of_an_unknown_partition_raises(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
         with pytest.raises(BrokerError, match=f"{topic}-7 failed: UNKNOWN_TOPIC_OR_PARTITION"):
@@ -97,7 +97,7 @@ def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: 
         assert client.fetch_committed(group, [tp])[tp] == OffsetAndMetadata(7, "by a test", 0)
 
 
-def test_commit_to_a_topic_that_is_gone(cluster: Any, topic: str, group: str) -> None:
+def test_commit_to_a_deleted_topic_raises(cluster: Any, topic: str, group: str) -> None:
     with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
         with pytest.raises(BrokerError, match=f"{topic}-0.*UNKNOWN_TOPIC_OR_PARTITION"):
             client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(1)})
@@ -106,7 +106,7 @@ def test_commit_to_a_topic_that_is_gone(cluster: Any, topic: str, group: str) ->
 # -- brokers that cannot be reached ----------------------------------------------------------------------------------
 
 
-def test_wrong_bootstrap_names_every_address_and_ends_soon() -> None:
+def test_unreachable_bootstrap_fails_soon_and_names_every_address() -> None:
     started = time.monotonic()
     with open_cluster("127.0.0.1:1,no-such-host.invalid:9092") as client:
         with pytest.raises(NetworkError) as raised:
@@ -117,18 +117,18 @@ def test_wrong_bootstrap_names_every_address_and_ends_soon() -> None:
     assert time.monotonic() - started < 15
 
 
-def test_bootstrap_that_is_no_broker_is_named() -> None:
+def test_error_names_a_bootstrap_address_that_is_not_kafka() -> None:
     with fake_broker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as broker, open_cluster(str(broker.address)) as client:
         with pytest.raises(NetworkError, match=f"{broker.address}.*does not speak Kafka"):
             client.metadata()
 
 
-def test_one_good_address_is_enough(cluster: Any) -> None:
+def test_one_reachable_bootstrap_address_is_enough(cluster: Any) -> None:
     with open_cluster(f"127.0.0.1:1,{cluster.bootstrap_servers}") as client:
         assert client.metadata().nodes
 
 
-def test_advertised_address_that_cannot_be_reached_is_explained() -> None:
+def test_error_of_an_unreachable_advertised_address_names_the_setting() -> None:
     def metadata(request: Any, version: int) -> Any:
         broker = MetadataResponse.MetadataResponseBroker(node_id=7, host="127.0.0.1", port=1, rack=None)
         return MetadataResponse(throttle_time_ms=0, brokers=[broker], cluster_id="c", controller_id=7, topics=[])
@@ -142,7 +142,7 @@ def test_advertised_address_that_cannot_be_reached_is_explained() -> None:
             client.call_node(7, beat)
 
 
-def test_closed_client_says_so(cluster: Any) -> None:
+def test_closed_cluster_raises(cluster: Any) -> None:
     client = open_cluster(cluster.bootstrap_servers)
     client.metadata()
     client.close()
@@ -173,7 +173,7 @@ def coordinator() -> Iterator[FakeBroker]:
 BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
 
 
-def test_coordinator_that_moved_is_looked_up_again(coordinator: FakeBroker) -> None:
+def test_moved_coordinator_is_looked_up_again(coordinator: FakeBroker) -> None:
     codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
     coordinator._answers["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
     with open_cluster(str(coordinator.address), retry_backoff_ms="1") as client:
@@ -183,7 +183,7 @@ def test_coordinator_that_moved_is_looked_up_again(coordinator: FakeBroker) -> N
     assert names.count("Heartbeat") == 3
 
 
-def test_coordinator_found_when_the_time_is_over_is_not_asked(coordinator: FakeBroker) -> None:
+def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(coordinator: FakeBroker) -> None:
     clock, find = ManualClock(), coordinator._answers["FindCoordinator"]
 
     def find_late(request: Any, version: int) -> Any:
@@ -201,7 +201,7 @@ def test_coordinator_found_when_the_time_is_over_is_not_asked(coordinator: FakeB
 # -- trying again ----------------------------------------------------------------------------------------------------
 
 
-def test_backoff_grows_to_its_bound() -> None:
+def test_backoff_grows_to_its_maximum() -> None:
     rng = Random(1)
     delays = [backoff_ms(n, 100, 1_000, rng) for n in range(6)]
     for attempt, delay in enumerate(delays):
@@ -219,7 +219,7 @@ def test_retry_ends_at_its_deadline() -> None:
     assert 1_000 < clock.now_ms() < 2_000 and retry.attempt < 20
 
 
-def test_idle_connections_are_not_kept_for_ever(cluster: Any) -> None:
+def test_idle_connections_are_closed(cluster: Any) -> None:
     settings = client_settings(cluster.bootstrap_servers)
     clock = ManualClock(1)
     with Cluster(settings.bootstrap, settings, clock) as client:

@@ -1,4 +1,4 @@
-"""Planned ranges read as raw blocks, on both brokers; what has gone from the log is said, not skipped."""
+"""Fetcher and batch producer, on both brokers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def values(block: FetchedBlock, wanted: OffsetRange) -> list[tuple[int, bytes | 
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_everything_is_read_once(client: Cluster, cluster: Any, topic: str, codec: str) -> None:
+def test_every_record_is_fetched_once(client: Cluster, cluster: Any, topic: str, codec: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     records = [(n % 3, b"k", b"%d" % n) for n in range(3_000)]
     produce(cluster.bootstrap_servers, topic, records, compression_codec=codec, batch_num_messages=100)
@@ -63,7 +63,7 @@ def test_everything_is_read_once(client: Cluster, cluster: Any, topic: str, code
         assert {int(value or b"") for _, value in found[partition]} == set(range(partition, 3_000, 3))
 
 
-def test_small_answers_take_turns(cluster: Any, topic: str) -> None:
+def test_small_responses_rotate_partitions(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     produce(
         cluster.bootstrap_servers, topic, [(n % 3, None, b"x" * 500) for n in range(300)], batch_num_messages=10
@@ -91,14 +91,14 @@ def test_a_range_begins_and_ends_inside_batches(client: Cluster, cluster: Any, t
     assert list(PartitionFetcher(client).fetch_blocks([OffsetRange(tp, 5, 5)])) == []
 
 
-def test_records_longer_than_the_limits_still_come(cluster: Any, topic: str) -> None:
+def test_records_above_the_fetch_limits_are_returned(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with open_cluster(cluster.bootstrap_servers, max_partition_fetch_bytes="100", fetch_max_bytes="100") as client:
         BatchProducer(client).send_batches(topic, 0, [Record(None, b"x" * 50_000, 1), Record(None, b"y", 1)])
         assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 2))[0]) == 2
 
 
-def test_what_aged_out_is_told_with_the_ends_of_the_log(client: Cluster, cluster: Any, topic: str) -> None:
+def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -120,7 +120,7 @@ def test_offsets_past_the_end_are_out_of_range(client: Cluster, cluster: Any, to
     assert (block.error, block.log_start_offset, block.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0, 0)
 
 
-def test_deleted_topic_is_told(client: Cluster, cluster: Any, topic: str) -> None:
+def test_deleted_topic_is_reported(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     client.metadata([topic])
@@ -129,7 +129,7 @@ def test_deleted_topic_is_told(client: Cluster, cluster: Any, topic: str) -> Non
     assert block.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_range_that_never_fills_ends_with_an_error(cluster: Any, topic: str) -> None:
+def test_range_beyond_the_log_end_raises_after_the_timeout(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     with open_cluster(cluster.bootstrap_servers, default_api_timeout_ms="1000", fetch_max_wait_ms="100") as client:
@@ -137,7 +137,7 @@ def test_range_that_never_fills_ends_with_an_error(cluster: Any, topic: str) -> 
             list(PartitionFetcher(client).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 0, 5)]))
 
 
-def test_reader_that_stops_early_leaves_no_answer_behind(client: Cluster, cluster: Any, topic: str) -> None:
+def test_cancelled_fetch_leaves_no_response_on_a_pooled_connection(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)
     producer = BatchProducer(client)
@@ -150,7 +150,7 @@ def test_reader_that_stops_early_leaves_no_answer_behind(client: Cluster, cluste
     assert len(read(client, OffsetRange(tp, 0, 6_000))[0]) == 6_000
 
 
-def test_aborted_transactions_are_named(cluster: Any, topic: str) -> None:
+def test_aborted_transactions_are_returned(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic})
     producer.init_transactions()
@@ -170,7 +170,7 @@ def test_aborted_transactions_are_named(cluster: Any, topic: str) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_producer_writes_what_is_read(client: Cluster, cluster: Any, topic: str, codec: int) -> None:
+def test_produced_records_are_fetched(client: Cluster, cluster: Any, topic: str, codec: int) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     tps = [TopicPartition(topic, n) for n in range(2)]
     producer = BatchProducer(client, codec=codec)
@@ -185,14 +185,14 @@ def test_producer_writes_what_is_read(client: Cluster, cluster: Any, topic: str,
     assert [value for _, value in found[1]] == [b"v%d" % n for n in range(500)]
 
 
-def test_producer_cuts_long_runs(client: Cluster, cluster: Any, topic: str) -> None:
+def test_producer_splits_records_into_batches(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     records = [Record(None, b"x" * 10_000, n) for n in range(250)]
     assert BatchProducer(client).send_batches(topic, 0, records) == 0
     assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 250))[0]) == 250
 
 
-def test_record_the_broker_does_not_take(client: Cluster, cluster: Any, topic: str) -> None:
+def test_record_that_is_too_large_raises(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = BatchProducer(client)
     with pytest.raises(BrokerError, match=f"Produce to {topic}-0.*MESSAGE_TOO_LARGE"):

@@ -1,20 +1,18 @@
-"""Members of one process in a group, on both brokers: joining, sharing, handing over, fencing, leaving."""
+"""Group client on both brokers: rebalances, commits, fencing, leaving."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from client_support import advertise, fake_broker, open_cluster
+from client_support import POLL_MS, advertise, fake_broker, group_client, open_cluster, polling, settle
 from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.group_client import GroupClient, GroupView
+from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
     BrokerError,
@@ -26,8 +24,6 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
-POLL_MS = 20_000
-
 
 @pytest.fixture
 def client(cluster: Any) -> Iterator[Cluster]:
@@ -35,47 +31,7 @@ def client(cluster: Any) -> Iterator[Cluster]:
         yield opened
 
 
-def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) -> GroupClient:
-    values: dict[str, Any] = {"client_id": "app", "session_timeout_ms": 10_000, "heartbeat_interval_ms": 200}
-    if "pattern" not in settings:
-        values["topics"] = (topic,)
-    return GroupClient(client, GroupSettings(group, **{**values, **settings}))
-
-
-@contextmanager
-def polling(*clients: GroupClient) -> Iterator[None]:
-    """Other applications that keep polling meanwhile, each in its thread."""
-    ending = threading.Event()
-
-    def run(client: GroupClient) -> None:
-        while not ending.is_set():
-            client.poll(200)
-            ending.wait(0.05)
-
-    threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join(10)
-
-
-def settle(client: GroupClient, expected: int | None = None) -> GroupView:
-    """Polls until stable, with `expected` partitions in all."""
-
-    def settled() -> GroupView | None:
-        view = client.poll(1_000)
-        return view if view.is_stable and (expected is None or len(view.partitions) == expected) else None
-
-    view = wait_until(settled, f"{expected} partitions, stable", 40)
-    assert view is not None
-    return view
-
-
-def test_members_of_one_process_join_together(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_of_one_process_join_one_rebalance(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     with group_client(client, group, topic, members=3) as ours:
         view = ours.poll(POLL_MS)
@@ -144,7 +100,7 @@ def test_every_assignor_shares_all_partitions(
         other.close()
 
 
-def test_cooperative_members_keep_what_does_not_move(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_cooperative_members_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 4)
     told: list[tuple[str, list[TopicPartition]]] = []
 
@@ -177,7 +133,7 @@ def test_cooperative_members_keep_what_does_not_move(client: Cluster, topic: str
         other.close()
 
 
-def test_listener_of_an_eager_member_hears_of_everything(
+def test_listener_of_an_eager_member_is_called_for_all_partitions(
     client: Cluster, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
@@ -235,7 +191,7 @@ def test_removed_member_cannot_commit(client: Cluster, topic: str, group: str, c
         ours.commit({tp: OffsetAndMetadata(1) for tp in again.partitions})
 
 
-def test_commit_in_an_old_generation_is_refused(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_commit_in_an_old_generation_is_rejected(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         old = ours.poll(POLL_MS).members[0]
@@ -252,7 +208,7 @@ def test_commit_in_an_old_generation_is_refused(client: Cluster, topic: str, gro
         other.close()
 
 
-def test_partitions_of_others_are_not_committed(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_commit_of_a_partition_of_another_member_raises(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic) as ours:
         ours.poll(POLL_MS)
@@ -260,7 +216,7 @@ def test_partitions_of_others_are_not_committed(client: Cluster, topic: str, gro
             ours.commit({TopicPartition(topic, 9): OffsetAndMetadata(1)})
 
 
-def test_owner_that_does_not_poll_loses_its_members(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_leave_when_the_owner_does_not_poll(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, members=2, max_poll_interval_ms=1_500) as ours:
         view = ours.poll(POLL_MS)
@@ -288,7 +244,7 @@ def test_static_members_keep_their_partitions_over_a_restart(
     admin.remove_members(client, group, group_instance_ids=["i-0", "i-1"])
 
 
-def test_static_member_that_was_replaced_is_fenced(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_replaced_static_member_is_fenced(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     first = group_client(client, group, topic, group_instance_id="i")
     view = first.poll(POLL_MS)
@@ -310,7 +266,7 @@ def test_new_partitions_make_the_leader_rebalance(client: Cluster, topic: str, g
         assert "cached metadata has changed" in ours.events[-1].cause
 
 
-def test_pattern_takes_topics_as_they_appear(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_pattern_subscribes_to_new_topics(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, f"{topic}-a", 1)
     with group_client(client, group, pattern=f"{topic}-.*") as ours:
         settle(ours, 1)
@@ -321,7 +277,7 @@ def test_pattern_takes_topics_as_they_appear(client: Cluster, topic: str, group:
         assert "subscription has changed" in ours.events[-1].cause
 
 
-def test_assignors_that_have_nothing_in_common(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_without_a_common_assignor_raise(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, assignors=("range",)) as first:
         first.poll(POLL_MS)
@@ -331,14 +287,16 @@ def test_assignors_that_have_nothing_in_common(client: Cluster, topic: str, grou
             assert raised.value.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_session_timeout_the_broker_does_not_allow(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_session_timeout_outside_the_brokers_bounds_raises(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic, session_timeout_ms=1_000) as ours:
         with pytest.raises(BrokerError, match="group.min.session.timeout.ms"):
             ours.poll(POLL_MS)
 
 
-def test_unknown_assignor(client: Cluster, group: str) -> None:
+def test_unknown_assignor_raises(client: Cluster, group: str) -> None:
     with pytest.raises(ConfigurationError, match="partition.assignment.strategy"):
         group_client(client, group, "t", assignors=("best",))
 
@@ -359,14 +317,14 @@ class Failing:
         return None
 
 
-def test_failing_assignor_is_raised_to_the_owner(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_exception_of_an_assignor_is_raised_from_poll(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic, assignors=("test_group_client:Failing",)) as ours:
         with pytest.raises(LookupError, match="no idea"):
             ours.poll(POLL_MS)
 
 
-def test_closing_while_joining_ends_soon(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_close_during_a_rebalance_returns_soon(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     first = group_client(client, group, topic)
     first.poll(POLL_MS)
@@ -379,7 +337,7 @@ def test_closing_while_joining_ends_soon(client: Cluster, topic: str, group: str
         first.poll(1)
 
 
-def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, tmp_path: Any) -> None:
+def test_members_survive_a_restart_of_the_coordinator(topic: str, group: str, tmp_path: Any) -> None:
     from spark_groupsource.broker.server import EmbeddedBroker
 
     broker = EmbeddedBroker(data_dir=tmp_path, config={"group.initial.rebalance.delay.ms": "0"})
@@ -402,7 +360,7 @@ def test_restarted_coordinator_finds_its_members_again(topic: str, group: str, t
             again.stop()
 
 
-def test_static_members_need_a_broker_that_knows_them(group: str) -> None:
+def test_static_members_need_a_supported_joingroup_version(group: str) -> None:
     with fake_broker() as broker:
         row = FindCoordinatorResponse.Coordinator(
             key=group, node_id=1, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None

@@ -1,4 +1,4 @@
-"""Our members beside librdkafka's and Kafka's own Java consumer, each kind leading once, on both brokers."""
+"""Our members in a group with librdkafka and with Kafka's Java consumer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import POLL_MS, group_client, open_cluster, polling, settle
 from support.members import JavaMember, RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
-from test_group_client import POLL_MS, group_client, polling, settle
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import Cluster
@@ -37,7 +36,9 @@ def led_by_us(ours: Any) -> bool:
     return any(member.membership.is_leader for member in ours.shared.members)
 
 
-def test_we_lead_librdkafka(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_our_member_leads_a_group_with_librdkafka(
+    client: Cluster, topic: str, group: str, cluster: Any, six: Any
+) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
         with polling(ours), RdMember(
@@ -50,7 +51,9 @@ def test_we_lead_librdkafka(client: Cluster, topic: str, group: str, cluster: An
         assert settle(ours, 6).partitions == six
 
 
-def test_librdkafka_leads_us(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_librdkafka_leads_a_group_with_our_members(
+    client: Cluster, topic: str, group: str, cluster: Any, six: Any
+) -> None:
     with RdMember(cluster.bootstrap_servers, group, topic, partition_assignment_strategy="roundrobin") as other:
         other.wait_for_partitions(6)
         with group_client(client, group, topic, members=2, assignors=("roundrobin",)) as ours:
@@ -62,7 +65,7 @@ def test_librdkafka_leads_us(client: Cluster, topic: str, group: str, cluster: A
 
 
 @pytest.mark.java
-def test_we_lead_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_our_member_leads_a_group_with_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
         with polling(ours), JavaMember(cluster.bootstrap_servers, group, topic, assignor=RANGE) as other:
@@ -77,7 +80,7 @@ def test_we_lead_java(client: Cluster, topic: str, group: str, cluster: Any, six
 
 
 @pytest.mark.java
-def test_java_leads_us(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_java_leads_a_group_with_our_members(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
     with JavaMember(cluster.bootstrap_servers, group, topic, assignor=RANGE) as other:
         other.wait_for_partitions(6)
         with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
@@ -101,7 +104,7 @@ def test_cooperative_rebalance_with_java(client: Cluster, topic: str, group: str
 
 
 @pytest.mark.java
-def test_java_member_that_dies_is_replaced_after_its_session(
+def test_partitions_of_a_killed_java_member_are_reassigned_after_its_session(
     client: Cluster, topic: str, group: str, cluster: Any, six: Any
 ) -> None:
     with group_client(client, group, topic, assignors=("range",)) as ours:

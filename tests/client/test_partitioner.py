@@ -1,4 +1,4 @@
-"""Keys land where Kafka's Java producer puts them."""
+"""Partition of a key, compared with Kafka's Java producer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from spark_groupsource.client.records.partitioner import murmur2, partition_of_k
         (b"abc", 479470107),
     ],
 )
-def test_hash_equals_kafkas(key: bytes, expected: int) -> None:
+def test_hash_equals_that_of_the_java_producer(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected & 0xFFFFFFFF
 
 
 @given(st.binary(max_size=64), st.integers(1, 1000))
-def test_hash_equals_another_implementation(key: bytes, partitions: int) -> None:
+def test_hash_equals_that_of_kafka_python(key: bytes, partitions: int) -> None:
     assert murmur2(key) == reference(key)
     assert 0 <= partition_of_key(key, partitions) < partitions

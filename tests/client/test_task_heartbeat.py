@@ -1,4 +1,4 @@
-"""Heartbeats of read tasks: they learn by themselves that the group moved on, and say to which generation."""
+"""Heartbeats of read tasks, which detect fenced members."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import POLL_MS, group_client, open_cluster, polling, settle
 from support.topics import create_topic
 from support.waiting import wait_until
-from test_group_client import POLL_MS, group_client, polling, settle
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import Cluster
@@ -44,7 +43,7 @@ def failure(beating: TaskHeartbeat) -> GenerationMismatchError | None:
     return None
 
 
-def test_member_in_good_standing(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_heartbeat_of_a_current_member_succeeds(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
@@ -53,7 +52,9 @@ def test_member_in_good_standing(client: Cluster, topic: str, group: str, cluste
             beating.check()
 
 
-def test_removed_member_is_told_both_generations(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_error_of_a_removed_member_names_both_generations(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
@@ -67,7 +68,7 @@ def test_removed_member_is_told_both_generations(client: Cluster, topic: str, gr
                 beating.check_now()
 
 
-def test_member_of_an_old_generation_is_told_the_new_one(
+def test_error_of_an_old_generation_names_the_new_one(
     client: Cluster, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
@@ -85,7 +86,7 @@ def test_member_of_an_old_generation_is_told_the_new_one(
         other.close()
 
 
-def test_rebalance_in_progress_is_no_reason_to_stop(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_rebalance_in_progress_does_not_fail_a_task(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
@@ -98,7 +99,7 @@ def test_rebalance_in_progress_is_no_reason_to_stop(client: Cluster, topic: str,
         other.close()
 
 
-def test_generation_is_found_behind_many_commits(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_generation_is_found_before_many_commits(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
     create_topic(cluster.bootstrap_servers, topic, 1)

@@ -1,4 +1,4 @@
-"""Clients of three nodes find the coordinator and the leaders again when these move, vanish or are still loading."""
+"""Clients follow coordinators and leaders that move between nodes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import group_client, open_cluster, polling, settle
 from support.members import JavaMember, RdMember
 from support.python_members import AioKafkaMember, KafkaPythonMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
-from test_group_client import group_client, polling, settle
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client.cluster.client import LATEST
@@ -78,7 +77,9 @@ def member_follows(broker: EmbeddedBroker, member: Any, topic: str, group: str, 
 
 
 @pytest.mark.parametrize("kind", MEMBERS)
-def test_a_member_follows_moves(broker: EmbeddedBroker, topic: str, group: str, kind: str) -> None:
+def test_librdkafka_member_follows_moved_coordinators_and_leaders(
+    broker: EmbeddedBroker, topic: str, group: str, kind: str
+) -> None:
     create_topic(broker.bootstrap_servers, topic, 3)
     with MEMBERS[kind](broker.bootstrap_servers, group, topic) as member:
         member_follows(broker, member, topic, group, lambda: sum(member.seen.values()))
@@ -86,13 +87,13 @@ def test_a_member_follows_moves(broker: EmbeddedBroker, topic: str, group: str, 
 
 
 @pytest.mark.kafka
-def test_a_java_member_follows_moves(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_java_member_follows_moved_coordinators_and_leaders(broker: EmbeddedBroker, topic: str, group: str) -> None:
     create_topic(broker.bootstrap_servers, topic, 3)
     with JavaMember(broker.bootstrap_servers, group, topic) as member:
         member_follows(broker, member, topic, group, lambda: member.consumed)
 
 
-def test_our_members_follow_moves(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_our_members_follow_moved_coordinators_and_leaders(broker: EmbeddedBroker, topic: str, group: str) -> None:
     create_topic(broker.bootstrap_servers, topic, 3)
     with open_cluster(broker.bootstrap_servers) as client, group_client(client, group, topic, members=2) as ours:
         view = settle(ours, 3)
@@ -104,7 +105,7 @@ def test_our_members_follow_moves(broker: EmbeddedBroker, topic: str, group: str
         assert settle(ours, 3).generation_id == view.generation_id == generation(broker, group) == before
 
 
-def test_our_members_bear_a_node_that_vanishes(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_our_members_continue_after_a_node_stopped(broker: EmbeddedBroker, topic: str, group: str) -> None:
     create_topic(broker.bootstrap_servers, topic, 3)
     with open_cluster(broker.bootstrap_servers) as client, group_client(client, group, topic, members=2) as ours:
         view = settle(ours, 3)
@@ -119,7 +120,7 @@ def test_our_members_bear_a_node_that_vanishes(broker: EmbeddedBroker, topic: st
         assert settle(ours, 3).generation_id == view.generation_id
 
 
-def test_our_reads_and_writes_follow_the_leader(broker: EmbeddedBroker, topic: str) -> None:
+def test_fetcher_and_producer_follow_the_leader(broker: EmbeddedBroker, topic: str) -> None:
     create_topic(broker.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)
     with open_cluster(broker.bootstrap_servers) as client:
@@ -138,7 +139,9 @@ def test_our_reads_and_writes_follow_the_leader(broker: EmbeddedBroker, topic: s
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_a_librdkafka_producer_loses_nothing_over_moves(broker: EmbeddedBroker, topic: str, idempotent: bool) -> None:
+def test_librdkafka_producer_loses_no_record_when_leaders_move(
+    broker: EmbeddedBroker, topic: str, idempotent: bool
+) -> None:
     from confluent_kafka import Producer
 
     create_topic(broker.bootstrap_servers, topic, 1)

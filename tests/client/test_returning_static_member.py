@@ -1,4 +1,4 @@
-"""A static member returns between the two rounds of a cooperative hand-over: what it gave up must not stay nobody's."""
+"""Static member that returns between the two rebalances of a cooperative hand-over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def returned(answer: Any, **settings: Any) -> Bench:
     return bench
 
 
-def test_what_is_nobodys_is_asked_for_in_a_round() -> None:
+def test_unassigned_partitions_request_a_rebalance() -> None:
     bench = returned(lambda request: described(ONE, b""))
     assert bench.member.rejoin_needed and bench.member.rejoin_reason == "unassigned partitions: t-1"
     bench.script.assigned = (T0, T1)
@@ -47,7 +47,7 @@ def test_what_is_nobodys_is_asked_for_in_a_round() -> None:
     ],
     ids=["all is somebody's", "in a round", "error", "unreadable", "lost"],
 )
-def test_otherwise_it_goes_on_without_a_round(answer: Any) -> None:
+def test_without_unassigned_partitions_no_rebalance_is_requested(answer: Any) -> None:
     bench = returned(answer)
     assert not bench.member.rejoin_needed
     assert bench.settle().partitions == (T0,)
@@ -57,7 +57,7 @@ def test_otherwise_it_goes_on_without_a_round(answer: Any) -> None:
 @pytest.mark.parametrize(
     "settings", [{"assignors": ("cooperative-sticky",)}, {"assignors": ("range",), "group_instance_id": "i"}], ids=str
 )
-def test_members_that_cannot_have_left_anything_do_not_look(settings: Any) -> None:
+def test_dynamic_and_eager_members_do_not_look_for_unassigned_partitions(settings: Any) -> None:
     bench = returned(lambda request: described(), **settings)
     bench.settle()
     assert "DescribeGroups" not in bench.script.asked()

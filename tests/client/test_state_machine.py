@@ -1,8 +1,8 @@
-"""A member on a manual clock: rounds, timers, hand-over, leaving."""
+"""Membership state machine on a manual clock: rebalances, timers, leaving."""
 
 from __future__ import annotations
 
-from test_member_answers import join_answer, joining, stable, sync_answer
+from membership_support import join_response, joining, stable, sync_response
 
 from spark_groupsource.client.membership.response_rules import Reaction
 from spark_groupsource.client.membership.state_machine import (
@@ -32,10 +32,10 @@ def run_round(membership: Membership, generation_id: int, *assigned: TopicPartit
     assert isinstance(membership.next_action(now_ms), SendJoinGroup)
     membership.join_request([("range", b"")])
     sent = membership.generation
-    joined = membership.on_join_response(join_answer(generation_id=generation_id), sent, now_ms)
+    joined = membership.on_join_response(join_response(generation_id=generation_id), sent, now_ms)
     assert isinstance(joined, Joined)
     membership.sync_request({})
-    rule = membership.on_sync_response(sync_answer(partitions=tuple(assigned)), joined.generation, now_ms)
+    rule = membership.on_sync_response(sync_response(partitions=tuple(assigned)), joined.generation, now_ms)
     assert rule.reaction is Reaction.CONTINUE
 
 
@@ -43,7 +43,7 @@ def member(cooperative: bool = False, instance: str | None = None) -> Membership
     return Membership(MemberConfig("g", ("range",), cooperative=cooperative, group_instance_id=instance), 0)
 
 
-def test_nothing_is_sent_before_the_owner_has_prepared() -> None:
+def test_member_does_not_join_before_prepare() -> None:
     membership = member()
     assert isinstance(membership.next_action(0), Idle) and membership.needs_prepare
 
@@ -51,21 +51,21 @@ def test_nothing_is_sent_before_the_owner_has_prepared() -> None:
     assert membership.next_action(0) == SendJoinGroup()
 
 
-def test_member_id_is_asked_for_and_used() -> None:
+def test_member_rejoins_with_the_issued_member_id() -> None:
     membership = member()
     membership.prepare(("t",))
     request = membership.join_request([("range", b"x"), ("sticky", b"y")])
     assert request.member_id == "" and [p.name for p in request.protocols] == ["range", "sticky"]
     assert (request.session_timeout_ms, request.rebalance_timeout_ms) == (45_000, 300_000)
 
-    membership.on_join_response(join_answer(ErrorCode.MEMBER_ID_REQUIRED, member_id="m-1"), Generation(), 0)
+    membership.on_join_response(join_response(ErrorCode.MEMBER_ID_REQUIRED, member_id="m-1"), Generation(), 0)
 
     assert membership.next_action(0) == SendJoinGroup()
     again = membership.join_request([("range", b"x")])
     assert again.member_id == "m-1" and again.reason == "need to re-join with the given member-id"
 
 
-def test_assignment_counts_only_once_the_owner_takes_it() -> None:
+def test_assignment_is_owned_after_complete() -> None:
     membership = member()
     run_round(membership, 1, T0, T1)
     assert membership.needs_complete and membership.owned == () and not membership.is_settled
@@ -74,7 +74,7 @@ def test_assignment_counts_only_once_the_owner_takes_it() -> None:
     assert membership.is_settled and membership.owned == (T0, T1)
 
 
-def test_eager_member_gives_up_everything_before_it_joins_again() -> None:
+def test_eager_member_revokes_all_partitions_before_it_rejoins() -> None:
     membership, _ = stable()
     membership.request_rejoin("subscription has changed")
 
@@ -83,7 +83,7 @@ def test_eager_member_gives_up_everything_before_it_joins_again() -> None:
     assert membership.join_request([]).reason == "subscription has changed"
 
 
-def test_cooperative_member_gives_up_in_a_second_round() -> None:
+def test_cooperative_member_revokes_and_rejoins() -> None:
     membership = member(cooperative=True)
     run_round(membership, 1, T0, T1)
     membership.complete(lambda topic: True)
@@ -100,7 +100,7 @@ def test_cooperative_member_gives_up_in_a_second_round() -> None:
     assert membership.is_settled and membership.owned == (T0, T2)
 
 
-def test_cooperative_member_gives_up_topics_it_no_longer_wants_at_once() -> None:
+def test_cooperative_member_revokes_unsubscribed_topics_before_it_rejoins() -> None:
     membership = member(cooperative=True)
     run_round(membership, 1, T0, U0)
     membership.complete(lambda topic: True)
@@ -109,7 +109,7 @@ def test_cooperative_member_gives_up_topics_it_no_longer_wants_at_once() -> None
     assert membership.prepare(("t",)) == ReleasedPartitions(revoked=(U0,)) and membership.owned == (T0,)
 
 
-def test_member_that_was_thrown_out_has_lost_its_partitions() -> None:
+def test_removed_member_loses_its_partitions() -> None:
     membership, sent = stable()
     membership.on_heartbeat_response(ErrorCode.UNKNOWN_MEMBER_ID, sent, 0)
 
@@ -119,7 +119,7 @@ def test_member_that_was_thrown_out_has_lost_its_partitions() -> None:
     assert membership.owned == () and not membership.is_fenced
 
 
-def test_reset_in_the_middle_of_a_cooperative_round_loses_what_was_kept() -> None:
+def test_reset_during_a_cooperative_rebalance_loses_retained_partitions() -> None:
     membership = member(cooperative=True)
     run_round(membership, 1, T0)
     membership.complete(lambda topic: True)
@@ -127,12 +127,12 @@ def test_reset_in_the_middle_of_a_cooperative_round_loses_what_was_kept() -> Non
     membership.prepare(("t",))
     membership.join_request([])
 
-    membership.on_join_response(join_answer(ErrorCode.UNKNOWN_MEMBER_ID), membership.generation, 0)
+    membership.on_join_response(join_response(ErrorCode.UNKNOWN_MEMBER_ID), membership.generation, 0)
 
     assert membership.needs_prepare and membership.released_partitions(("t",)) == ReleasedPartitions(lost=(T0,))
 
 
-def test_assignment_that_does_not_fit_the_subscription_is_refused() -> None:
+def test_assignment_outside_the_subscription_is_rejected() -> None:
     membership = member()
     run_round(membership, 1, U0)
 
@@ -161,7 +161,7 @@ def test_timers_of_a_stable_member() -> None:
     assert membership.next_action(3_050) == Idle(3_100)
 
 
-def test_session_without_an_answer_looks_for_the_coordinator_again() -> None:
+def test_session_timeout_marks_the_coordinator_unknown() -> None:
     membership, sent = stable()
     assert membership.next_action(45_000) == MarkCoordinatorUnknown()
 
@@ -171,7 +171,7 @@ def test_session_without_an_answer_looks_for_the_coordinator_again() -> None:
     assert membership.next_action(45_000) == SendHeartbeat()
 
 
-def test_owner_that_does_not_poll_makes_the_member_leave() -> None:
+def test_member_leaves_after_max_poll_interval() -> None:
     membership, _ = stable()
     membership.restart_session_timer(290_000)
     membership.on_heartbeat_response(0, membership.generation, 290_000)
@@ -193,11 +193,11 @@ def test_static_member_does_not_leave() -> None:
     assert membership.leave_request("closing") is None
 
 
-def test_member_without_id_has_nothing_to_leave() -> None:
+def test_member_without_an_id_does_not_leave() -> None:
     assert member().leave_request("closing") is None
 
 
-def test_reason_is_cut_to_what_kafka_takes() -> None:
+def test_reason_is_truncated_to_255_characters() -> None:
     membership, _ = stable()
     membership.request_rejoin("x" * 400)
     membership.prepare(("t",))
@@ -205,10 +205,10 @@ def test_reason_is_cut_to_what_kafka_takes() -> None:
     assert len(membership.leave_request("y" * 400).members[0].reason) == 255
 
 
-def test_leader_is_who_the_coordinator_names() -> None:
+def test_leader_is_named_by_the_coordinator() -> None:
     membership, sent = joining()
     rows = [{"member_id": "m", "metadata": b"1"}, {"member_id": "n", "metadata": b"2"}]
-    answer = join_answer(leader="m")
+    answer = join_response(leader="m")
     answer.members = [type(answer).JoinGroupResponseMember(group_instance_id=None, **row) for row in rows]
 
     joined = membership.on_join_response(answer, sent, 0)
@@ -220,15 +220,15 @@ def test_leader_is_who_the_coordinator_names() -> None:
     assert (request.generation_id, request.protocol_name, request.protocol_type) == (5, "range", "consumer")
 
 
-def test_a_subscription_that_changes_during_a_round_is_followed_by_another_round() -> None:
+def test_subscription_change_during_a_rebalance_requests_another_one() -> None:
     membership = member()
     membership.prepare(("t",))
     membership.join_request([("range", b"t")])
-    joined = membership.on_join_response(join_answer(generation_id=1), membership.generation, 0)
+    joined = membership.on_join_response(join_response(generation_id=1), membership.generation, 0)
     assert isinstance(joined, Joined)
     membership.subscription_changed("subscription has changed")
     membership.sync_request({})
-    membership.on_sync_response(sync_answer(partitions=(T0,)), joined.generation, 0)
+    membership.on_sync_response(sync_response(partitions=(T0,)), joined.generation, 0)
 
     assert membership.rejoin_needed and membership.rejoin_reason == "subscription has changed"
     membership.complete(lambda topic: True)

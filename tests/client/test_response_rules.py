@@ -1,10 +1,9 @@
-"""Every row of the member's tables, applied to a member in every state a request can be answered in."""
+"""Every response rule of the membership state machine, in every state."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from membership_support import OWNED, join_response, joining, stable, sync_response, syncing
 
 from spark_groupsource.client.membership.response_rules import (
     HEARTBEAT_RULES,
@@ -19,59 +18,11 @@ from spark_groupsource.client.membership.response_rules import (
 from spark_groupsource.client.membership.state_machine import (
     Generation,
     Idle,
-    Joined,
-    MemberConfig,
-    Membership,
     MemberState,
     SendHeartbeat,
 )
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, RemoteProtocolError
-from spark_groupsource.model import Assignment, TopicPartition
-from spark_groupsource.wire.consumer_protocol import encode_assignment
-from spark_groupsource.wire.messages import JoinGroupResponse, SyncGroupResponse
-
-CONFIG = MemberConfig("g", ("range",))
-OWNED = (TopicPartition("t", 0),)
-
-
-def joining(member_id: str = "m", generation_id: int = 4) -> tuple[Membership, Generation]:
-    """A member with a JoinGroup outstanding."""
-    membership = Membership(CONFIG, 0)
-    membership.generation = Generation(generation_id, member_id, "range")
-    membership.prepare(("t",))
-    membership.join_request([("range", b"")])
-    return membership, membership.generation
-
-
-def join_answer(error_code: int = 0, **fields: Any) -> Any:
-    values = {"generation_id": 5, "protocol_type": "consumer", "protocol_name": "range", "leader": "other"}
-    values |= {"member_id": "m", "members": [], "skip_assignment": False}
-    return JoinGroupResponse(error_code=error_code, **(values | fields))
-
-
-def syncing() -> tuple[Membership, Generation]:
-    """A member with a SyncGroup outstanding."""
-    membership, sent = joining()
-    joined = membership.on_join_response(join_answer(), sent, 0)
-    assert isinstance(joined, Joined)
-    membership.sync_request({})
-    return membership, joined.generation
-
-
-def sync_answer(error_code: int = 0, partitions: tuple[TopicPartition, ...] = OWNED, **fields: Any) -> Any:
-    values = {"protocol_type": "consumer", "protocol_name": "range"}
-    return SyncGroupResponse(
-        error_code=error_code, assignment=encode_assignment(Assignment(partitions)), **(values | fields)
-    )
-
-
-def stable() -> tuple[Membership, Generation]:
-    """A member that owns one partition."""
-    membership, sent = syncing()
-    assert membership.on_sync_response(sync_answer(), sent, 0).reaction is Reaction.CONTINUE
-    completed = membership.complete(lambda topic: True)
-    assert completed is not None and completed.gained == OWNED
-    return membership, membership.generation
+from spark_groupsource.wire.messages import SyncGroupResponse
 
 
 def expected_generation(before: Generation, reset: Reset) -> Generation:
@@ -83,11 +34,11 @@ def expected_generation(before: Generation, reset: Reset) -> Generation:
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if c != ErrorCode.NONE])
-def test_join_answer(code: ErrorCode) -> None:
+def test_join_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     membership, sent = joining()
     rule = JOIN_RULES.get(code, ResponseRule(Reaction.FAIL))
 
-    assert membership.on_join_response(join_answer(code), sent, 0) == rule
+    assert membership.on_join_response(join_response(code), sent, 0) == rule
     assert membership.state is MemberState.UNJOINED
     assert membership.rejoin_needed
     if code == ErrorCode.MEMBER_ID_REQUIRED:
@@ -101,18 +52,18 @@ def test_join_answer(code: ErrorCode) -> None:
 
 
 @pytest.mark.parametrize("code", [c for c in ErrorCode if c != ErrorCode.NONE])
-def test_sync_answer(code: ErrorCode) -> None:
+def test_sync_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     membership, sent = syncing()
     rule = SYNC_RULES.get(code, ResponseRule(Reaction.FAIL))
 
-    assert membership.on_sync_response(sync_answer(code), sent, 0) == rule
+    assert membership.on_sync_response(sync_response(code), sent, 0) == rule
     assert membership.state is MemberState.UNJOINED
     assert membership.rejoin_needed
     assert membership.generation == expected_generation(sent, rule.reset)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_heartbeat_answer_to_a_stable_member(code: ErrorCode) -> None:
+def test_heartbeat_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     membership, sent = stable()
     rule = HEARTBEAT_RULES.get(code, ResponseRule(Reaction.RETRY_HEARTBEAT))
 
@@ -126,7 +77,7 @@ def test_heartbeat_answer_to_a_stable_member(code: ErrorCode) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(FENCING_ERRORS))
-def test_heartbeat_answer_to_an_older_generation_means_nothing(code: int) -> None:
+def test_heartbeat_response_to_an_older_generation_is_ignored(code: int) -> None:
     membership, sent = stable()
 
     rule = membership.on_heartbeat_response(code, sent._replace(generation_id=sent.generation_id - 1), 10)
@@ -136,19 +87,19 @@ def test_heartbeat_answer_to_an_older_generation_means_nothing(code: int) -> Non
 
 
 @pytest.mark.parametrize("code", sorted(FENCING_ERRORS))
-def test_join_answer_to_an_older_generation_resets_nothing(code: int) -> None:
+def test_join_response_to_an_older_generation_resets_nothing(code: int) -> None:
     membership, sent = joining()
 
-    membership.on_join_response(join_answer(code), sent._replace(generation_id=sent.generation_id - 1), 0)
+    membership.on_join_response(join_response(code), sent._replace(generation_id=sent.generation_id - 1), 0)
 
     assert membership.generation == sent
 
 
-def test_rebalance_heard_before_the_assignment_is_dropped() -> None:
+def test_rebalance_error_before_the_assignment_is_dropped() -> None:
     membership, sent = syncing()
 
     membership.on_heartbeat_response(ErrorCode.REBALANCE_IN_PROGRESS, sent, 0)
-    membership.on_sync_response(sync_answer(), sent, 0)
+    membership.on_sync_response(sync_response(), sent, 0)
 
     assert not membership.rejoin_needed
     membership.complete(lambda topic: True)
@@ -157,7 +108,7 @@ def test_rebalance_heard_before_the_assignment_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(FENCING_ERRORS))
-def test_refused_commit(code: int) -> None:
+def test_fencing_commit_error_resets_the_member(code: int) -> None:
     membership, sent = stable()
 
     membership.on_commit_response(code, sent._replace(generation_id=0))
@@ -169,7 +120,7 @@ def test_refused_commit(code: int) -> None:
     assert membership.is_fenced and membership.loss_cause == FENCING_ERRORS[code]
 
 
-def test_commit_while_the_group_rebalances_asks_for_a_rejoin_only() -> None:
+def test_commit_error_during_a_rebalance_only_requests_a_rejoin() -> None:
     membership, sent = stable()
 
     membership.on_commit_response(ErrorCode.REBALANCE_IN_PROGRESS, sent)
@@ -177,35 +128,35 @@ def test_commit_while_the_group_rebalances_asks_for_a_rejoin_only() -> None:
     assert membership.rejoin_needed and membership.generation == sent and not membership.is_fenced
 
 
-def test_join_answer_of_another_protocol_type_fails() -> None:
+def test_join_response_of_another_protocol_type_fails() -> None:
     membership, sent = joining()
-    assert membership.on_join_response(join_answer(protocol_type="connect"), sent, 0) == PROTOCOL_MISMATCH
+    assert membership.on_join_response(join_response(protocol_type="connect"), sent, 0) == PROTOCOL_MISMATCH
 
 
-def test_join_answer_after_a_reset_is_dropped() -> None:
+def test_join_response_after_a_reset_is_dropped() -> None:
     membership, sent = joining()
     membership.on_leave("poll time-out")
 
-    rule = membership.on_join_response(join_answer(), sent, 0)
+    rule = membership.on_join_response(join_response(), sent, 0)
 
     assert isinstance(rule, ResponseRule) and rule.reaction is Reaction.REJOIN
     assert membership.generation == Generation()
 
 
-def test_sync_answer_after_a_reset_is_taken_for_an_illegal_generation() -> None:
+def test_sync_response_after_a_reset_counts_as_illegal_generation() -> None:
     membership, sent = syncing()
     membership.on_leave("poll time-out")
 
-    assert membership.on_sync_response(sync_answer(), sent, 0) == SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
+    assert membership.on_sync_response(sync_response(), sent, 0) == SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
     assert not membership.needs_complete
 
 
-def test_sync_answer_of_another_assignor_fails() -> None:
+def test_sync_response_of_another_assignor_fails() -> None:
     membership, sent = syncing()
-    assert membership.on_sync_response(sync_answer(protocol_name="sticky"), sent, 0) == PROTOCOL_MISMATCH
+    assert membership.on_sync_response(sync_response(protocol_name="sticky"), sent, 0) == PROTOCOL_MISMATCH
 
 
-def test_assignment_that_cannot_be_read_fails_the_round() -> None:
+def test_malformed_assignment_fails_the_rebalance() -> None:
     membership, sent = syncing()
 
     with pytest.raises(RemoteProtocolError):
@@ -214,14 +165,14 @@ def test_assignment_that_cannot_be_read_fails_the_round() -> None:
     assert membership.state is MemberState.UNJOINED and membership.rejoin_needed
 
 
-def test_only_codes_a_member_cannot_mend_are_raised() -> None:
+def test_codes_that_a_member_cannot_handle_are_raised() -> None:
     raised = {code for code in ErrorCode if JOIN_RULES.get(code, ResponseRule(Reaction.FAIL)).reaction is Reaction.FAIL}
     assert {ErrorCode.INCONSISTENT_GROUP_PROTOCOL, ErrorCode.GROUP_AUTHORIZATION_FAILED} <= raised
     error = fatal_error("g", "JoinGroup", ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     assert "partition.assignment.strategy" in str(error) and "g" in str(error)
 
 
-def test_heartbeats_go_on_after_a_failed_one() -> None:
+def test_failed_heartbeat_is_retried() -> None:
     membership, _ = stable()
     membership.on_heartbeat_failure(3_000, 150)
     assert membership.next_action(3_100) == Idle(3_150)

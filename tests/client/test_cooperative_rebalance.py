@@ -1,4 +1,4 @@
-"""What a cooperative member keeps over a round, it may read, beat and commit for meanwhile; on both brokers."""
+"""Cooperative members read, commit and send heartbeats during a rebalance."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from client_support import open_cluster
+from client_support import POLL_MS, group_client, open_cluster, polling, settle
 from conformance.scripted_group import T0, follower
 from support.topics import create_topic
 from support.waiting import wait_until
-from test_group_client import POLL_MS, group_client, polling, settle
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import Cluster
@@ -46,7 +45,9 @@ def commit_all(ours: GroupClient, view: GroupView, offset: int) -> None:
     assert {c.offset for c in ours.committed(view.partitions).values() if c} == {offset}
 
 
-def test_kept_partitions_stay_ours_through_both_phases(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_retained_partitions_are_owned_in_both_rebalances(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     ours, slow, late = (
         group_client(client, group, topic, client_id=name, assignors=COOPERATIVE) for name in ("ours", "slow", "late")
@@ -97,7 +98,7 @@ def test_kept_partitions_stay_ours_through_both_phases(client: Cluster, topic: s
         assert sorted(owned) == [TopicPartition(topic, n) for n in range(6)]
 
 
-def test_claim_ends_with_the_membership(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_removed_member_does_not_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, assignors=COOPERATIVE) as ours:
         ours.poll(POLL_MS)
@@ -115,7 +116,7 @@ def test_claim_ends_with_the_membership(client: Cluster, topic: str, group: str,
         slow.close()
 
 
-def test_eager_members_keep_nothing(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_eager_members_do_not_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         assert ours.poll(POLL_MS).retains_partitions
@@ -146,7 +147,7 @@ def beat(coordinator: Coordinator, beating: TaskHeartbeat) -> int:
     return beating._heartbeat(1_000)
 
 
-def test_claiming_task_follows_its_member_up_and_back() -> None:
+def test_task_that_retains_partitions_follows_the_generation() -> None:
     coordinator: Any = Coordinator(4)
     beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
     assert beat(coordinator, beating) == 0 and coordinator.asked == [4]
@@ -160,7 +161,7 @@ def test_claiming_task_follows_its_member_up_and_back() -> None:
     assert 3 not in coordinator.asked and len(coordinator.asked) < 25
 
 
-def test_claiming_task_follows_its_member_while_its_other_thread_does_so_too() -> None:
+def test_task_follows_the_generation_that_its_other_thread_found() -> None:
     coordinator: Any = Coordinator(5)
     beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
 
@@ -171,7 +172,7 @@ def test_claiming_task_follows_its_member_while_its_other_thread_does_so_too() -
     assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5]
 
 
-def test_commit_between_the_end_of_a_round_and_its_answer_is_not_a_verdict() -> None:
+def test_commit_error_before_the_join_response_does_not_fence() -> None:
     bench = follower(T0, assignors=COOPERATIVE)
     bench.member.request_rejoin("a test")
     bench.poll()
