@@ -92,10 +92,10 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
     Raises: GenerationMismatchError when the member is fenced, also after the last record; DataLossError when records
     no longer exist and failOnDataLoss is true; BrokerError, NetworkError.
     """
-    _freeze_once()
+    freeze_imports()
     cluster = _cluster(partition.settings)
     try:
-        with _heartbeat(cluster, partition.membership) as heartbeat:
+        with open_heartbeat(cluster, partition.membership) as heartbeat:
             yield from _read(cluster, partition, columns, heartbeat)
             heartbeat.check_now()
     except GroupSourceError as error:
@@ -104,8 +104,11 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
         raise strip_traceback(error) from None
 
 
-def _freeze_once() -> None:
-    # Spark's daemon collects garbage after each task, which takes about 15 ms for the imported modules
+def freeze_imports() -> None:
+    """Exempts the imported modules from garbage collection, once per process.
+
+    Spark's daemon collects garbage after each task, which takes about 15 ms for the imported modules.
+    """
     global _frozen
     if not _frozen:
         _frozen = True
@@ -132,7 +135,8 @@ def _discard(cluster: Cluster) -> None:
     cluster.close()
 
 
-def _heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
+def open_heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
+    """Returns the heartbeat of a task; one that does nothing without membership."""
     if membership is None:
         return nullcontext(_NoHeartbeat())
     from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat

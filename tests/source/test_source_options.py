@@ -1,5 +1,8 @@
 """Parsing of the source's options."""
 
+import dataclasses
+import pickle
+
 import pytest
 
 from spark_groupsource.errors import ConfigurationError
@@ -114,6 +117,27 @@ def test_stream_needs_a_group_unless_partitions_are_assigned():
 def test_trigger_options_are_ignored_in_a_batch_query():
     options = parse_options({**BASE, "maxOffsetsPerTrigger": "5"}, "batch")
     assert (options.max_offsets_per_trigger, options.ignored) == (None, ("maxOffsetsPerTrigger",))
+
+
+def test_options_are_immutable_picklable_and_show_no_password():
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="secret";'
+    security = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
+    options = parse_options({**BASE, **security, "startingOffsets": "-100"}, "stream")
+    assert options.client.security != parse_options(BASE, "stream").client.security
+    assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.subscribe = ("other",)
+    assert "secret" not in repr(options)
+
+
+def test_settings_of_client_members_and_tasks():
+    given = {**BASE, "kafka.client.id": "app", "kafka.session.timeout.ms": "9000", "kafkaConsumer.pollTimeoutMs": "700"}
+    options = parse_options(given, "stream")
+    client = options.client_settings("other:1234")
+    assert ([str(a) for a in client.bootstrap], client.client_id) == (["other:1234"], "app")
+    assert options.task_settings(client) == dataclasses.replace(client, default_api_timeout_ms=700)
+    group = options.group_settings(3)
+    assert (group.group_id, group.members, group.topics, group.session_timeout_ms) == ("g", 3, ("t",), 9000)
 
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
