@@ -1,4 +1,4 @@
-"""What a broker is given that is wrong: it says what and how to mend it, and serves its other clients meanwhile."""
+"""Invalid input: error messages, and service of other clients."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def broker():
 
 
 @pytest.fixture
-def neighbour(broker):
-    """A client that was there before; it must be served afterwards, and what it stored must still be there."""
+def other_client(broker):
+    """A client that connects before the test; after it, the client is served and its records are unchanged."""
     with RawConnection(broker.bootstrap_servers) as connection:
-        if not metadata(connection, "neighbour").topics[0].partitions:
-            assert create_topic(connection, "neighbour").error_code == 0
-        base = produce(connection, "neighbour", batch(b"before")).base_offset
+        if not metadata(connection, "other_client").topics[0].partitions:
+            assert create_topic(connection, "other_client").error_code == 0
+        base = produce(connection, "other_client", batch(b"before")).base_offset
         yield connection
-        assert fetched_values(fetch(connection, "neighbour", base))[0] == b"before"
+        assert fetched_values(fetch(connection, "other_client", base))[0] == b"before"
 
 
 def frame_of(body: bytes) -> bytes:
@@ -50,7 +50,7 @@ def frame_of(body: bytes) -> bytes:
 
 GOOD = bytes(encode_request(MetadataRequest(topics=None, allow_auto_topic_creation=True), 9, 7, "client"))
 
-SENSELESS = {
+INVALID_FRAMES = {
     "a frame that claims 2 GB": struct.pack(">i", 2**31 - 1),
     "a frame above the limit": struct.pack(">i", 1_000_001),
     "a negative length": struct.pack(">i", -1),
@@ -67,8 +67,8 @@ SENSELESS = {
 }
 
 
-@pytest.mark.parametrize("data", SENSELESS.values(), ids=SENSELESS.keys())
-def test_senseless_bytes_close_their_own_connection_alone(broker, neighbour, data):
+@pytest.mark.parametrize("data", INVALID_FRAMES.values(), ids=INVALID_FRAMES.keys())
+def test_invalid_bytes_close_only_their_own_connection(broker, other_client, data):
     seen = len(broker.reports)
     with RawConnection(broker.bootstrap_servers) as connection:
         connection.send(data)
@@ -78,67 +78,67 @@ def test_senseless_bytes_close_their_own_connection_alone(broker, neighbour, dat
 
 
 @pytest.mark.parametrize("size", range(0, len(GOOD), 5))
-def test_a_frame_cut_short_by_the_client_harms_nobody(broker, neighbour, size):
+def test_a_truncated_frame_does_not_affect_other_clients(broker, other_client, size):
     with RawConnection(broker.bootstrap_servers) as connection:
         connection.send(GOOD[:size])
-    assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+    assert metadata(other_client, "other_client").topics[0].error_code == 0
 
 
-def test_a_half_sent_frame_does_not_hold_up_others(broker, neighbour):
+def test_an_incomplete_frame_does_not_block_other_clients(broker, other_client):
     with RawConnection(broker.bootstrap_servers) as connection:
         connection.send(GOOD[:10])
-        assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+        assert metadata(other_client, "other_client").topics[0].error_code == 0
         connection.send(GOOD[10:])
         assert connection.read_frame()
 
 
-def test_a_frame_that_claims_much_costs_only_what_has_come(broker, neighbour):
+def test_a_large_frame_length_allocates_only_received_bytes(broker, other_client):
     held = [RawConnection(broker.bootstrap_servers) for _ in range(50)]
     try:
         for connection in held:
             connection.send(struct.pack(">i", 1_000_000) + b"\0" * 10)
-        assert metadata(neighbour, "neighbour").topics[0].error_code == 0
+        assert metadata(other_client, "other_client").topics[0].error_code == 0
     finally:
         for connection in held:
             connection.socket.close()
 
 
-def test_an_unknown_version_of_api_versions_is_answered_so_that_anyone_reads_it(broker):
+def test_an_unsupported_api_versions_request_gets_a_version_0_response(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         connection.send(frame_of(struct.pack(">hhih", 18, 77, 5, -1)))
         frame = connection.read_frame()
         correlation_id, code, count, key, low, high = struct.unpack_from(">ihihhh", frame)
         assert (correlation_id, code, count, key, low, high) == (5, 35, 1, 18, 0, 4)
-        # and the connection goes on
+        # the connection stays open
         assert len(connection.call(ApiVersionsRequest(), 0).api_keys) > 15
 
 
-def test_requests_are_answered_one_after_another_in_order(broker, neighbour):
-    base = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
+def test_responses_are_in_request_order(broker, other_client):
+    base = produce(other_client, "other_client", batch(b"x")).base_offset + 1
     with RawConnection(broker.bootstrap_servers) as connection:
-        waiting = connection.post(fetch_request("neighbour", base, max_wait_ms=60_000), 11)
+        waiting = connection.post(fetch_request("other_client", base, max_wait_ms=60_000), 11)
         behind = [connection.post(MetadataRequest(topics=[], allow_auto_topic_creation=False), 9) for _ in range(3)]
-        produce(neighbour, "neighbour", batch(b"wakes the fetch"))
+        produce(other_client, "other_client", batch(b"wakes the fetch"))
         answered = [struct.unpack_from(">i", connection.read_frame())[0] for _ in range(4)]
         assert answered == [waiting, *behind]
 
 
-def test_a_client_that_goes_while_its_fetch_waits_is_forgotten(broker, neighbour):
-    end = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
+def test_a_delayed_fetch_is_dropped_when_its_client_disconnects(broker, other_client):
+    end = produce(other_client, "other_client", batch(b"x")).base_offset + 1
     with RawConnection(broker.bootstrap_servers) as connection:
-        connection.post(fetch_request("neighbour", end, max_wait_ms=600_000), 11)
-        wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 1, "the fetch is parked")
-    wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 0, "the fetch is forgotten")
+        connection.post(fetch_request("other_client", end, max_wait_ms=600_000), 11)
+        wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 1, "the fetch is delayed")
+    wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 0, "the fetch is dropped")
 
 
-def test_a_client_that_reads_nothing_holds_up_nobody_and_gets_everything_in_the_end(broker, neighbour):
-    create_topic(neighbour, "bulk")
+def test_a_client_that_does_not_read_blocks_no_other_client_and_receives_all_responses(broker, other_client):
+    create_topic(other_client, "bulk")
     for _ in range(40):
-        assert produce(neighbour, "bulk", batch(b"x" * 40_000)).error_code == 0
+        assert produce(other_client, "bulk", batch(b"x" * 40_000)).error_code == 0
     with RawConnection(broker.bootstrap_servers) as connection:
         asked = [connection.post(fetch_request("bulk", 0), 11) for _ in range(60)]  # about 60 MB of answers
         for _ in range(20):
-            assert produce(neighbour, "neighbour", batch(b"meanwhile")).error_code == 0
+            assert produce(other_client, "other_client", batch(b"meanwhile")).error_code == 0
         unsent = broker.call(lambda b: broker.unsent_bytes)
         assert 0 < unsent < 5_000_000
         answered = []
@@ -149,7 +149,7 @@ def test_a_client_that_reads_nothing_holds_up_nobody_and_gets_everything_in_the_
         assert answered == asked
 
 
-def test_a_silent_connection_is_closed():
+def test_an_idle_connection_is_closed():
     with EmbeddedBroker(config={"connections.max.idle.ms": "200"}) as running:
         with RawConnection(running.bootstrap_servers) as connection:
             connection.send(GOOD[:9])
@@ -175,45 +175,45 @@ BAD_RECORDS = {
     "none": (b"", ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "too large": (batch(b"x" * 60_000), ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes (50000)"),
     "control records": (batch(b"abc", control=True), ErrorCode.INVALID_RECORD, "data records"),
-    "a transaction of nobody": (batch(b"abc", transactional=True), ErrorCode.INVALID_RECORD, "must have a producer id"),
+    "no producer id": (batch(b"abc", transactional=True), ErrorCode.INVALID_RECORD, "must have a producer id"),
 }
 
 
 @pytest.mark.parametrize("data, code, reason", BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
-def test_bad_records_are_refused_and_nothing_of_them_is_stored(broker, neighbour, data, code, reason):
-    end = produce(neighbour, "neighbour", batch(b"x")).base_offset + 1
-    answer = produce(neighbour, "neighbour", data)
-    assert (answer.error_code, answer.base_offset) == (code, -1)
-    assert reason in answer.error_message
-    assert produce(neighbour, "neighbour", batch(b"y")).base_offset == end
+def test_invalid_batches_are_rejected_and_not_stored(broker, other_client, data, code, reason):
+    end = produce(other_client, "other_client", batch(b"x")).base_offset + 1
+    response = produce(other_client, "other_client", data)
+    assert (response.error_code, response.base_offset) == (code, -1)
+    assert reason in response.error_message
+    assert produce(other_client, "other_client", batch(b"y")).base_offset == end
 
 
-def test_produce_to_what_is_not_there(broker, neighbour):
-    answer = produce(neighbour, "nowhere", batch(b"x"))
-    assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    answer = produce(neighbour, "neighbour", batch(b"x"), partition=7)
-    assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def test_produce_to_unknown_partitions(broker, other_client):
+    response = produce(other_client, "nowhere", batch(b"x"))
+    assert response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    response = produce(other_client, "other_client", batch(b"x"), partition=7)
+    assert response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_produce_with_senseless_acks_or_to_a_transaction_that_is_not_open(broker, neighbour):
+def test_produce_with_invalid_acks_or_without_an_ongoing_transaction(broker, other_client):
     def code_of(request):
-        return neighbour.call(request, 9).responses[0].partition_responses[0].error_code
+        return other_client.call(request, 9).responses[0].partition_responses[0].error_code
 
-    assert code_of(produce_request("neighbour", batch(b"x"), acks=2)) == ErrorCode.INVALID_REQUIRED_ACKS
+    assert code_of(produce_request("other_client", batch(b"x"), acks=2)) == ErrorCode.INVALID_REQUIRED_ACKS
     data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
-    request = produce_request("neighbour", data, transactional_id="t")
+    request = produce_request("other_client", data, transactional_id="t")
     assert code_of(request) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert code_of(produce_request("neighbour", data)) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert code_of(produce_request("other_client", data)) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 @pytest.mark.parametrize("topic", ("__consumer_offsets", "__transaction_state"))
-def test_the_coordinators_logs_take_no_records_from_outside(broker, neighbour, topic):
-    assert produce(neighbour, topic, batch(b"x")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+def test_produce_to_internal_topics_is_rejected(broker, other_client, topic):
+    assert produce(other_client, topic, batch(b"x")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("offset", [-5, 10**9])
-def test_fetch_from_outside_the_log(broker, neighbour, offset):
-    assert fetch(neighbour, "neighbour", offset).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+def test_fetch_out_of_range(broker, other_client, offset):
+    assert fetch(other_client, "other_client", offset).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 # --- topics ---
@@ -225,43 +225,43 @@ def test_fetch_from_outside_the_log(broker, neighbour, offset):
         ("a/b", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
         ("..", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
         ("x" * 250, 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION, "is illegal"),
-        ("neighbour", 1, {}, ErrorCode.TOPIC_ALREADY_EXISTS, "already exists"),
+        ("other_client", 1, {}, ErrorCode.TOPIC_ALREADY_EXISTS, "already exists"),
         ("fine", 0, {}, ErrorCode.INVALID_PARTITIONS, "1 to 100000 partitions"),
         ("fine", 1, {"segment_byte": "1"}, ErrorCode.INVALID_CONFIG, "closest name is segment.bytes."),
         ("fine", 1, {"segment_bytes": "many"}, ErrorCode.INVALID_CONFIG, "must be an integer"),
         ("fine", 1, {"cleanup_policy": "burn"}, ErrorCode.INVALID_CONFIG, "must be a list of delete, compact"),
     ],
 )
-def test_topics_that_cannot_be(broker, neighbour, name, partitions, settings, code, reason):
-    result = create_topic(neighbour, name, partitions, **settings)
+def test_invalid_topics_are_rejected(broker, other_client, name, partitions, settings, code, reason):
+    result = create_topic(other_client, name, partitions, **settings)
     assert (result.error_code, reason in result.error_message) == (code, True), result.error_message
     if name == "fine":
-        assert metadata(neighbour, name).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert metadata(other_client, name).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 # --- start ---
 
 
-def test_a_port_in_use_is_named(broker, tmp_path):
+def test_a_port_in_use_is_an_error_with_the_port(broker, tmp_path):
     port = int(broker.bootstrap_servers.rpartition(":")[2])
     with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use by another process. Stop it or"):
         EmbeddedBroker(tmp_path / "data", port=port).start()
     assert not (tmp_path / "data").exists()
 
 
-def test_a_directory_in_use_is_named_and_left_alone(broker, neighbour):
+def test_a_data_directory_in_use_is_an_error_and_unchanged(broker, other_client):
     with pytest.raises(StorageError, match=r"is in use by another broker \(process \d+\). Stop that"):
         EmbeddedBroker(broker.data_dir).start()
 
 
-def test_a_directory_that_is_not_ours_is_named_and_left_alone(tmp_path):
+def test_a_foreign_directory_is_an_error_and_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(StorageError, match="is not empty and not that of a groupsource broker: it contains thesis.txt"):
         EmbeddedBroker(tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
+def test_a_kafka_directory_is_an_error_without_adopt_and_unchanged(tmp_path):
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
     with pytest.raises(StorageError, match="belongs to an Apache Kafka broker. Choose"):
         EmbeddedBroker(tmp_path).start()
@@ -276,22 +276,22 @@ def test_the_directory_of_a_real_kafka_is_named_and_left_alone(tmp_path):
         ({"auto.create.topics.enable": "yes"}, "must be true or false, got 'yes'"),
     ],
 )
-def test_settings_that_are_wrong_are_named(config, reason):
+def test_invalid_settings_are_errors_with_their_names(config, reason):
     with pytest.raises(ConfigurationError, match=reason):
         EmbeddedBroker(config=config)
 
 
-def test_a_host_that_is_not_of_this_machine_is_named(tmp_path):
+def test_an_address_of_another_host_is_an_error_with_the_address(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot listen on 203.0.113.1:0"):
         EmbeddedBroker(tmp_path / "data", host="203.0.113.1").start()
 
 
-# --- files that were harmed while the broker was down ---
+# --- files damaged while the broker was stopped ---
 
 
 @pytest.fixture
 def stored(tmp_path: Path):
-    """A data directory with topics `harmed` and `whole`, ten batches each, of a broker that was stopped."""
+    """A data directory of a stopped broker with topics `harmed` and `whole`, ten batches each."""
     with EmbeddedBroker(tmp_path) as running, RawConnection(running.bootstrap_servers) as connection:
         for name in ("harmed", "whole"):
             create_topic(connection, name)
@@ -303,18 +303,18 @@ def stored(tmp_path: Path):
 def values(connection, topic):
     found, offset = [], 0
     while True:
-        answer = fetch(connection, topic, offset, max_bytes=1)
-        assert answer.error_code == 0
-        if offset >= answer.high_watermark:
+        response = fetch(connection, topic, offset, max_bytes=1)
+        assert response.error_code == 0
+        if offset >= response.high_watermark:
             return found
-        found += fetched_values(answer)
+        found += fetched_values(response)
         offset = len(found)
 
 
 ALL = [b"%d" % number for number in range(10)]
 
 
-def test_a_torn_tail_is_cut_and_said(stored):
+def test_an_incomplete_last_batch_is_truncated_and_reported(stored):
     path = stored / "harmed-0" / f"{0:020d}.log"
     (stored / "clean-shutdown.json").unlink()  # as if it had been killed
     path.write_bytes(path.read_bytes()[:-7])
@@ -326,7 +326,7 @@ def test_a_torn_tail_is_cut_and_said(stored):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_flipped_bit_is_said_and_never_served_past(stored, killed):
+def test_a_corrupt_batch_is_reported_and_ends_reads(stored, killed):
     path = stored / "harmed-0" / f"{0:020d}.log"
     if killed:
         (stored / "clean-shutdown.json").unlink()
@@ -334,18 +334,18 @@ def test_a_flipped_bit_is_said_and_never_served_past(stored, killed):
     fifth = list(iter_batches(data))[4]
     path.write_bytes(spoilt(data, fifth.position + 66))
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
-        answer = fetch(connection, "harmed", 0)
-        assert fetched_values(answer) == ALL[:4]
+        response = fetch(connection, "harmed", 0)
+        assert fetched_values(response) == ALL[:4]
         for offset in range(4, 10):
-            answer = fetch(connection, "harmed", offset)
-            assert (answer.error_code, bytes(answer.records or b"")) == (ErrorCode.CORRUPT_MESSAGE, b"")
+            response = fetch(connection, "harmed", offset)
+            assert (response.error_code, bytes(response.records or b"")) == (ErrorCode.CORRUPT_MESSAGE, b"")
         assert any(f"{path} is damaged at byte {fifth.position}" in line for line in running.reports)
         assert produce(connection, "harmed", batch(b"no")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert values(connection, "whole") == ALL
     assert path.read_bytes() == spoilt(data, fifth.position + 66)
 
 
-def test_a_deleted_partition_directory_takes_that_partition_offline_alone(stored):
+def test_a_missing_partition_directory_takes_only_that_partition_offline(stored):
     for path in (stored / "harmed-0").iterdir():
         path.unlink()
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
@@ -357,7 +357,7 @@ def test_a_deleted_partition_directory_takes_that_partition_offline_alone(stored
 
 
 @pytest.mark.parametrize("name", ["topics.json", "meta.properties"])
-def test_a_damaged_catalogue_stops_the_start(stored, name):
+def test_a_corrupt_catalog_prevents_the_start(stored, name):
     (stored / name).write_bytes(b"\0\0\0")
     with pytest.raises(StorageError, match="is corrupt|belongs to an Apache Kafka broker"):
         EmbeddedBroker(stored).start()

@@ -1,4 +1,4 @@
-"""Kafka's names, their values, and what is refused."""
+"""Broker and topic settings: names, values, rejected values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.storage.topic_config import TOPIC_SETTINGS, TopicConfig, topic_config
 
 
-def test_nothing_given_is_kafkas_defaults():
+def test_defaults_are_those_of_kafka():
     assert broker_config({}) == BrokerConfig()
     config = BrokerConfig()
     assert (config.offsets_topic_num_partitions, config.num_partitions) == (50, 1)
@@ -19,7 +19,7 @@ def test_nothing_given_is_kafkas_defaults():
     assert config.group.group_initial_rebalance_delay_ms == 3_000
 
 
-def test_settings_find_their_place():
+def test_settings_are_parsed_into_their_fields():
     config = broker_config(
         {"num.partitions": " 3 ", "log.segment.bytes": "2048", "group.max.size": "7", "delete.topic.enable": "FALSE"}
     )
@@ -27,7 +27,7 @@ def test_settings_find_their_place():
     assert config.delete_topic_enable is False
 
 
-def test_a_topic_takes_the_brokers_defaults_and_its_own_settings():
+def test_topic_settings_override_broker_defaults():
     defaults = broker_config({"log.retention.ms": "5", "log.segment.bytes": "2048"}).topic
     config = topic_config({"segment.bytes": "4096", "cleanup.policy": "compact", "max.message.bytes": None}, defaults)
     assert (config.retention_ms, config.segment_bytes, config.is_compacted) == (5, 4096, True)
@@ -35,13 +35,13 @@ def test_a_topic_takes_the_brokers_defaults_and_its_own_settings():
 
 
 @pytest.mark.parametrize("name", sorted(BROKER_SETTINGS))
-def test_every_broker_setting_takes_its_own_default(name):
+def test_every_broker_setting_accepts_its_default(name):
     info = BROKER_SETTINGS[name]
     assert broker_config({name: format_value(info.default)}) == BrokerConfig()
 
 
 @pytest.mark.parametrize("name", sorted(TOPIC_SETTINGS))
-def test_every_topic_setting_takes_its_own_default(name):
+def test_every_topic_setting_accepts_its_default(name):
     info = TOPIC_SETTINGS[name]
     assert topic_config({name: format_value(info.default)}, TopicConfig()) == TopicConfig()
 
@@ -58,7 +58,7 @@ def test_every_topic_setting_takes_its_own_default(name):
         ({"group.max.size": "0"}, "group.max.size must be between 1 and 2147483647"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_mend(settings, reason):
+def test_errors_contain_the_setting_and_the_accepted_values(settings, reason):
     with pytest.raises(ConfigurationError, match=reason):
         broker_config(settings)
 
@@ -70,12 +70,12 @@ def test_what_is_wrong_is_named_with_the_mend(settings, reason):
         (" delete , compact,delete ", ("delete", "compact")), ("", ()),
     ],
 )  # fmt: skip
-def test_a_list_has_each_entry_once(given, kept):
+def test_list_entries_are_unique(given, kept):
     config = topic_config({"cleanup.policy": given}, TopicConfig())
     assert (config.cleanup_policy, config.is_compacted) == (kept, "compact" in kept)
 
 
 @pytest.mark.parametrize("given", ["keep", "compact,", ",", "delete;compact"])
-def test_a_list_takes_nothing_unknown(given):
+def test_unknown_list_entries_are_rejected(given):
     with pytest.raises(ConfigurationError, match="cleanup.policy must be a list of delete, compact, got "):
         topic_config({"cleanup.policy": given}, TopicConfig())

@@ -1,4 +1,4 @@
-"""Deadlines and parked fetches, without a clock."""
+"""Deadline heap and purgatory of delayed fetches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drain(heap, now_ms):
     return found
 
 
-def test_keys_come_out_in_the_order_of_their_deadlines():
+def test_keys_expire_in_deadline_order():
     heap = DeadlineHeap()
     for key, deadline_ms in (("c", 30), ("a", 10), ("b", 20)):
         heap.set(key, deadline_ms)
@@ -29,7 +29,7 @@ def test_keys_come_out_in_the_order_of_their_deadlines():
     assert (heap.next_deadline_ms(), len(heap), "c" in heap) == (30, 1, True)
 
 
-def test_a_key_that_is_set_again_moves():
+def test_setting_a_key_again_moves_its_deadline():
     heap = DeadlineHeap()
     heap.set("a", 10)
     heap.set("a", 30)
@@ -40,7 +40,7 @@ def test_a_key_that_is_set_again_moves():
     assert (heap.next_deadline_ms(), drain(heap, 40), len(heap)) == (40, ["a"], 0)
 
 
-def test_a_cancelled_key_does_not_come():
+def test_a_cancelled_key_does_not_expire():
     heap = DeadlineHeap()
     heap.set("a", 10)
     heap.cancel("a")
@@ -48,7 +48,7 @@ def test_a_cancelled_key_does_not_come():
     assert (heap.next_deadline_ms(), drain(heap, 100)) == (None, [])
 
 
-def test_what_one_expiry_cancels_does_not_expire():
+def test_a_key_canceled_by_an_earlier_expiry_does_not_expire():
     heap = DeadlineHeap()
     heap.set("a", 10)
     heap.set("b", 10)
@@ -57,7 +57,7 @@ def test_what_one_expiry_cancels_does_not_expire():
     assert heap.pop_expired(10) is None
 
 
-def test_a_later_deadline_costs_no_entry_and_an_earlier_one_counts_at_once():
+def test_a_later_deadline_reuses_the_entry_and_an_earlier_one_applies_at_once():
     heap = DeadlineHeap()
     for deadline_ms in (10, 20, 30):
         heap.set("session", deadline_ms)
@@ -68,7 +68,7 @@ def test_a_later_deadline_costs_no_entry_and_an_earlier_one_counts_at_once():
     assert (drain(heap, 39), drain(heap, 40)) == ([], ["session"])
 
 
-def test_a_deadline_that_moves_for_ever_takes_no_memory():
+def test_moving_a_deadline_repeatedly_uses_bounded_memory():
     heap = DeadlineHeap()
     for deadline_ms in range(10_000):
         heap.set("session", deadline_ms)
@@ -77,7 +77,7 @@ def test_a_deadline_that_moves_for_ever_takes_no_memory():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.sampled_from(["set", "cancel", "expire"]))))
-def test_the_heap_does_what_a_dictionary_does(steps):
+def test_the_heap_agrees_with_a_dictionary(steps):
     heap, plain = DeadlineHeap(), {}
     for key, number, step in steps:
         if step == "set":
@@ -94,26 +94,26 @@ def test_the_heap_does_what_a_dictionary_does(steps):
         assert heap.next_deadline_ms() == min(plain.values(), default=None)
 
 
-def test_a_fetch_waits_for_the_bytes_it_lacks():
-    parked = DelayedFetchPurgatory()
-    parked.watch("f", [A, B], 100)
-    assert parked.record_append(A, 60) == []
-    assert parked.record_append(TopicPartition("c", 0), 1000) == []
-    assert parked.record_append(B, 40) == ["f"]
-    assert (len(parked), parked.record_append(A, 1000), parked.remove("f")) == (0, [], False)
+def test_a_fetch_completes_with_its_missing_bytes():
+    purgatory = DelayedFetchPurgatory()
+    purgatory.watch("f", [A, B], 100)
+    assert purgatory.record_append(A, 60) == []
+    assert purgatory.record_append(TopicPartition("c", 0), 1000) == []
+    assert purgatory.record_append(B, 40) == ["f"]
+    assert (len(purgatory), purgatory.record_append(A, 1000), purgatory.remove("f")) == (0, [], False)
 
 
-def test_appends_serve_the_oldest_first_and_every_one_that_has_enough():
-    parked = DelayedFetchPurgatory()
+def test_an_append_completes_all_satisfied_fetches_oldest_first():
+    purgatory = DelayedFetchPurgatory()
     for token, missing in (("f", 10), ("g", 10_000), ("h", 1)):
-        parked.watch(token, [A], missing)
-    assert parked.record_append(A, 10) == ["f", "h"]
-    assert parked.remove_watchers(A) == ["g"]
-    assert parked.remove_watchers(A) == []
+        purgatory.watch(token, [A], missing)
+    assert purgatory.record_append(A, 10) == ["f", "h"]
+    assert purgatory.remove_watchers(A) == ["g"]
+    assert purgatory.remove_watchers(A) == []
 
 
-def test_a_fetch_that_is_removed_is_not_credited():
-    parked = DelayedFetchPurgatory()
-    parked.watch("f", [A, B], 1)
-    assert parked.remove("f")
-    assert (parked.record_append(A, 5), parked.remove_watchers(B), parked._watchers) == ([], [], {})
+def test_a_removed_fetch_does_not_complete():
+    purgatory = DelayedFetchPurgatory()
+    purgatory.watch("f", [A, B], 1)
+    assert purgatory.remove("f")
+    assert (purgatory.record_append(A, 5), purgatory.remove_watchers(B), purgatory._watchers) == ([], [], {})

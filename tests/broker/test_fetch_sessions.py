@@ -1,4 +1,4 @@
-"""What a fetch with a session means, what its answer leaves out, and whose session makes room for whose."""
+"""Fetch sessions: errors, contents of incremental responses, eviction."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def sessions(slots=2):
     return FetchSessionCache(slots, count(1).__next__)
 
 
-def begin(cache, size, now_ms=0, version=NAMES):
-    """The id of a session of `size` partitions, 0 when none is granted."""
+def create_session(cache, size, now_ms=0, version=NAMES):
+    """Creates a session of `size` partitions; returns its id, 0 if none is created."""
     fetch = cache.new_context(request(*parts(size)), version, now_ms)
     return cache.update_and_respond(fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
 
 
-def use(cache, session, now_ms, *more, forget=()):
-    """The error of the next request of a session."""
+def send_next(cache, session, now_ms, *more, forget=()):
+    """Sends the next request of a session; returns its error."""
     fetch = cache.new_context(request(*more, session=session, forget=forget), NAMES, now_ms)
     if not fetch.error_code:
         cache.update_and_respond(fetch, [], now_ms)
@@ -72,7 +72,7 @@ def use(cache, session, now_ms, *more, forget=()):
 
 
 @pytest.mark.parametrize(
-    "now, told",
+    "now, included",
     [
         (entry(), False),
         (entry(records=b"r"), True),
@@ -83,7 +83,7 @@ def use(cache, session, now_ms, *more, forget=()):
         (entry(preferred=2), True),
     ],
 )
-def test_only_what_has_changed_is_told(now, told):
+def test_an_incremental_response_contains_changed_partitions_only(now, included):
     partition = CachedPartition(("t", 0), "t", None, request(("t", 0, 0)).topics[0].partitions[0])
 
     def include(current: PartitionData) -> bool:
@@ -92,25 +92,25 @@ def test_only_what_has_changed_is_told(now, told):
         return included
 
     assert include(entry()), "the first response"
-    assert include(now) is told
+    assert include(now) is included
     if now.error_code:
         assert include(now), "each response contains the error"
         assert include(entry()), "the response after the error contains the partition"
 
 
-def test_epochs_go_round_without_those_that_begin_and_end():
+def test_session_epochs_wrap_around_to_1():
     assert [next_epoch(epoch) for epoch in (0, 1, INT32_MAX - 1, INT32_MAX)] == [1, 2, INT32_MAX, 1]
     cache = sessions()
-    session_id = begin(cache, 1)
+    session_id = create_session(cache, 1)
     cache._sessions[session_id].epoch = INT32_MAX
-    assert use(cache, (session_id, INT32_MAX), 0) == ErrorCode.NONE
-    assert use(cache, (session_id, 1), 0) == ErrorCode.NONE
+    assert send_next(cache, (session_id, INT32_MAX), 0) == ErrorCode.NONE
+    assert send_next(cache, (session_id, 1), 0) == ErrorCode.NONE
 
 
-def test_ids_are_drawn_again_where_one_is_taken():
+def test_session_ids_are_unique():
     drawn = iter([7, 7, 7, 8])
     cache = FetchSessionCache(9, drawn.__next__)
-    assert (begin(cache, 1), begin(cache, 1)) == (7, 8)
+    assert (create_session(cache, 1), create_session(cache, 1)) == (7, 8)
 
 
 @pytest.mark.parametrize(
@@ -127,34 +127,34 @@ def test_ids_are_drawn_again_where_one_is_taken():
         ((2, -1), NAMES, ErrorCode.NONE),
     ],
 )
-def test_which_session_a_request_is_of(session, version, error):
+def test_session_errors_of_a_request(session, version, error):
     cache = sessions()
-    assert begin(cache, 2) == 1
+    assert create_session(cache, 2) == 1
     assert cache.new_context(request(session=session), version, 0).error_code == error
 
 
 @pytest.mark.parametrize("epoch, left", [(0, 1), (-1, 0)])
-def test_a_full_fetch_ends_the_session_it_names(epoch, left):
+def test_a_full_fetch_closes_its_session(epoch, left):
     cache = sessions()
-    first = begin(cache, 2)
+    first = create_session(cache, 2)
     fetch = cache.new_context(request(*parts(1), session=(first, epoch)), NAMES, 0)
-    told = cache.update_and_respond(fetch, [(each, entry()) for each in fetch.partitions], 0)
-    assert (len(cache), bool(told.session_id), told.session_id == first) == (left, bool(left), False)
-    assert use(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    included = cache.update_and_respond(fetch, [(each, entry()) for each in fetch.partitions], 0)
+    assert (len(cache), bool(included.session_id), included.session_id == first) == (left, bool(left), False)
+    assert send_next(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_session_without_partitions_is_over():
+def test_a_session_without_partitions_is_closed():
     cache = sessions()
-    session_id = begin(cache, 2)
-    assert use(cache, (session_id, 1), 0, forget=[("t", 0)]) == ErrorCode.NONE
+    session_id = create_session(cache, 2)
+    assert send_next(cache, (session_id, 1), 0, forget=[("t", 0)]) == ErrorCode.NONE
     fetch = cache.new_context(request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
     assert cache.update_and_respond(fetch, [], 0).session_id == 0
     assert len(cache) == 0
 
 
-def test_a_request_that_was_overtaken_is_told_so():
+def test_a_request_overtaken_by_a_later_one_gets_invalid_session_epoch():
     cache = sessions()
-    session_id = begin(cache, 1)
+    session_id = create_session(cache, 1)
     first = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
     second = cache.new_context(request(session=(session_id, 2)), NAMES, 0)
     found = [(partition, entry(records=b"r")) for partition in second.partitions]
@@ -162,19 +162,19 @@ def test_a_request_that_was_overtaken_is_told_so():
     assert cache.update_and_respond(second, found, 0) == (ErrorCode.NONE, session_id, found)
 
 
-def test_a_session_that_goes_while_it_waits_is_answered():
+def test_a_session_evicted_during_a_delayed_fetch_gets_a_response():
     cache = sessions(slots=1)
-    session_id = begin(cache, 1)
+    session_id = create_session(cache, 1)
     fetch = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
-    assert begin(cache, 1, LATER_MS) != 0
+    assert create_session(cache, 1, LATER_MS) != 0
     assert cache.update_and_respond(fetch, [], LATER_MS).session_id == session_id
-    assert use(cache, (session_id, 2), LATER_MS) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert send_next(cache, (session_id, 2), LATER_MS) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
 @pytest.mark.parametrize(
     "uses, size, now_ms, left",
     [
-        # sessions 1 and 2 have 2 and 3 partitions, and are used at these times; one of `size` wants their place
+        # sessions 1 and 2 have 2 and 3 partitions and are used at these times; a third one has `size` partitions
         ({}, 9, MIN_EVICTION_MS, [1, 2]),
         ({}, 1, LATER_MS, [2, 3]),
         ({1: LATER_MS}, 1, LATER_MS, [1, 3]),
@@ -186,42 +186,42 @@ def test_a_session_that_goes_while_it_waits_is_answered():
         ({1: 1, 2: 1}, 9, LATER_MS, [1, 2]),
     ],
 )
-def test_whose_session_makes_room(uses, size, now_ms, left):
-    """One that was not used for two minutes, else the smallest of those made before, for a larger one."""
+def test_eviction_of_sessions(uses, size, now_ms, left):
+    """A session unused for two minutes is evicted, else the smallest older session for a larger one."""
     cache = sessions()
-    assert [begin(cache, 2), begin(cache, 3)] == [1, 2]
+    assert [create_session(cache, 2), create_session(cache, 3)] == [1, 2]
     for session_id, used_ms in uses.items():
-        assert use(cache, (session_id, 1), used_ms) == ErrorCode.NONE
-    begin(cache, size, now_ms)
+        assert send_next(cache, (session_id, 1), used_ms) == ErrorCode.NONE
+    create_session(cache, size, now_ms)
     assert sorted(cache._sessions) == left
 
 
-def test_a_session_that_grew_is_no_longer_the_smallest():
+def test_a_session_with_added_partitions_is_evicted_by_its_new_size():
     cache = sessions()
-    small, large = begin(cache, 1), begin(cache, 2)
-    assert use(cache, (small, 1), LATER_MS) == use(cache, (large, 1), LATER_MS) == ErrorCode.NONE
-    assert use(cache, (small, 2), LATER_MS, *parts(4)) == ErrorCode.NONE
-    assert begin(cache, 3, LATER_MS)
+    small, large = create_session(cache, 1), create_session(cache, 2)
+    assert send_next(cache, (small, 1), LATER_MS) == send_next(cache, (large, 1), LATER_MS) == ErrorCode.NONE
+    assert send_next(cache, (small, 2), LATER_MS, *parts(4)) == ErrorCode.NONE
+    assert create_session(cache, 3, LATER_MS)
     assert small in cache._sessions and large not in cache._sessions
 
 
-def test_no_places_no_sessions():
-    assert begin(sessions(slots=0), 1) == 0
+def test_zero_slots_create_no_sessions():
+    assert create_session(sessions(slots=0), 1) == 0
 
 
-def test_the_partitions_of_all_sessions_are_bounded(monkeypatch):
+def test_the_total_number_of_session_partitions_is_bounded(monkeypatch):
     monkeypatch.setattr(fetch_sessions, "MAX_PARTITIONS", 5)
     cache = sessions(slots=9)
-    assert begin(cache, 6) == 0
-    first, second = begin(cache, 3), begin(cache, 2)
-    assert begin(cache, 1) == 0
-    assert use(cache, (first, 1), 0, ("u", 0, 0)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert use(cache, (second, 1), 0, ("u", 0, 0)) == ErrorCode.NONE
+    assert create_session(cache, 6) == 0
+    first, second = create_session(cache, 3), create_session(cache, 2)
+    assert create_session(cache, 1) == 0
+    assert send_next(cache, (first, 1), 0, ("u", 0, 0)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert send_next(cache, (second, 1), 0, ("u", 0, 0)) == ErrorCode.NONE
     assert len(cache) == 1
-    assert begin(cache, 5, LATER_MS), "those that are not used go"
+    assert create_session(cache, 5, LATER_MS), "unused sessions are evicted"
 
 
-# --- through connections ---
+# --- over connections ---
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def broker():
 
 @pytest.fixture
 def led(broker, topic):
-    """A topic of two partitions that node 1 leads, and its address."""
+    """A topic of two partitions with leader 1; returns the addresses of the nodes."""
     with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:
         create_topic(connection, topic, 2)
     for number in range(2):
@@ -240,31 +240,31 @@ def led(broker, topic):
     return broker.bootstrap_servers.split(",")
 
 
-def told(answer):
+def included(answer):
     found = [(each.partition_index, each.error_code) for topic in answer.responses for each in topic.partitions]
     return answer.error_code, found
 
 
-def test_a_fetch_waits_for_every_partition_of_its_session(led, topic):
+def test_an_incremental_fetch_waits_for_all_partitions_of_its_session(led, topic):
     with RawConnection(led[0]) as reader, RawConnection(led[0]) as writer:
         first = reader.call(request((topic, 0, 0), (topic, 1, 0)), 12)
-        assert told(first) == (0, [(0, 0), (1, 0)])
+        assert included(first) == (0, [(0, 0), (1, 0)])
         reader.post(request(session=(first.session_id, 1), wait_ms=60_000), 12)
         produce(writer, topic, batch(b"v"), partition=1)
         assert reader.read_frame().tobytes().count(b"v")
         again = reader.call(request((topic, 1, 1), session=(first.session_id, 2)), 12)
-        assert told(again) == (0, [])
+        assert included(again) == (0, [])
 
 
-def test_a_session_outlives_its_connection(led, topic):
+def test_a_session_remains_after_its_connection_is_closed(led, topic):
     with RawConnection(led[0]) as one:
         session_id = one.call(request((topic, 0, 0)), 12).session_id
         one.post(request(session=(session_id, 1), wait_ms=60_000), 12)
     with RawConnection(led[0]) as other:
         produce(other, topic, batch(b"v"))
-        # whether the first request arrived is nobody's to know, so either epoch may be the next
+        # the first request may or may not have arrived, so either epoch may be the next
         answers = [other.call(request(session=(session_id, epoch)), 12) for epoch in (1, 2)]
-        assert told(answers[-1]) == (0, [(0, 0)])
+        assert included(answers[-1]) == (0, [(0, 0)])
         assert fetched_values(answers[-1].responses[0].partitions[0]) == [b"v"]
 
 
@@ -272,17 +272,17 @@ def test_a_session_belongs_to_its_node(broker, led, topic):
     with RawConnection(led[0]) as at_first, RawConnection(led[1]) as at_second:
         session_id = at_first.call(request((topic, 0, 0), (topic, 1, 0)), 12).session_id
         elsewhere = at_second.call(request(session=(session_id, 1)), 12)
-        assert told(elsewhere) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
+        assert included(elsewhere) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
         at_first.post(request(session=(session_id, 1), wait_ms=60_000), 12)
         broker.move_leader(topic, 1, 2)
         at_first.read_frame()
         moved = [(1, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
-        assert told(at_first.call(request(session=(session_id, 2), wait_ms=60_000), 12)) == (0, moved)
+        assert included(at_first.call(request(session=(session_id, 2), wait_ms=60_000), 12)) == (0, moved)
         broker.move_leader(topic, 1, 1)
-        assert told(at_first.call(request(session=(session_id, 3)), 12)) == (0, [(1, 0)])
+        assert included(at_first.call(request(session=(session_id, 3)), 12)) == (0, [(1, 0)])
 
 
-def test_a_node_that_stops_forgets_its_sessions(led, topic):
+def test_a_stopped_node_drops_its_sessions(led, topic):
     with EmbeddedBroker(brokers=2) as own:
         addresses = own.bootstrap_servers.split(",")
         with RawConnection(addresses[1]) as connection:
@@ -295,15 +295,15 @@ def test_a_node_that_stops_forgets_its_sessions(led, topic):
             assert answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_broker_without_places_grants_none(topic):
+def test_a_broker_with_zero_slots_creates_no_sessions(topic):
     with EmbeddedBroker(config={"max.incremental.fetch.session.cache.slots": "0"}) as own:
         with RawConnection(own.bootstrap_servers) as connection:
             create_topic(connection, topic)
             answer = connection.call(request((topic, 0, 0)), 12)
-            assert (answer.session_id, told(answer)) == (0, (0, [(0, 0)]))
+            assert (answer.session_id, included(answer)) == (0, (0, [(0, 0)]))
 
 
-def test_nobody_waits_for_more_than_an_answer_holds(led, topic):
+def test_a_fetch_does_not_wait_for_more_bytes_than_its_response_limit(led, topic):
     with RawConnection(led[0]) as connection:
         produce(connection, topic, batch(b"v" * 500))
         wanted = request((topic, 0, 0), wait_ms=60_000, min_bytes=1 << 20, max_bytes=100)

@@ -1,4 +1,4 @@
-"""Disks that are full or cannot be written: the one partition it hits says so, the others and the broker go on."""
+"""Full and failing disks: the affected partition returns errors, the others are served."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from spark_groupsource.storage import segment as segment_module
 from spark_groupsource.storage import segment_swap as swap_module
 
 
-def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):
-    """The system's limit on file sizes stands for a full disk: it fails in the middle of a real write."""
+def test_a_file_at_its_size_limit_rejects_only_its_own_records(tmp_path):
+    """RLIMIT_FSIZE simulates a full disk: a write fails after a part of its bytes."""
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "full")
         create_topic(connection, "other")
@@ -28,11 +28,11 @@ def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):
         stored = []
         for number in range(200):
             value = b"%03d" % number + b"x" * 1000
-            answer = produce(connection, "full", batch(value))
-            if answer.error_code:
+            response = produce(connection, "full", batch(value))
+            if response.error_code:
                 break
             stored.append(value)
-        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR and "File too large" in answer.error_message
+        assert response.error_code == ErrorCode.KAFKA_STORAGE_ERROR and "File too large" in response.error_message
         assert 80 < len(stored) < 100
         small = batch(b"y")
         assert produce(connection, "other", small).error_code == 0
@@ -46,7 +46,7 @@ def test_a_file_that_may_not_grow_refuses_its_own_records_only(tmp_path):
         assert fetched_values(fetch(connection, "other", 0)) == [b"y"]
 
 
-def test_a_directory_that_cannot_be_written_creates_no_topic_and_serves_the_others(tmp_path, monkeypatch):
+def test_an_unwritable_directory_rejects_new_topics_and_serves_existing_ones(tmp_path, monkeypatch):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         produce(connection, "t", batch(b"a"))
@@ -64,7 +64,7 @@ def test_a_directory_that_cannot_be_written_creates_no_topic_and_serves_the_othe
         assert create_topic(connection, "new").error_code == 0
 
 
-def test_a_directory_that_cannot_be_written_is_named_at_the_start(tmp_path, monkeypatch):
+def test_an_unwritable_directory_is_an_error_at_start(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -73,12 +73,12 @@ def test_a_directory_that_cannot_be_written_is_named_at_the_start(tmp_path, monk
         EmbeddedBroker(tmp_path).start()
 
 
-def test_compaction_that_finds_no_room_is_told_and_tried_again_later(tmp_path, monkeypatch):
+def test_compaction_on_a_full_disk_is_reported_and_retried(tmp_path, monkeypatch):
     config = {"log.cleaner.backoff.ms": "10"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
 
         def full(self, batch, header):
-            raise StorageError("no space left; free space or mend the disk")
+            raise StorageError("no space left; free space or repair the disk")
 
         monkeypatch.setattr(swap_module.CleanedSegment, "append", full)
         create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024")
@@ -92,7 +92,7 @@ def test_compaction_that_finds_no_room_is_told_and_tried_again_later(tmp_path, m
         assert not list(tmp_path.glob("t-0/*.cleaned"))
 
 
-def test_a_swap_that_fails_takes_one_partition_offline_until_a_start_has_finished_it(tmp_path, monkeypatch):
+def test_a_failed_segment_swap_takes_one_partition_offline_until_a_restart(tmp_path, monkeypatch):
     config = {"log.cleaner.backoff.ms": "10"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "other")
@@ -117,7 +117,7 @@ def test_a_swap_that_fails_takes_one_partition_offline_until_a_start_has_finishe
         assert list(broker.reports) == []
 
 
-def test_a_bad_sector_is_told_where_it_is_and_others_are_served(tmp_path, monkeypatch):
+def test_a_read_error_is_reported_with_its_position_and_affects_one_partition(tmp_path, monkeypatch):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for name in ("t", "other"):
             create_topic(connection, name)
@@ -137,7 +137,7 @@ def test_a_bad_sector_is_told_where_it_is_and_others_are_served(tmp_path, monkey
         assert fetched_values(fetch(connection, "t", 0)) == [b"a"]
 
 
-def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_rejects_records_and_recovers(tmp_path, monkeypatch):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         assert produce(connection, "t", batch(b"a")).base_offset == 0
@@ -148,9 +148,9 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypat
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(segment_module, "write_exactly", half)
-        answer = produce(connection, "t", batch(b"b"))
-        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert "No space left on device; free space" in answer.error_message
+        response = produce(connection, "t", batch(b"b"))
+        assert response.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "No space left on device; free space" in response.error_message
         assert metadata(connection, "t").topics[0].error_code == 0
         monkeypatch.undo()
         assert produce(connection, "t", batch(b"c")).base_offset == 1
@@ -159,7 +159,7 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_goes_on(tmp_path, monkeypat
         assert fetched_values(fetch(connection, "t", 0)) == [b"a", b"c"]
 
 
-def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch):
+def test_a_failed_flush_takes_the_partition_offline_until_a_restart(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(segment_module, "sync_data", flushed.append)
     config = {"log.flush.interval.messages": "1"}
@@ -175,7 +175,7 @@ def test_flushing_every_batch_and_a_disk_that_fails_at_it(tmp_path, monkeypatch)
         monkeypatch.setattr(segment_module, "sync_data", fail)
         assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         monkeypatch.undo()
-        # what is on the disk now is anyone's guess, so nothing more is taken until a restart has looked
+        # the state on disk is unknown, so the partition is offline until a restart has recovered it
         assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert any("t-0 is offline" in line and "Input/output error" in line for line in broker.reports)
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:

@@ -1,4 +1,4 @@
-"""Clients that do harm: many, silent, slow, senseless. Others are served, memory stays bounded, no thread is lost."""
+"""Hostile clients: many, idle, slow, invalid. Other clients are served, memory is bounded, no thread ends."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_a_thousand_idle_connections(broker):
         assert is_served(broker)
         assert threading.active_count() == threads
         assert memory_mb() - before_mb < 100
-    wait_until(lambda: connections(broker) == 0, "all are gone")
+    wait_until(lambda: connections(broker) == 0, "all are closed")
 
 
-def test_slow_writers_cost_what_they_have_sent(broker):
+def test_slow_senders_use_memory_for_received_bytes_only(broker):
     before_mb = memory_mb()
     with ExitStack() as held:
         slow = [held.enter_context(RawConnection(broker.bootstrap_servers)) for _ in range(100)]
@@ -83,8 +83,8 @@ def test_slow_writers_cost_what_they_have_sent(broker):
     assert memory_mb() - before_mb < 100
 
 
-def test_clients_that_only_ask_and_never_read(broker):
-    """Answers wait in the clients' own sockets; what the broker holds for each is bounded."""
+def test_clients_that_never_read_use_bounded_memory(broker):
+    """Responses wait in the client sockets; the broker buffers a bounded part of each."""
     with RawConnection(broker.bootstrap_servers) as connection:
         for _ in range(10):
             assert produce(connection, "t", batch(b"x" * 100_000)).error_code == 0
@@ -92,13 +92,13 @@ def test_clients_that_only_ask_and_never_read(broker):
     with ExitStack() as held:
         greedy = [held.enter_context(RawConnection(broker.bootstrap_servers)) for _ in range(20)]
         for connection in greedy:
-            for _ in range(20):  # 400 MB of answers in all
+            for _ in range(20):  # 400 MB of responses in all
                 connection.post(fetch_request("t", 0), 11)
         assert is_served(broker)
         unsent = broker.call(lambda _: broker.unsent_bytes)
         assert unsent <= 20 * 3_000_000
         assert memory_mb() - before_mb < 200
-    wait_until(lambda: connections(broker) == 0, "all are gone")
+    wait_until(lambda: connections(broker) == 0, "all are closed")
 
 
 ARRAYS = {
@@ -114,7 +114,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("key, version, body", ARRAYS.values(), ids=ARRAYS.keys())
-def test_lengths_that_lie_are_not_believed(broker, key, version, body):
+def test_wrong_lengths_in_a_request_are_rejected(broker, key, version, body):
     before_mb = memory_mb()
     header = struct.pack(">hhih", key, version, 1, -1) + (b"\0" if version >= 9 else b"")
     with RawConnection(broker.bootstrap_servers) as connection:

@@ -1,4 +1,4 @@
-"""Three nodes in one broker: who leads what, what the others answer, and what happens when that changes."""
+"""Three nodes in one broker: leaders, errors of other nodes, changes of leaders."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def nodes(broker):
 
 
 class connected(ExitStack):
-    """A connection to each node, by its id."""
+    """A connection to each node, by node id."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         super().__init__()
@@ -74,22 +74,23 @@ def other_than(node: int) -> int:
     return next(each for each in NODES if each != node)
 
 
-# --- what is told ---
+# --- metadata ---
 
 
-def test_every_node_tells_the_same_truth(broker, nodes, topic, group):
+def test_all_nodes_return_the_same_metadata(broker, nodes, topic, group):
     create_topic(nodes[2], topic, 6)
-    told = []
+    returned = []
     for connection in nodes.values():
-        answer = metadata(connection, topic)
-        partitions = [(p.leader_id, p.leader_epoch, tuple(p.replica_nodes)) for p in answer.topics[0].partitions]
-        addresses = [(node.node_id, f"{node.host}:{node.port}") for node in answer.brokers]
+        response = metadata(connection, topic)
+        partitions = [(p.leader_id, p.leader_epoch, tuple(p.replica_nodes)) for p in response.topics[0].partitions]
+        addresses = [(node.node_id, f"{node.host}:{node.port}") for node in response.brokers]
         coordinator = connection.call(FindCoordinatorRequest(key=group, key_type=0), 3)
         cluster = connection.call(DescribeClusterRequest(include_cluster_authorized_operations=False), 0)
         described = [(node.broker_id, f"{node.host}:{node.port}") for node in cluster.brokers]
-        told.append((partitions, addresses, answer.controller_id, coordinator.node_id, coordinator.port, described))
-    assert told[0] == told[1] == told[2]
-    partitions, addresses, controller, coordinator, port, described = told[0]
+        coordinator_address = coordinator.node_id, coordinator.port
+        returned.append((partitions, addresses, response.controller_id, *coordinator_address, described))
+    assert returned[0] == returned[1] == returned[2]
+    partitions, addresses, controller, coordinator, port, described = returned[0]
     assert addresses == described == list(zip(NODES, broker.bootstrap_servers.split(",")))
     assert sorted(leader for leader, _, _ in partitions) == [1, 1, 2, 2, 3, 3]
     assert all(epoch == 0 and replicas[0] == leader for leader, epoch, replicas in partitions)
@@ -97,13 +98,13 @@ def test_every_node_tells_the_same_truth(broker, nodes, topic, group):
     assert broker.coordinator(group) == coordinator
 
 
-def test_coordinators_are_spread():
+def test_coordinators_are_distributed_over_the_nodes():
     leaders = Leaders(NODES, pytest.fail)
     led = [leaders.leader(TopicPartition("__consumer_offsets", number)) for number in range(50)]
     assert Counter(led) == {Leader(1, 0): 16, Leader(2, 0): 17, Leader(3, 0): 17}
 
 
-def test_a_broker_describes_its_own_settings_only(nodes):
+def test_a_node_describes_only_its_own_settings(nodes):
     def code(asked: int, named: str) -> int:
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=4, resource_name=named, configuration_keys=["node.id"]
@@ -114,7 +115,7 @@ def test_a_broker_describes_its_own_settings_only(nodes):
     assert (code(2, "2"), code(2, "1")) == (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
 
 
-def test_replication_factor_up_to_the_number_of_nodes(nodes, topic):
+def test_the_replication_factor_is_at_most_the_number_of_nodes(nodes, topic):
     assert create_topic(nodes[1], topic).replication_factor == 3
 
 
@@ -136,7 +137,7 @@ def delete_records(connection, topic, offset):
     return connection.call(DeleteRecordsRequest(topics=[wanted], timeout_ms=1000), 2).topics[0].partitions[0]
 
 
-def test_only_the_leader_takes_and_gives_records(broker, nodes, topic):
+def test_only_the_leader_accepts_and_returns_records(broker, nodes, topic):
     create_topic(nodes[1], topic)
     leader = broker.leader(topic, 0).node_id
     for node, connection in nodes.items():
@@ -147,7 +148,7 @@ def test_only_the_leader_takes_and_gives_records(broker, nodes, topic):
         assert delete_records(connection, topic, 0).error_code == expected
 
 
-def test_a_moved_partition_has_its_records_and_a_higher_epoch(broker, nodes, topic):
+def test_a_moved_partition_keeps_its_records_and_gets_a_higher_leader_epoch(broker, nodes, topic):
     create_topic(nodes[1], topic)
     first = broker.leader(topic, 0)
     assert produce(nodes[first.node_id], topic, batch(b"a")).base_offset == 0
@@ -158,35 +159,36 @@ def test_a_moved_partition_has_its_records_and_a_higher_epoch(broker, nodes, top
     assert produce(nodes[first.node_id], topic, batch(b"b")).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert produce(nodes[second], topic, batch(b"b")).base_offset == 1
     assert fetched_values(fetch(nodes[second], topic, 0)) == [b"a", b"b"]
-    # a client that knows only the former leader's time, or one that nobody knows yet
-    told = [list_offset(nodes[second], topic, epoch=epoch) for epoch in (0, 1, 2)]
+    # a client with the previous leader epoch, and one with a future epoch
+    returned = [list_offset(nodes[second], topic, epoch=epoch) for epoch in (0, 1, 2)]
     expected = [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NONE, ErrorCode.UNKNOWN_LEADER_EPOCH]
-    assert [each.error_code for each in told] == expected
-    assert (told[1].offset, told[1].leader_epoch) == (2, 1)
+    assert [each.error_code for each in returned] == expected
+    assert (returned[1].offset, returned[1].leader_epoch) == (2, 1)
 
 
 @pytest.mark.parametrize(
-    ("api", "version", "is_told"), [("produce", 9, 0), ("produce", 10, 1), ("fetch", 15, 0), ("fetch", 16, 1)]
+    ("api", "version", "has_current_leader"),
+    [("produce", 9, 0), ("produce", 10, 1), ("fetch", 15, 0), ("fetch", 16, 1)],
 )
-def test_who_is_refused_is_told_the_leader_and_its_address(broker, nodes, topic, api, version, is_told):
+def test_not_leader_errors_contain_the_leader_and_its_endpoint(broker, nodes, topic, api, version, has_current_leader):
     create_topic(nodes[1], topic)
     refusing = broker.leader(topic, 0).node_id
     broker.move_leader(topic, 0, other_than(refusing))
     leader = broker.leader(topic, 0)
     if api == "produce":
-        answer = nodes[refusing].call(produce_request(topic, batch(b"x")), version)
-        entry = answer.responses[0].partition_responses[0]
+        response = nodes[refusing].call(produce_request(topic, batch(b"x")), version)
+        entry = response.responses[0].partition_responses[0]
     else:
         request = fetch_request(topic, 0)
         request.topics[0].topic_id = broker.call(lambda b: b.partitions.topic(topic).topic_id)
-        answer = nodes[refusing].call(request, version)
-        entry = answer.responses[0].partitions[0]
+        response = nodes[refusing].call(request, version)
+        entry = response.responses[0].partitions[0]
     assert entry.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     hint = entry.current_leader
-    assert (hint and (hint.leader_id, hint.leader_epoch)) == (leader if is_told else None)
+    assert (hint and (hint.leader_id, hint.leader_epoch)) == (leader if has_current_leader else None)
     address = broker.bootstrap_servers.split(",")[leader.node_id - 1]
-    told = [(node.node_id, f"{node.host}:{node.port}", node.rack) for node in answer.node_endpoints or []]
-    assert told == [(leader.node_id, address, None)] * is_told
+    returned = [(node.node_id, f"{node.host}:{node.port}", node.rack) for node in response.node_endpoints or []]
+    assert returned == [(leader.node_id, address, None)] * has_current_leader
 
 
 def epoch_end(connection, topic, epoch):
@@ -194,17 +196,17 @@ def epoch_end(connection, topic, epoch):
     wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     part = wanted.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
     request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[wanted(topic=topic, partitions=[part])])
-    answer = connection.call(request, 4).topics[0].partitions[0]
-    return answer.error_code, answer.leader_epoch, answer.end_offset
+    response = connection.call(request, 4).topics[0].partitions[0]
+    return response.error_code, response.leader_epoch, response.end_offset
 
 
-def test_each_leaders_records_carry_its_epoch_and_its_end_is_known(tmp_path, topic):
+def test_records_carry_the_leader_epoch_and_epoch_ends_are_known(tmp_path, topic):
     def check(broker):
         leader = broker.leader(topic, 0).node_id
         with connected(broker) as nodes:
-            told = [epoch_end(nodes[leader], topic, epoch) for epoch in range(6)]
-            # epoch 2 stored nothing; 4 is that of the leader there is, 5 nobody knows
-            assert told == [(0, 0, 1), (0, 1, 3), (0, 1, 3), (0, 3, 4), (0, 4, 4), (0, -1, -1)]
+            returned = [epoch_end(nodes[leader], topic, epoch) for epoch in range(6)]
+            # epoch 2 has no records, 4 is current, 5 is unknown
+            assert returned == [(0, 0, 1), (0, 1, 3), (0, 1, 3), (0, 3, 4), (0, 4, 4), (0, -1, -1)]
             batches = bytes(fetch(nodes[leader], topic, 0).records)
             assert [header.partition_leader_epoch for header in iter_batches(batches)] == [0, 1, 3]
             refused = epoch_end(nodes[other_than(leader)], topic, 0)
@@ -225,7 +227,7 @@ def test_each_leaders_records_carry_its_epoch_and_its_end_is_known(tmp_path, top
         check(broker)
 
 
-def test_a_move_to_where_it_is_changes_nothing(broker, nodes, topic):
+def test_moving_a_partition_to_its_leader_changes_nothing(broker, nodes, topic):
     create_topic(nodes[1], topic)
     leader = broker.leader(topic, 0)
     broker.move_leader(topic, 0, leader.node_id)
@@ -234,15 +236,15 @@ def test_a_move_to_where_it_is_changes_nothing(broker, nodes, topic):
         broker.move_leader(topic, 0, 9)
 
 
-def test_a_fetch_that_waits_is_told_of_the_move(broker, nodes, topic):
+def test_a_delayed_fetch_completes_when_its_partition_moves(broker, nodes, topic):
     create_topic(nodes[1], topic)
     leader = broker.leader(topic, 0).node_id
     request = fetch_request(topic, 0, max_wait_ms=600_000)
     posted = nodes[leader].post(request, 11)
-    wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 1, "the fetch is parked")
+    wait_until(lambda: broker.call(lambda b: len(b.fetch_manager)) == 1, "the fetch is delayed")
     broker.move_leader(topic, 0, other_than(leader))
-    answer = decode_response(nodes[leader].read_frame(), request, 11, posted)
-    assert answer.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    response = decode_response(nodes[leader].read_frame(), request, 11, posted)
+    assert response.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 # --- groups ---
@@ -298,7 +300,7 @@ def committed(group):
 
 
 def member_of(connection, group):
-    """(member id, generation) of the one member of a stable group."""
+    """Makes a stable group of one member; returns (member id, generation)."""
     member_id = connection.call(join(group), 5).member_id
     joined = connection.call(join(group, member_id), 5)
     assert joined.error_code == 0 and joined.leader == member_id
@@ -306,7 +308,7 @@ def member_of(connection, group):
     return member_id, joined.generation_id
 
 
-def test_only_the_coordinator_speaks_for_a_group(broker, nodes, topic, group):
+def test_only_the_coordinator_serves_a_group(broker, nodes, topic, group):
     create_topic(nodes[1], topic)
     coordinator = broker.coordinator(group)
     member_id, generation = member_of(nodes[coordinator], group)
@@ -327,7 +329,7 @@ def test_only_the_coordinator_speaks_for_a_group(broker, nodes, topic, group):
     assert codes == [ErrorCode.NOT_COORDINATOR] * 7
 
 
-def test_a_group_keeps_its_generation_and_its_offsets_over_a_move(broker, nodes, topic, group):
+def test_a_group_keeps_generation_and_offsets_when_its_coordinator_moves(broker, nodes, topic, group):
     create_topic(nodes[1], topic)
     first = broker.coordinator(group)
     member_id, generation = member_of(nodes[first], group)
@@ -339,26 +341,26 @@ def test_a_group_keeps_its_generation_and_its_offsets_over_a_move(broker, nodes,
     assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
     assert nodes[second].call(committed(group), 8).groups[0].topics[0].partitions[0].committed_offset == 42
     describe = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
-    (told,) = nodes[second].call(describe, 5).groups
-    assert (told.group_state, [m.member_assignment for m in told.members]) == ("Stable", [b"mine"])
-    # and back again, as if nothing had been
+    (returned,) = nodes[second].call(describe, 5).groups
+    assert (returned.group_state, [m.member_assignment for m in returned.members]) == ("Stable", [b"mine"])
+    # and back to the first node
     broker.move_coordinator(group, first)
     assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
 
 
-def test_a_join_that_waits_is_sent_to_the_new_coordinator(broker, nodes, group):
+def test_a_pending_join_gets_not_coordinator_when_its_coordinator_moves(broker, nodes, group):
     first = broker.coordinator(group)
     member_of(nodes[first], group)
     with RawConnection(broker.bootstrap_servers.split(",")[first - 1]) as another:
         member_id = another.call(join(group), 5).member_id
-        posted = another.post(join(group, member_id), 5)  # waits for the first member
+        posted = another.post(join(group, member_id), 5)  # delayed until the first member rejoins
         broker.move_coordinator(group, other_than(first))
-        answer = decode_response(another.read_frame(), join(group), 5, posted)
-        assert (answer.error_code, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member_id)
+        response = decode_response(another.read_frame(), join(group), 5, posted)
+        assert (response.error_code, response.member_id) == (ErrorCode.NOT_COORDINATOR, member_id)
 
 
-def test_sessions_of_the_former_coordinator_harm_nobody(broker, nodes, group):
-    """Its timers are void: the member that goes on beating at the new one is not removed."""
+def test_session_timers_of_the_former_coordinator_have_no_effect(broker, nodes, group):
+    """The member that sends heartbeats to the new coordinator is not removed."""
     first = broker.coordinator(group)
     member_id, generation = member_of(nodes[first], group)
     second = other_than(first)
@@ -374,7 +376,7 @@ def test_sessions_of_the_former_coordinator_harm_nobody(broker, nodes, group):
 
 
 @pytest.mark.conformance("GC-001")
-def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
+def test_a_loading_coordinator_returns_coordinator_load_in_progress(broker, nodes, topic, group):
     create_topic(nodes[1], topic)
     first = broker.coordinator(group)
     member_id, generation = member_of(nodes[first], group)
@@ -392,10 +394,10 @@ def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
         refused = second.call(commit(group, generation, member_id, topic, 7), 8)
         assert refused.topics[0].partitions[0].error_code == loading
         assert second.call(committed(group), 8).groups[0].error_code == loading
-        assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0, "believed while it loads"
+        assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0, "succeeds during loading"
         assert second.call(sync(group, generation, member_id), 5).error_code == ErrorCode.REBALANCE_IN_PROGRESS
         assert second.call(ListGroupsRequest(), 2).error_code == loading
-        # the groups of other partitions go on meanwhile
+        # groups of other partitions are served
         assert its_node.call(heartbeat(elsewhere, its_generation, its_member), 4).error_code == 0
         stored = its_node.call(commit(elsewhere, its_generation, its_member, topic, 7), 8)
         assert stored.topics[0].partitions[0].error_code == 0
@@ -407,7 +409,7 @@ def test_a_coordinator_that_loads_says_so(broker, nodes, topic, group):
     assert second.call(heartbeat(group, generation, member_id), 4).error_code == 0
 
 
-def test_offsets_of_a_topic_deleted_while_loading_go(broker, nodes, topic, group):
+def test_offsets_of_a_topic_deleted_during_loading_are_removed(broker, nodes, topic, group):
     create_topic(nodes[1], topic)
     first = broker.coordinator(group)
     assert nodes[first].call(commit(group, -1, "", topic, 7), 8).topics[0].partitions[0].error_code == 0
@@ -420,8 +422,8 @@ def test_offsets_of_a_topic_deleted_while_loading_go(broker, nodes, topic, group
     assert nodes[other_than(first)].call(committed(group), 8).groups[0].topics == []
 
 
-def test_a_long_log_is_loaded_in_slices_and_wholly(tmp_path, topic):
-    """Whoever asks before the end is told to ask again; nothing is missing afterwards."""
+def test_a_long_log_is_loaded_completely_in_slices(tmp_path, topic):
+    """Requests during loading get COORDINATOR_LOAD_IN_PROGRESS; afterwards all offsets are present."""
     config = {**CONFIG, "offsets.topic.num.partitions": "1"}
     count = 6_000
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
@@ -434,19 +436,19 @@ def test_a_long_log_is_loaded_in_slices_and_wholly(tmp_path, topic):
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         seen = set()
         while True:
-            answer = connection.call(committed(f"g{count - 1}"), 8).groups[0]
-            seen.add(answer.error_code)
-            if not answer.error_code:
+            response = connection.call(committed(f"g{count - 1}"), 8).groups[0]
+            seen.add(response.error_code)
+            if not response.error_code:
                 break
         assert seen == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE}
-        assert answer.topics[0].partitions[0].committed_offset == count - 1
+        assert response.topics[0].partitions[0].committed_offset == count - 1
         assert len(connection.call(ListGroupsRequest(), 2).groups) == count
 
 
-# --- nodes that go and come ---
+# --- stopping and starting nodes ---
 
 
-def test_a_node_that_vanishes_is_replaced_and_may_come_back(tmp_path, topic, group):
+def test_a_stopped_node_is_replaced_and_can_be_started_again(tmp_path, topic, group):
     with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
         with connected(broker) as nodes:
             create_topic(nodes[1], topic, 3)
@@ -457,10 +459,10 @@ def test_a_node_that_vanishes_is_replaced_and_may_come_back(tmp_path, topic, gro
             with pytest.raises(NetworkError):
                 metadata(nodes[first], topic)
             alive = nodes[other_than(first)]
-            told = metadata(alive, topic)
-            assert [node.node_id for node in told.brokers] == [node for node in NODES if node != first]
+            returned = metadata(alive, topic)
+            assert [node.node_id for node in returned.brokers] == [node for node in NODES if node != first]
             for number, was in enumerate(before):
-                partition = told.topics[0].partitions[number]
+                partition = returned.topics[0].partitions[number]
                 assert sorted([*partition.isr_nodes, *partition.offline_replicas]) == list(NODES)
                 assert partition.offline_replicas == [first]
                 expected = was.epoch + 1 if was.node_id == first else was.epoch
@@ -468,19 +470,19 @@ def test_a_node_that_vanishes_is_replaced_and_may_come_back(tmp_path, topic, gro
             second = broker.coordinator(group)
             assert second != first
             assert nodes[second].call(heartbeat(group, generation, member_id), 4).error_code == 0
-            # a topic made meanwhile is led by those who are there
+            # a new topic gets running leaders
             create_topic(alive, f"{topic}-2", 6)
             leaders = [p.leader_id for p in metadata(alive, f"{topic}-2").topics[0].partitions]
             assert first not in leaders
             broker.start_node(first)
         with connected(broker) as nodes:
             assert [node.node_id for node in metadata(nodes[first], topic).brokers] == list(NODES)
-            assert broker.coordinator(group) == second, "it leads again what it is given"
+            assert broker.coordinator(group) == second, "the started node can become leader again"
             broker.move_coordinator(group, first)
             assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
 
 
-def test_all_nodes_may_be_gone_for_a_while(tmp_path, topic):
+def test_partitions_are_available_after_all_nodes_were_stopped(tmp_path, topic):
     with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
         with connected(broker) as nodes:
             create_topic(nodes[1], topic)
@@ -496,7 +498,7 @@ def test_all_nodes_may_be_gone_for_a_while(tmp_path, topic):
             broker.stop_node(7)
 
 
-def test_epochs_do_not_fall_when_the_broker_is_started_again(tmp_path, topic):
+def test_leader_epochs_do_not_decrease_after_a_restart(tmp_path, topic):
     with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
         with connected(broker) as nodes:
             create_topic(nodes[1], topic)
@@ -505,27 +507,27 @@ def test_epochs_do_not_fall_when_the_broker_is_started_again(tmp_path, topic):
     with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
         assert broker.leader(topic, 0) == moved == Leader(moved.node_id, 1)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker:
-        assert broker.leader(topic, 0) == Leader(1, 2), "other nodes than before"
+        assert broker.leader(topic, 0) == Leader(1, 2), "with other node ids"
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker:
-        assert broker.leader(topic, 0) == Leader(1, 2), "the same node as before"
+        assert broker.leader(topic, 0) == Leader(1, 2), "with the same node id"
 
 
 @pytest.mark.parametrize("listeners", ["localhost:0", "PLAINTEXT://a:1,PLAINTEXT://b:2"])
-def test_one_advertised_address_for_each_node(tmp_path, listeners):
+def test_advertised_listeners_must_have_one_address_per_node(tmp_path, listeners):
     broker = EmbeddedBroker(tmp_path, config={"advertised.listeners": listeners}, brokers=3)
     with pytest.raises(ConfigurationError, match="must have 3 addresses"):
         broker.start()
 
 
-def test_advertised_addresses_are_told(tmp_path):
+def test_metadata_contains_advertised_addresses(tmp_path):
     names = "PLAINTEXT://localhost:0,localhost:0"
     with EmbeddedBroker(tmp_path, config={"advertised.listeners": names}, brokers=2) as broker:
         with RawConnection(broker.bootstrap_servers.split(",")[1].replace("localhost", "127.0.0.1")) as connection:
-            told = metadata(connection).brokers
-        assert [f"{node.host}:{node.port}" for node in told] == broker.bootstrap_servers.split(",")
-        assert {node.host for node in told} == {"localhost"}
+            returned = metadata(connection).brokers
+        assert [f"{node.host}:{node.port}" for node in returned] == broker.bootstrap_servers.split(",")
+        assert {node.host for node in returned} == {"localhost"}
 
 
-def test_no_broker_of_no_nodes():
+def test_a_broker_without_nodes_is_rejected():
     with pytest.raises(ConfigurationError, match="Argument brokers must be at least 1"):
         EmbeddedBroker(brokers=0)

@@ -11,7 +11,7 @@ from spark_groupsource.model import Node
 from spark_groupsource.storage.data_directory import DataDirectory
 
 
-def test_the_broker_forgets_by_its_clock(tmp_path):
+def test_producer_states_expire_by_the_clock_of_the_broker(tmp_path):
     config = broker_config({"producer.id.expiration.ms": "5000", "producer.id.expiration.check.interval.ms": "1"})
     clock = ManualClock()
     broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line: None)

@@ -1,4 +1,4 @@
-"""How requests come out of what a socket gives, in which order they are answered, and what a start loads."""
+"""Request path: framing, order of responses, imports at start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spark_groupsource.wire.messages import (
 
 
 class Wire(asyncio.Transport):
-    """What a connection writes to; nothing is read from it."""
+    """A transport that records the correlation ids of responses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Wire(asyncio.Transport):
 
 
 class Host:
-    """Takes requests down; each answer is the test's affair."""
+    """Records requests; the test sends the responses."""
 
     node_id = 0
 
@@ -73,13 +73,13 @@ class Host:
 
 
 def receive(host: Host, connection: Connection, data: bytes) -> None:
-    """As the event loop does: into the buffer that is given, as much as it holds."""
+    """Delivers bytes as the event loop does: at most one buffer at a time."""
     while data:
         buffer = connection.get_buffer(-1)
         size = min(len(buffer), len(data))
         buffer[:size] = data[:size]
         connection.buffer_updated(size)
-        buffer[:size] = b"\xff" * size  # another connection's bytes come next
+        buffer[:size] = b"\xff" * size  # the buffer is reused by another connection
         data = data[size:]
 
 
@@ -88,7 +88,7 @@ def receive(host: Host, connection: Connection, data: bytes) -> None:
     cuts=st.lists(st.integers(0, 300), max_size=12),
     at_once=st.booleans(),
 )
-def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at_once):
+def test_requests_are_handled_in_order_for_any_split_of_their_bytes(names, cuts, at_once):
     async def run() -> None:
         host, wire = Host(), Wire()
         connection = Connection(host, lambda: 0)
@@ -107,7 +107,7 @@ def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at
         for start, stop in zip(places, places[1:]):
             receive(host, connection, data[start:stop])
         for answered in range(0 if at_once else len(names)):
-            # one request at a time: the next is looked at when this one is answered
+            # the next request is handled after the response to this one
             assert (host.taken, wire.correlation_ids) == (names[: answered + 1], list(range(answered)))
             connection.send_response(HeartbeatResponse(throttle_time_ms=0, error_code=0))
             await asyncio.sleep(0)
@@ -116,7 +116,7 @@ def test_requests_are_taken_whole_and_in_order_however_they_come(names, cuts, at
     asyncio.run(run())
 
 
-def test_a_request_that_waits_is_answered_before_those_behind_it():
+def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():
     with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         topic = FetchRequest.FetchTopic
@@ -135,7 +135,7 @@ def test_a_request_that_waits_is_answered_before_those_behind_it():
     assert answered == [0, 1, 2, 3]
 
 
-def test_a_start_waits_for_no_library_that_only_bulk_decoding_needs():
+def test_the_broker_does_not_import_libraries_for_bulk_decoding():
     code = (
         "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker, spark_groupsource.broker.server; "
         "print({'numpy', 'pyarrow', 'pandas', 'numba'} & set(sys.modules))"

@@ -1,4 +1,4 @@
-"""What is acknowledged outlives the process: records, topics, ids, log starts, groups and their offsets."""
+"""Durability across restarts: records, topics, producer ids, log start offsets, groups, committed offsets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_all(connection, topic, partition=0):
         offset = len(values)
 
 
-def test_a_program_stops_cleanly_on_sigterm_and_goes_on_where_it_was(tmp_path):
+def test_a_broker_stopped_by_sigterm_continues_after_a_restart(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         with RawConnection(broker.bootstrap_servers) as connection:
             create_topic(connection, "t")
@@ -60,8 +60,8 @@ def test_a_program_stops_cleanly_on_sigterm_and_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [3])
-def test_a_killed_broker_loses_nothing_it_acknowledged(tmp_path, rounds):
-    """Produced from one thread until the process is killed in the middle of it, again and again."""
+def test_acknowledged_records_survive_kill(tmp_path, rounds):
+    """A thread produces until the process is killed, repeatedly."""
     acknowledged: list[bytes] = []
     for number in range(rounds):
         with BrokerProcess(tmp_path, "log.segment.bytes=20000") as broker:
@@ -91,12 +91,12 @@ def test_a_killed_broker_loses_nothing_it_acknowledged(tmp_path, rounds):
             thread.join()
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         stored = [value.rstrip(b".") for value in read_all(connection, "t")]
-    # one more may be stored per round: its acknowledgement was under way
+    # at most one more record per round is stored: its response was not received
     assert [value for value in acknowledged if value not in set(stored)] == []
     assert len(stored) == len(set(stored)) <= len(acknowledged) + rounds
 
 
-def test_an_idempotent_producer_survives_a_kill_without_a_duplicate(tmp_path):
+def test_an_idempotent_producer_writes_no_duplicates_across_a_kill(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         port = broker.address.port
         producer = Producer(
@@ -122,7 +122,7 @@ def test_an_idempotent_producer_survives_a_kill_without_a_duplicate(tmp_path):
             assert read_all(connection, "t") == [b"%d" % item for item in range(3000)]
 
 
-def test_sequence_numbers_are_known_after_a_clean_stop_and_after_a_kill(tmp_path):
+def test_sequence_numbers_are_known_after_a_stop_and_after_a_kill(tmp_path):
     def numbered(sequence):
         return batch(b"x", producer_id=7, producer_epoch=0, base_sequence=sequence)
 
@@ -131,7 +131,7 @@ def test_sequence_numbers_are_known_after_a_clean_stop_and_after_a_kill(tmp_path
         assert [produce(connection, "t", numbered(n)).base_offset for n in range(3)] == [0, 1, 2]
         broker.kill()
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
-        assert produce(connection, "t", numbered(2)).base_offset == 2  # stored before: told where
+        assert produce(connection, "t", numbered(2)).base_offset == 2  # a duplicate gets its offset
         assert produce(connection, "t", numbered(5)).error_code == 45
         assert produce(connection, "t", numbered(3)).base_offset == 3
         broker.terminate()
@@ -140,7 +140,7 @@ def test_sequence_numbers_are_known_after_a_clean_stop_and_after_a_kill(tmp_path
         assert produce(connection, "t", numbered(4)).base_offset == 4
 
 
-def test_producer_ids_are_never_given_twice(tmp_path):
+def test_producer_ids_are_unique_across_restarts(tmp_path):
     def new_id(connection):
         request = InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
@@ -154,7 +154,7 @@ def test_producer_ids_are_never_given_twice(tmp_path):
     assert len(set(given)) == 9
 
 
-def test_deleted_topics_and_records_and_added_partitions_stay_so(tmp_path):
+def test_deletions_and_added_partitions_survive_a_restart(tmp_path):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for name in ("gone", "kept"):
             create_topic(connection, name)
@@ -185,7 +185,7 @@ def test_deleted_topics_and_records_and_added_partitions_stay_so(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
-def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
+def test_a_group_keeps_its_generation_after_a_restart(tmp_path, end):
     with BrokerProcess(tmp_path, FEW, NO_DELAY) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         joined = join(connection)
@@ -206,7 +206,7 @@ def test_a_group_goes_on_in_its_generation_after_a_restart(tmp_path, end):
 
 
 @pytest.mark.conformance("SM-021")
-def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_path):
+def test_a_corrupt_offsets_partition_is_reported_and_only_its_groups_are_unavailable(tmp_path):
     groups = {
         number: next(f"g{i}" for i in range(99) if coordinator_partition(f"g{i}", 2) == number) for number in (0, 1)
     }
@@ -228,7 +228,7 @@ def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_pat
         ).coordinators
         assert found.error_code == 15 and "is damaged at byte" in found.error_message
         assert any("Loading groups of __consumer_offsets-0 failed" in line for line in broker.reports)
-        # given up as the message says, the groups are there again with what was stored behind
+        # after DeleteRecords, as the message suggests, the groups are loaded from the remaining records
         topic = DeleteRecordsRequest.DeleteRecordsTopic
         partition = topic.DeleteRecordsPartition(partition_index=0, offset=second.next_offset)
         request = DeleteRecordsRequest(topics=[topic(name="__consumer_offsets", partitions=[partition])], timeout_ms=1)
@@ -237,7 +237,7 @@ def test_a_damaged_group_log_is_told_and_its_groups_alone_are_not_served(tmp_pat
         assert connection.call(request, 2).topics[0].partitions[0].error_code == 44  # nothing damaged is left
 
 
-def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
+def test_deleting_a_topic_removes_its_committed_offsets(tmp_path):
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
         create_topic(connection, "other")
@@ -251,14 +251,14 @@ def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
         assert committed(connection) == {("other", 0): (6, "m")}
 
 
-def test_the_group_topic_cannot_be_deleted(tmp_path):
+def test_the_offsets_topic_cannot_be_deleted(tmp_path):
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         join(connection)
         answer = connection.call(DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=1000), 5)
         assert answer.responses[0].error_code == 44
 
 
-def test_a_stock_consumer_goes_on_after_a_restart_on_the_same_port(tmp_path):
+def test_a_librdkafka_consumer_continues_after_a_restart_on_the_same_port(tmp_path):
     with BrokerProcess(tmp_path, FEW, NO_DELAY, "num.partitions=2") as broker:
         port = broker.address.port
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})

@@ -1,4 +1,4 @@
-"""A listener that asks who is there: stock clients come in with PLAIN and SCRAM, and nobody without."""
+"""SASL: PLAIN and SCRAM with common clients, rejected clients, SCRAM users."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def python(broker: EmbeddedBroker, mechanism: str, password: str = PASSWORD) -> 
     }
 
 
-# --- who comes in ---
+# --- accepted clients ---
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -144,11 +144,11 @@ def test_java(broker: EmbeddedBroker, java: JavaTools, tmp_path: Path, topic: st
     assert "Error while executing topic command : Authentication failed" in tool("wrong", "--list")
 
 
-# --- who does not ---
+# --- rejected clients ---
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_wrong_password_is_told(broker: EmbeddedBroker, mechanism: str) -> None:
+def test_a_wrong_password_is_rejected_and_reported(broker: EmbeddedBroker, mechanism: str) -> None:
     errors: list[KafkaError] = []
     producer = Producer({**librdkafka(broker, mechanism, "wrong"), "error_cb": errors.append})
     for _ in range(100):
@@ -163,7 +163,7 @@ def test_a_wrong_password_is_told(broker: EmbeddedBroker, mechanism: str) -> Non
     assert any(f"Authentication failed: {mechanism}: Authentication failed" in line for line in broker.reports)
 
 
-def test_who_does_not_say_who_he_is_is_not_served(broker: EmbeddedBroker) -> None:
+def test_requests_before_authentication_are_rejected(broker: EmbeddedBroker) -> None:
     with RawConnection(broker.bootstrap_servers) as connection:
         asked = ApiVersionsRequest(client_software_name="x", client_software_version="1")
         assert connection.call(asked, 3).error_code == 0
@@ -183,13 +183,13 @@ def authenticate(connection: RawConnection, token: bytes, version: int = 2) -> A
     return connection.call(SaslAuthenticateRequest(auth_bytes=token), version)
 
 
-def test_steps_out_of_order_end_the_connection(broker: EmbeddedBroker) -> None:
+def test_sasl_requests_out_of_order_close_the_connection(broker: EmbeddedBroker) -> None:
     with RawConnection(broker.bootstrap_servers) as connection:
         assert authenticate(connection, b"\0ann\0x").error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert connection.is_closed_by_peer()
     with RawConnection(broker.bootstrap_servers) as connection:
-        answer = handshake(connection, "GSSAPI")
-        assert (answer.error_code, answer.mechanisms) == (ErrorCode.UNSUPPORTED_SASL_MECHANISM, list(MECHANISMS))
+        response = handshake(connection, "GSSAPI")
+        assert (response.error_code, response.mechanisms) == (ErrorCode.UNSUPPORTED_SASL_MECHANISM, list(MECHANISMS))
         assert connection.is_closed_by_peer()
     with RawConnection(broker.bootstrap_servers) as connection:
         assert handshake(connection, "PLAIN").error_code == 0
@@ -197,13 +197,13 @@ def test_steps_out_of_order_end_the_connection(broker: EmbeddedBroker) -> None:
         assert connection.is_closed_by_peer()
     with RawConnection(broker.bootstrap_servers) as connection:
         assert handshake(connection, "PLAIN").error_code == 0
-        answer = authenticate(connection, b"\0ann\0wrong")
-        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        response = authenticate(connection, b"\0ann\0wrong")
+        assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert connection.is_closed_by_peer()
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_who_is_in_is_served_and_asked_no_more(broker: EmbeddedBroker, version: int) -> None:
+def test_an_authenticated_connection_rejects_further_sasl_requests(broker: EmbeddedBroker, version: int) -> None:
     with RawConnection(broker.bootstrap_servers) as connection:
         assert handshake(connection, "PLAIN").error_code == 0
         assert authenticate(connection, b"\0bob\0b", version).error_code == 0
@@ -216,7 +216,7 @@ def test_who_is_in_is_served_and_asked_no_more(broker: EmbeddedBroker, version: 
 # --- users ---
 
 
-def test_users_are_kept_changed_and_forgotten(tmp_path: Path) -> None:
+def test_scram_users_are_stored_changed_and_removed(tmp_path: Path) -> None:
     config = {**CONFIG, "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512"}
     with EmbeddedBroker(tmp_path, config=config, add_scram=USERS[:1]) as broker:
         admin = AdminClient(librdkafka(broker, "SCRAM-SHA-256"))
@@ -225,11 +225,12 @@ def test_users_are_kept_changed_and_forgotten(tmp_path: Path) -> None:
         added.result(20)
         asked = admin.describe_user_scram_credentials(["ann", "eve"])
         described = {name: future.result(20) for name, future in asked.items()}
-        told = {
+        returned = {
             name: [(each.mechanism, each.iterations) for each in user.scram_credential_infos]
             for name, user in described.items()
         }
-        assert told == {"ann": [(ScramMechanism.SCRAM_SHA_256, 4096)], "eve": [(ScramMechanism.SCRAM_SHA_512, 5000)]}
+        expected = {"ann": [(ScramMechanism.SCRAM_SHA_256, 4096)], "eve": [(ScramMechanism.SCRAM_SHA_512, 5000)]}
+        assert returned == expected
         resource = ConfigResource(ResourceType.BROKER, "1")
         settings = admin.describe_configs([resource])[resource].result(20)
         assert settings[JAAS].value is None and settings[JAAS].is_sensitive
@@ -252,7 +253,7 @@ def test_users_are_kept_changed_and_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "add_scram", "told"),
+    ("config", "add_scram", "message"),
     [
         ({"sasl.enabled.mechanisms": "GSSAPI"}, (), "mechanisms of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, got 'GSSAPI'"),
         ({"sasl.enabled.mechanisms": "PLAIN"}, (), "defines no user. Set it to 'org.apache.*user_NAME"),
@@ -261,6 +262,8 @@ def test_users_are_kept_changed_and_forgotten(tmp_path: Path) -> None:
         ({}, ["SCRAM-SHA-256=[name=a,password=b,iterations=1]"], "must have iterations from 4096 to 16384"),
     ],
 )
-def test_bad_settings_are_named(tmp_path: Path, config: dict[str, str], add_scram: list[str], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_invalid_sasl_settings_are_errors(
+    tmp_path: Path, config: dict[str, str], add_scram: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         EmbeddedBroker(tmp_path / "data", config=config, add_scram=add_scram).start()

@@ -1,4 +1,4 @@
-"""Every version that ApiVersions advertises is answered, and a second implementation reads the answer."""
+"""Every advertised version is served, and a second implementation decodes the response."""
 
 from __future__ import annotations
 
@@ -346,29 +346,29 @@ def test_api_versions_advertises_what_is_served(broker):
         for version in range(5):
             request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
             answer = connection.call(request, version)
-            told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-            assert told == {key: (api.min_version, api.max_version) for key, api in SERVED.items()}
+            returned = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+            assert returned == {key: (api.min_version, api.max_version) for key, api in SERVED.items()}
             assert answer.error_code == 0
 
 
 @pytest.mark.parametrize("key, version", VERSIONS, ids=[f"{APIS[key].name}-v{version}" for key, version in VERSIONS])
-def test_the_answer_of_each_version_is_read_by_two_decoders(broker, topic_id, key, version):
+def test_two_decoders_agree_on_the_response_of_each_version(broker, topic_id, key, version):
     name = f"{APIS[key].name}-{version}"
     with RawConnection(broker.bootstrap_servers) as connection:
         ours = connection.call(REQUESTS[key](version, topic_id, name), version)
-        # another name: a second member would be waited for, a second topic exists already
+        # a new name: a second member would delay the join, and the topic exists already
         connection.post(REQUESTS[key](version, topic_id, f"{name}-again"), version)
         frame = connection.read_frame()
     _, position = read_response_header(frame, APIS[key], version)
     theirs, size = entity_reader(load_response_schema(key, version))(bytes(frame), position)
     assert position + size == len(frame)
     assert ours is not None and theirs is not None
-    # of members and transactional ids that nobody knows, of SASL and ACLs where there are none
+    # unknown members and transactional ids, SASL and ACLs that are not enabled
     assert getattr(ours, "error_code", 0) in (0, 25, 34, 49, 54, 79), ours
 
 
 @pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 1])
-def test_each_fetch_version_brings_the_records(broker, topic_id, version):
+def test_each_fetch_version_returns_the_records(broker, topic_id, version):
     with RawConnection(broker.bootstrap_servers) as connection:
         (topic,) = connection.call(_fetch(version, topic_id, ""), version).responses
         (partition,) = topic.partitions
@@ -380,7 +380,7 @@ def test_each_fetch_version_brings_the_records(broker, topic_id, version):
 
 
 @pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 2 and version >= 7])
-def test_list_offsets_by_time(broker, topic_id, version):
+def test_list_offsets_by_timestamp(broker, topic_id, version):
     with RawConnection(broker.bootstrap_servers) as connection:
         found = []
         for time in TIMES:
@@ -397,7 +397,7 @@ def test_list_offsets_by_time(broker, topic_id, version):
 
 
 @pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 0])
-def test_each_produce_version_stores(broker, topic_id, version):
+def test_each_produce_version_stores_the_records(broker, topic_id, version):
     with RawConnection(broker.bootstrap_servers) as connection:
         before = broker.call(lambda b: b.partitions.partition("t", 1).log.log_end_offset)
         (topic,) = connection.call(_produce(version, topic_id, ""), version).responses
@@ -405,7 +405,7 @@ def test_each_produce_version_stores(broker, topic_id, version):
         assert (partition.error_code, partition.base_offset) == (0, before)
 
 
-def test_an_unknown_topic_id_is_told(broker):
+def test_an_unknown_topic_id_is_an_error(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         answer = connection.call(_fetch(13, uuid.uuid4(), ""), 13)
         assert answer.responses[0].partitions[0].error_code == 100
@@ -413,7 +413,7 @@ def test_an_unknown_topic_id_is_told(broker):
         assert answer.responses[0].partition_responses[0].error_code == 100
 
 
-def test_metadata_of_all_topics_of_none_and_of_one_that_is_made_by_asking(broker):
+def test_metadata_of_all_topics_no_topics_and_an_auto_created_topic(broker):
     def names(request, version):
         return sorted(topic.name for topic in connection.call(request, version).topics)
 
@@ -431,7 +431,7 @@ def test_metadata_of_all_topics_of_none_and_of_one_that_is_made_by_asking(broker
         assert refused.error_code == 17
 
 
-def test_a_coordinator_of_shares_is_refused_with_a_reason(broker):
+def test_a_share_coordinator_is_rejected_with_a_message(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         request = messages.FindCoordinatorRequest(key="t", key_type=2, coordinator_keys=["t"])
         (answer,) = connection.call(request, 6).coordinators
@@ -447,8 +447,8 @@ def test_delete_by_topic_id(broker):
         assert metadata(connection, "to-be-deleted").topics[0].error_code == 3
 
 
-def test_an_election_of_everything_tells_only_of_what_cannot_be_led(broker):
-    def told(kind):
+def test_an_election_of_all_partitions_reports_only_offline_ones(broker):
+    def returned(kind):
         request = messages.ElectLeadersRequest(election_type=kind, topic_partitions=None, timeout_ms=100)
         results = connection.call(request, 2).replica_election_results
         found = {each.topic: [(p.partition_id, p.error_code) for p in each.partition_result] for each in results}
@@ -457,13 +457,13 @@ def test_an_election_of_everything_tells_only_of_what_cannot_be_led(broker):
 
     with RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "dark", 2)
-        assert told(0) == told(1) == {}
+        assert returned(0) == returned(1) == {}
         broker.call(lambda b: b.partitions._partitions[("dark", 1)].mark_offline(OSError("unplugged")))
-        assert (told(0), told(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})
+        assert (returned(0), returned(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})
 
 
-def test_what_a_broker_says_of_itself_and_of_all(broker):
-    def told(name):
+def test_describe_configs_of_one_broker_and_of_all(broker):
+    def returned(name):
         resource = messages.DescribeConfigsRequest.DescribeConfigsResource
         keys = ["advertised.listeners", "node.id", "min.insync.replicas"]
         wanted = resource(resource_type=4, resource_name=name, configuration_keys=keys)
@@ -473,4 +473,4 @@ def test_what_a_broker_says_of_itself_and_of_all(broker):
     given_to_all = {"min.insync.replicas": ("1", 3)}
     with RawConnection(broker.bootstrap_servers) as connection:
         own = {"node.id": ("1", 4), "advertised.listeners": (f"PLAINTEXT://{broker.bootstrap_servers}", 4)}
-        assert (told("1"), told("")) == (given_to_all | own, given_to_all)
+        assert (returned("1"), returned("")) == (given_to_all | own, given_to_all)

@@ -1,4 +1,4 @@
-"""Clients nobody here wrote produce, consume and form groups; Kafka's own dump tool reads the files."""
+"""Common client libraries and Kafka tools with the embedded broker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_acknowledgements(broker, topic, group, acks):
     assert librdkafka_consume(broker.bootstrap_servers, topic, group) == expected()
 
 
-def test_librdkafka_administers(broker, topic):
+def test_librdkafka_admin_client(broker, topic):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for future in admin.create_topics([NewTopic(topic, 2, 1, config={"retention.ms": "1000"})]).values():
         future.result(10)
@@ -129,7 +129,7 @@ def test_aiokafka(broker, topic, group, codec):
     assert asyncio.run(asyncio.wait_for(run(), 60)) == expected()
 
 
-def test_members_of_different_kinds_share_a_group(broker, topic, group):
+def test_different_client_libraries_share_a_group(broker, topic, group):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from kafka import KafkaConsumer
@@ -175,7 +175,7 @@ def test_the_java_producer_and_consumer(broker, topic, group, java: JavaTools):
 
 
 @pytest.mark.kafka
-def test_the_dump_tool_reads_every_file_without_a_complaint(tmp_path: Path, java: JavaTools):
+def test_the_dump_tool_reads_every_file_without_errors(tmp_path: Path, java: JavaTools):
     config = {
         "log.segment.bytes": "100000",
         "offsets.topic.num.partitions": "2",
@@ -205,7 +205,7 @@ def test_the_dump_tool_reads_every_file_without_a_complaint(tmp_path: Path, java
 
 
 def complaints(text: str) -> list[str]:
-    """What the dump tool says is wrong; that a segment does not begin at offset 0 it says of Kafka's own files too."""
+    """Errors of the dump tool, except those that it reports for Kafka's own files too (segments not from offset 0)."""
     lines = [line for line in text.splitlines() if line and not line.startswith(("SLF4J", "WARNING"))]
     found = []
     for line, following in zip(lines, [*lines[1:], ""]):

@@ -1,4 +1,4 @@
-"""Transactions, request by request: what is answered, what waits, and what a start makes of what it finds."""
+"""Transactions: responses, markers, timeouts, recovery at start."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state_of(broker, transactional_id: str):
 
 
 def begun(connection: RawConnection, topic: str, transactional_id: str, **options) -> RawTransactions:
-    """A producer with one record of an open transaction in partition 0."""
+    """A producer with an ongoing transaction and one record in partition 0."""
     producer = RawTransactions(connection, transactional_id, **options)
     assert producer.find() is NONE
     assert producer.init() is NONE
@@ -55,7 +55,7 @@ def begun(connection: RawConnection, topic: str, transactional_id: str, **option
     return producer
 
 
-def test_what_is_committed_is_read_and_what_is_aborted_is_named(connection, topic, group):
+def test_committed_records_are_read_and_aborted_transactions_are_listed(connection, topic, group):
     producer = begun(connection, topic, group)
     assert read_committed(connection, topic) == ([], [], 0)
     assert (latest(connection, topic, 1), latest(connection, topic, 0)) == (0, 1)
@@ -69,7 +69,7 @@ def test_what_is_committed_is_read_and_what_is_aborted_is_named(connection, topi
     assert latest(connection, topic, 1) == latest(connection, topic, 0) == 4
 
 
-def test_records_that_nobody_added_are_refused(connection, topic, group):
+def test_records_of_a_partition_outside_the_transaction_are_rejected(connection, topic, group):
     producer = begun(connection, topic, group)
     assert producer.send(topic, b"x", partition=1) is ErrorCode.INVALID_TXN_STATE
     assert producer.send(topic, b"x", partition=1, version=11) is ErrorCode.TRANSACTION_ABORTABLE
@@ -78,14 +78,14 @@ def test_records_that_nobody_added_are_refused(connection, topic, group):
     assert latest(connection, topic, 1, partition=1) == 0
 
 
-def test_partitions_that_do_not_exist_keep_the_others_out(connection, topic, group):
+def test_adding_an_unknown_partition_adds_no_partition(connection, topic, group):
     producer = RawTransactions(connection, group)
     assert producer.init() is NONE
     assert producer.add(topic, 0, 7) == [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert producer.send(topic, b"x") is ErrorCode.INVALID_TXN_STATE
 
 
-def test_who_was_replaced_is_told_so_in_the_words_of_its_version(connection, topic, group):
+def test_a_fenced_producer_gets_the_error_of_its_request_version(connection, topic, group):
     zombie = begun(connection, topic, group)
     heir = RawTransactions(connection, group)
     assert heir.init() is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -101,7 +101,7 @@ def test_who_was_replaced_is_told_so_in_the_words_of_its_version(connection, top
     assert read_committed(connection, topic)[1:] == ([(zombie.producer_id, 0)], 2)
 
 
-def test_strangers_and_senseless_requests(connection, topic, group):
+def test_unknown_producers_and_invalid_requests_are_rejected(connection, topic, group):
     stranger = RawTransactions(connection, group)
     stranger.producer_id, stranger.epoch = 12_345, 0
     assert stranger.end(True) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -112,7 +112,7 @@ def test_strangers_and_senseless_requests(connection, topic, group):
     assert stranger.init() is ErrorCode.INVALID_REQUEST
 
 
-def test_offsets_count_when_the_transaction_commits(connection, topic, group):
+def test_transactional_offsets_apply_when_the_transaction_commits(connection, topic, group):
     producer = begun(connection, topic, group)
     assert producer.commit_offset(group, topic, 5) == [ErrorCode.INVALID_TXN_STATE]
     assert producer.commit_offset(group, topic, 5, version=4) == [ErrorCode.TRANSACTION_ABORTABLE]
@@ -127,14 +127,14 @@ def test_offsets_count_when_the_transaction_commits(connection, topic, group):
     assert committed_offset(connection, group, topic, stable=True) == 5
 
 
-def test_a_transaction_whose_time_is_over_is_aborted(connection, topic, group):
+def test_a_transaction_is_aborted_after_its_timeout(connection, topic, group):
     producer = begun(connection, topic, group, timeout_ms=2_000)
     wait_until(lambda: read_committed(connection, topic)[2] == 2, "the transaction is aborted")
     assert producer.end(True) is ErrorCode.PRODUCER_FENCED
     assert producer.init() is NONE and producer.epoch == 2
 
 
-def test_what_cannot_be_marked_is_tried_on_and_keeps_the_id_busy(broker, connection, topic, group):
+def test_a_failed_marker_is_retried_and_the_id_returns_concurrent_transactions(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     assert producer.add(topic, 1) == [NONE] and producer.send(topic, b"x", partition=1) is NONE
 
@@ -142,8 +142,8 @@ def test_what_cannot_be_marked_is_tried_on_and_keeps_the_id_busy(broker, connect
         broker.call(lambda b: setattr(b.partitions._partitions[(topic, 0)], "offline", reason))
 
     set_offline("a bad disk")
-    assert producer.end(True) is NONE, "it is decided"
-    assert read_committed(connection, topic, 1)[2] == 2, "and marked where it can be"
+    assert producer.end(True) is NONE, "the commit is stored"
+    assert read_committed(connection, topic, 1)[2] == 2, "the online partition has its marker"
     assert producer.end(True) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert producer.add(topic, 1) == [ErrorCode.CONCURRENT_TRANSACTIONS]
     assert producer.init() is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -152,7 +152,7 @@ def test_what_cannot_be_marked_is_tried_on_and_keeps_the_id_busy(broker, connect
     assert any(reported in line and "a bad disk" in line for line in broker.reports)
     set_offline("")
     wait_until(
-        lambda: broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT, "it is marked"
+        lambda: broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT, "the transaction completes"
     )
     assert read_committed(connection, topic)[2] == 2
 
@@ -164,7 +164,7 @@ def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):
     assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT
 
 
-def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
+def test_unused_transactional_ids_expire(tmp_path):
     with EmbeddedBroker(tmp_path, config={**CONFIG, "transactional.id.expiration.ms": "1"}) as broker:
         with RawConnection(broker.bootstrap_servers) as connection:
             create_topic(connection, "t", 1)
@@ -180,8 +180,8 @@ def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
 
                 return broker.call(look)
 
-            wait_until(forgotten, "the id is forgotten")
-            assert open_one.end(True) is NONE, "an open one is kept"
+            wait_until(forgotten, "the id expires")
+            assert open_one.end(True) is NONE, "an ongoing transaction keeps its id"
             assert producer.end(True) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
             assert producer.init() is NONE
             assert producer.producer_id != first and producer.epoch == 0
@@ -191,7 +191,7 @@ def test_unused_ids_are_forgotten_and_come_back_as_new_ones(tmp_path):
 
 
 def before_the_end(connection: RawConnection, **options) -> RawTransactions:
-    """An open transaction with a record and an offset, behind one that was aborted."""
+    """An ongoing transaction with a record and an offset, after an aborted transaction."""
     create_topic(connection, "t", 1)
     producer = begun(connection, "t", "id", **options)
     assert producer.end(False) is NONE
@@ -204,7 +204,7 @@ SETTINGS = [f"{name}={value}" for name, value in CONFIG.items()]
 
 
 @pytest.mark.parametrize("end", ("kill", "terminate"))
-def test_an_open_transaction_outlives_the_broker(tmp_path, end):
+def test_an_ongoing_transaction_continues_after_a_restart(tmp_path, end):
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection)
         getattr(broker, end)()
@@ -218,7 +218,7 @@ def test_an_open_transaction_outlives_the_broker(tmp_path, end):
         assert committed_offset(connection, GROUP, "t", stable=True) == 7
 
 
-def test_the_time_of_a_transaction_goes_on_after_a_kill(tmp_path):
+def test_a_transaction_timeout_applies_after_a_kill(tmp_path):
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection, timeout_ms=4_000)
         broker.kill()
@@ -230,7 +230,7 @@ def test_the_time_of_a_transaction_goes_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize("committed", (True, False))
-def test_what_was_decided_and_not_marked_is_marked_by_the_next_start(tmp_path, committed):
+def test_a_restart_writes_the_markers_of_a_prepared_transaction(tmp_path, committed):
     running, copy = tmp_path / "running", tmp_path / "copy"
     with EmbeddedBroker(running, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection)
@@ -247,7 +247,7 @@ def test_what_was_decided_and_not_marked_is_marked_by_the_next_start(tmp_path, c
         assert read_committed(connection, "t")[1] == aborted
 
 
-def test_a_damaged_transaction_log_is_told_and_its_ids_alone_are_not_served(tmp_path):
+def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavailable(tmp_path):
     names = {0: "", 1: ""}
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for number in range(20):
@@ -302,8 +302,8 @@ def test_the_dump_tool_reads_every_file_of_transactions(tmp_path: Path, java: Ja
     assert "endTxnMarker: COMMIT" in printed["/t-0/"] and "endTxnMarker: ABORT" in printed["/t-0/"]
     assert "isTransactional: true" in printed["/t-0/"] and "isControl: true" in printed["/t-0/"]
     assert f"producerId: {producer.producer_id}" in printed["/t-0/"] and "lastStableOffset: " in printed["/t-0/"]
-    told = printed["__transaction_state"].replace('"', "").replace(" ", "")
-    assert "transactionalId:id" in told or "transactionalId=id" in told
+    returned = printed["__transaction_state"].replace('"', "").replace(" ", "")
+    assert "transactionalId:id" in returned or "transactionalId=id" in returned
     assert "endTxnMarker: COMMIT" in printed["__consumer_offsets"]
 
 
@@ -340,7 +340,7 @@ def test_each_node_coordinates_the_ids_of_the_partitions_it_leads():
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
 
 
-def test_a_stock_producer_follows_its_coordinator_and_leaders():
+def test_a_librdkafka_producer_follows_its_coordinator_and_leaders():
     with EmbeddedBroker(config=CONFIG, brokers=3) as broker:
         with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:
             create_topic(connection, "t", 3)

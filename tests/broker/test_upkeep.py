@@ -1,4 +1,4 @@
-"""What a broker does by itself, and what can be changed while it runs: rolling, retention, compaction, settings."""
+"""Background work and dynamic settings: retention, compaction, altered settings."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 def put(connection, topic, key, value, **options):
-    answer = produce(connection, topic, encode_batch([Record(key, value, options.pop("stamp", 1_000))], **options))
-    assert answer.error_code == 0, answer.error_message
-    return answer.base_offset
+    response = produce(connection, topic, encode_batch([Record(key, value, options.pop("stamp", 1_000))], **options))
+    assert response.error_code == 0, response.error_message
+    return response.base_offset
 
 
 def read_all(connection, topic):
-    """(offset, key, value) of every record, as a consumer comes by them."""
+    """(offset, key, value) of every record, read by a consumer."""
     found, offset, end = [], list_offset(connection, topic, -2), list_offset(connection, topic, -1)
     while offset < end:
-        answer = fetch(connection, topic, offset)
-        assert answer.error_code == 0 and answer.records
-        data = bytes(answer.records)
+        response = fetch(connection, topic, offset)
+        assert response.error_code == 0 and response.records
+        data = bytes(response.records)
         for header in iter_batches(data):
             found += [(r.offset, r.key, r.value) for r in decode_records(data, header) if r.offset >= offset]
             offset = header.next_offset
@@ -74,7 +74,7 @@ def alter(connection, topic, *changes, kind=2, validate_only=False):
 
 
 def settings(connection, topic):
-    """Of a topic, those that were given: name -> value."""
+    """Settings of a topic that were set explicitly, by name."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = resource(resource_type=2, resource_name=topic, configuration_keys=None)
     request = DescribeConfigsRequest(resources=[wanted], include_synonyms=True, include_documentation=True)
@@ -94,7 +94,7 @@ def passes(broker):
 # --- rolling and retention ---
 
 
-def test_old_records_go_by_themselves_and_the_active_segment_with_them(tmp_path):
+def test_expired_segments_are_deleted_including_the_active_one(tmp_path):
     now = SystemClock().timestamp_ms()
     with EmbeddedBroker(tmp_path, config=SOON) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t", retention_ms="3600000", segment_bytes="1024")
@@ -112,10 +112,10 @@ def test_old_records_go_by_themselves_and_the_active_segment_with_them(tmp_path)
         assert read_all(connection, "t") == [(20, b"k", b"new")]
 
 
-# --- compaction while it runs ---
+# --- compaction ---
 
 
-def test_a_compacted_topic_is_compacted_while_it_is_used(tmp_path):
+def test_a_topic_is_compacted_during_produce_and_fetch(tmp_path):
     with EmbeddedBroker(tmp_path, config=SOON) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024", min_cleanable_dirty_ratio="0.1")
         for number in range(200):
@@ -138,7 +138,7 @@ def test_a_compacted_topic_is_compacted_while_it_is_used(tmp_path):
             assert read_all(connection, "t") == expected and list(broker.reports) == []
 
 
-def test_committed_offsets_and_groups_survive_the_compaction_of_the_group_log(tmp_path):
+def test_offsets_and_groups_survive_the_compaction_of_the_offsets_topic(tmp_path):
     config = {**SOON, "offsets.topic.segment.bytes": "2000", "log.cleaner.min.cleanable.ratio": "0.01"}
     with EmbeddedBroker(tmp_path, config=config) as broker:
         with RawConnection(broker.bootstrap_servers) as connection:
@@ -153,7 +153,7 @@ def test_committed_offsets_and_groups_survive_the_compaction_of_the_group_log(tm
         def size():
             return sum(sum(segments(broker, "__consumer_offsets", p)) for p in range(2))
 
-        wait_until(lambda: size() < 8_000, "compaction of the group log")
+        wait_until(lambda: size() < 8_000, "compaction of __consumer_offsets")
     for clean in (True, False):
         with BrokerProcess(tmp_path, "offsets.topic.num.partitions=2") as process:
             for group in ("g1", "g2"):
@@ -165,7 +165,7 @@ def test_committed_offsets_and_groups_survive_the_compaction_of_the_group_log(tm
             assert [line for line in process.lines if "damaged" in line or "cannot" in line] == []
 
 
-def test_an_idempotent_producer_goes_on_where_its_records_were_compacted_away(tmp_path):
+def test_an_idempotent_producer_continues_after_its_records_are_compacted(tmp_path):
     config = {**SOON, "log.cleaner.min.cleanable.ratio": "0.01"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024")
@@ -180,7 +180,7 @@ def test_an_idempotent_producer_goes_on_where_its_records_were_compacted_away(tm
         assert [value for _, _, value in read_all(connection, "t") if value in (b"first", b"second")] == [b"second"]
 
 
-def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path):
+def test_a_topic_can_be_deleted_during_its_compaction(tmp_path):
     with EmbeddedBroker(tmp_path, config=SOON) as broker, RawConnection(broker.bootstrap_servers) as connection:
         for number in range(10):
             name = f"t{number}"
@@ -200,7 +200,7 @@ def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path):
 # --- settings ---
 
 
-def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
+def test_altered_topic_settings_survive_a_restart(tmp_path):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t", retention_ms="1000")
         assert alter(connection, "t", ("segment.bytes", SET, "2048"), ("retention.ms", DELETE, None)).error_code == 0
@@ -219,8 +219,8 @@ def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
         resource = AlterConfigsRequest.AlterConfigsResource
         configs = [resource.AlterableConfig(name="segment.ms", value="7")]
         resources = [resource(resource_type=2, resource_name="t", configs=configs)]
-        answer = connection.call(AlterConfigsRequest(resources=resources, validate_only=False), 2)
-        assert answer.responses[0].error_code == 0 and settings(connection, "t") == {"segment.ms": "7"}
+        response = connection.call(AlterConfigsRequest(resources=resources, validate_only=False), 2)
+        assert response.responses[0].error_code == 0 and settings(connection, "t") == {"segment.ms": "7"}
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,15 @@ def test_settings_of_a_topic_are_changed_and_kept(tmp_path):
         ([("retention.ms", SET, "1"), ("retention.ms", SET, "2")], ErrorCode.INVALID_REQUEST, "duplicate"),
     ],
 )
-def test_a_change_that_makes_no_sense_changes_nothing(tmp_path, changes, code, text):
+def test_an_invalid_alteration_changes_nothing(tmp_path, changes, code, text):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
-        answer = alter(connection, "t", ("segment.bytes", SET, "2048"), *changes)
-        assert answer.error_code == code and text in answer.error_message
+        response = alter(connection, "t", ("segment.bytes", SET, "2048"), *changes)
+        assert response.error_code == code and text in response.error_message
         assert settings(connection, "t") == {}
 
 
-def test_what_has_no_settings_to_change(tmp_path):
+def test_resources_without_settings_are_rejected(tmp_path):
     with EmbeddedBroker(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert alter(connection, "nowhere", ("retention.ms", SET, "1")).error_code == 3
         refused = alter(connection, "1", ("num.partitions", SET, "1"), kind=4)
@@ -298,7 +298,7 @@ def test_the_java_tools_alter_settings_and_describe_the_log_directory(tmp_path: 
 
 
 @pytest.mark.kafka
-def test_the_dump_tool_reads_compacted_segments_without_a_complaint(tmp_path: Path, java: JavaTools):
+def test_the_dump_tool_reads_compacted_segments_without_errors(tmp_path: Path, java: JavaTools):
     config = {**SOON, "offsets.topic.segment.bytes": "2000", "log.cleaner.min.cleanable.ratio": "0.01",
               "log.segment.bytes": "2048", "log.index.interval.bytes": "200"}  # fmt: skip
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
@@ -319,7 +319,7 @@ def test_the_dump_tool_reads_compacted_segments_without_a_complaint(tmp_path: Pa
         options = ["--deep-iteration", "--print-data-log", *decoder, "--files", ",".join(names)]
         dumped = java_tool(java, "org.apache.kafka.tools.DumpLogSegments", *options)
         lines = [line for line in dumped.stderr.splitlines() if line and not line.startswith(("SLF4J", "WARNING"))]
-        # gaps are what compaction leaves; the tool notes them in Kafka's own files too
+        # compaction leaves offset gaps, which the tool reports for Kafka's own files too
         assert [line for line in lines if "Non-consecutive" not in line and "is followed by" not in line] == []
         assert "isvalid: false" not in dumped.stdout
     assert '"group":"g"' in dumped.stdout

@@ -1,4 +1,4 @@
-"""Settings of a running broker are changed, hold for topics that have none of their own, and outlive a restart."""
+"""Dynamic broker settings: fallback of topics, validation, durability."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def alter(connection: RawConnection, of: str, *changes: tuple[str, str | None, i
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     configs = [resource.AlterableConfig(name=name, value=value, config_operation=what) for name, value, what in changes]
     wanted = resource(resource_type=BROKER, resource_name=of, configs=configs)
-    answer = connection.call(IncrementalAlterConfigsRequest(resources=[wanted], validate_only=validate), 1)
-    return int(answer.responses[0].error_code)
+    response = connection.call(IncrementalAlterConfigsRequest(resources=[wanted], validate_only=validate), 1)
+    return int(response.responses[0].error_code)
 
 
 def described(connection: RawConnection, kind: int, of: str, *names: str) -> dict[str, tuple[str | None, int]]:
-    """Setting -> its value and where it comes from."""
+    """Value and source by setting."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = resource(resource_type=kind, resource_name=of, configuration_keys=list(names))
     request = DescribeConfigsRequest(resources=[wanted], include_synonyms=False, include_documentation=False)
@@ -49,11 +49,11 @@ def described(connection: RawConnection, kind: int, of: str, *names: str) -> dic
 
 
 def becomes(connection: RawConnection, kind: int, of: str, name: str, expected: tuple[str | None, int]) -> None:
-    """Waits for it: a Kafka broker hears of its settings through the metadata log."""
+    """Waits for a setting: Kafka applies it through the metadata log."""
     wait_until(lambda: described(connection, kind, of, name).get(name) == expected, f"{name} is {expected}")
 
 
-def test_topics_fall_back_to_what_the_broker_was_given(connection: RawConnection, cluster: Cluster, topic: str) -> None:
+def test_topics_fall_back_to_dynamic_broker_settings(connection: RawConnection, cluster: Cluster, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     large = encode_batch([Record(b"k", b"x" * 3_000, 1_700_000_000_000)])
     assert alter(connection, "", (LIMIT, "2000", SET)) == ErrorCode.NONE
@@ -70,7 +70,7 @@ def test_topics_fall_back_to_what_the_broker_was_given(connection: RawConnection
     becomes(connection, TOPIC, topic, "max.message.bytes", ("1048588", DEFAULT))
 
 
-def test_what_a_running_broker_takes_and_what_not(connection: RawConnection) -> None:
+def test_dynamic_and_static_broker_settings(connection: RawConnection) -> None:
     assert alter(connection, "1", (BACKOFF, "20000", SET), (FOREIGN, "58000", SET)) == ErrorCode.NONE
     becomes(connection, BROKER, "1", BACKOFF, ("20000", OF_NODE))
     assert described(connection, BROKER, "1", FOREIGN)[FOREIGN][1] == OF_NODE
@@ -82,18 +82,18 @@ def test_what_a_running_broker_takes_and_what_not(connection: RawConnection) -> 
     assert described(connection, BROKER, "1", LIMIT)[LIMIT] == ("1048588", DEFAULT)
 
 
-def test_alter_configs_replaces_all_of_them(connection: RawConnection) -> None:
+def test_alter_configs_replaces_all_settings(connection: RawConnection) -> None:
     assert alter(connection, "1", (BACKOFF, "20000", SET)) == ErrorCode.NONE
     resource = AlterConfigsRequest.AlterConfigsResource
     configs = [resource.AlterableConfig(name=LIMIT, value="900000")]
     wanted = resource(resource_type=BROKER, resource_name="1", configs=configs)
-    answer = connection.call(AlterConfigsRequest(resources=[wanted], validate_only=False), 2)
-    assert answer.responses[0].error_code == ErrorCode.NONE
+    response = connection.call(AlterConfigsRequest(resources=[wanted], validate_only=False), 2)
+    assert response.responses[0].error_code == ErrorCode.NONE
     becomes(connection, BROKER, "1", LIMIT, ("900000", OF_NODE))
     becomes(connection, BROKER, "1", BACKOFF, ("15000", DEFAULT))
 
 
-def test_they_outlive_a_restart(tmp_path: Path, topic: str) -> None:
+def test_dynamic_settings_survive_a_restart(tmp_path: Path, topic: str) -> None:
     settings = {"log.retention.ms": "5000000"}
     with EmbeddedBroker(tmp_path, config=settings) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(broker.bootstrap_servers, topic)
@@ -103,7 +103,7 @@ def test_they_outlive_a_restart(tmp_path: Path, topic: str) -> None:
         assert described(connection, TOPIC, topic, "retention.ms") == {"retention.ms": ("6000000", OF_ALL)}
 
 
-def test_nodes_of_one_process_have_no_limits_of_their_own(tmp_path: Path) -> None:
+def test_nodes_of_one_process_have_no_settings_of_their_own(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, brokers=2) as broker:
         with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:
             assert alter(connection, "1", (LIMIT, "5000", SET)) == ErrorCode.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""Kafka's own command line tools, each command on both brokers with the same script and the same outcome."""
+"""Kafka's command line tools: the same commands and results on the embedded broker and Kafka."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Tool = Callable[..., list[list[str]]]
 
 @pytest.fixture
 def tool(java: JavaTools, cluster: Any) -> Tool:
-    """Runs a tool against the cluster; the words of each line it prints."""
+    """Runs a tool against the cluster; returns the words of each printed line."""
     return lambda main, *arguments: java.rows(main, "--bootstrap-server", cluster.bootstrap_servers, *arguments)
 
 
 @pytest.fixture
 def filled(cluster: Any, topic: str) -> str:
-    """A topic of two partitions with ten records each, one an hour from 1970 on."""
+    """A topic of two partitions with ten records each, one per hour from 1970."""
     from confluent_kafka import Producer
 
     create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1"})
@@ -61,7 +61,7 @@ def test_topic_command(tool: Tool, topic: str) -> None:
     fewer = tool(TOPICS, "--alter", "--topic", topic, "--partitions", "2")
     assert fewer[0][:6] == ["Error", "while", "executing", "topic", "command", ":"], fewer
     assert tool(TOPICS, "--delete", "--topic", topic) == []
-    assert wait_until(lambda: [topic] not in tool(TOPICS, "--list"), "it is gone")
+    assert wait_until(lambda: [topic] not in tool(TOPICS, "--list"), "the topic is deleted")
 
 
 def test_get_offset_shell(tool: Tool, filled: str) -> None:
@@ -81,32 +81,32 @@ def test_delete_records_command(tool: Tool, filled: str, tmp_path: Path) -> None
     wanted = [{"topic": filled, "partition": 0, "offset": 4}, {"topic": filled, "partition": 1, "offset": -1}]
     path = tmp_path / "wanted.json"
     path.write_text(json.dumps({"partitions": wanted, "version": 1}))
-    told = tool(DELETE_RECORDS, "--offset-json-file", str(path))
-    assert ["partition:", f"{filled}-0", "low_watermark:", "4"] in told
-    assert ["partition:", f"{filled}-1", "low_watermark:", "10"] in told
+    returned = tool(DELETE_RECORDS, "--offset-json-file", str(path))
+    assert ["partition:", f"{filled}-0", "low_watermark:", "4"] in returned
+    assert ["partition:", f"{filled}-1", "low_watermark:", "10"] in returned
     earliest = tool(OFFSETS, "--topic", filled, "--time", "earliest")
     assert sorted(earliest) == [[f"{filled}:0:4"], [f"{filled}:1:10"]]
 
 
 def test_console_consumer(tool: Tool, filled: str, group: str) -> None:
     read = ("--topic", filled, "--from-beginning", "--max-messages", "20", "--group", group)
-    told = tool(CONSOLE_CONSUMER, *read)
-    assert sorted(row[0] for row in told[:20]) == sorted(f"v{n}" for n in range(20))
-    assert told[-1] == ["Processed", "a", "total", "of", "20", "messages"]
+    returned = tool(CONSOLE_CONSUMER, *read)
+    assert sorted(row[0] for row in returned[:20]) == sorted(f"v{n}" for n in range(20))
+    assert returned[-1] == ["Processed", "a", "total", "of", "20", "messages"]
 
 
 # --- groups ---
 
 
-def test_list_and_describe_a_live_group(tool: Tool, cluster: Any, filled: str, group: str) -> None:
+def test_list_and_describe_a_group_with_members(tool: Tool, cluster: Any, filled: str, group: str) -> None:
     with RdMember(cluster.bootstrap_servers, group, filled, client_id="reader") as member:
-        wait_until(lambda: sum(member.seen.values()) == 20, "all is read")
+        wait_until(lambda: sum(member.seen.values()) == 20, "all records are read")
 
         def caught_up() -> bool:
             rows = tool(GROUPS, "--describe", "--group", group)
             return sorted(row[2:6] for row in rows[1:]) == [["0", "10", "10", "0"], ["1", "10", "10", "0"]]
 
-        wait_until(caught_up, "the commits are seen")
+        wait_until(caught_up, "the commits are visible")
         rows = tool(GROUPS, "--describe", "--group", group, "--offsets")[1:]
         assert {row[0] for row in rows} == {group} and {tuple(row[7:]) for row in rows} == {("/127.0.0.1", "reader")}
         (row,) = tool(GROUPS, "--describe", "--group", group, "--members")[1:]
@@ -124,18 +124,18 @@ def test_list_and_describe_a_live_group(tool: Tool, cluster: Any, filled: str, g
         assert [group, "Classic"] in tool(GROUPS, "--list", "--type")
         everything = tool(GROUPS, "--describe", "--all-groups")
         assert len([row for row in everything if row[:2] == [group, filled]]) == 2
-        # what a group that is alive refuses
+        # operations that a group with members rejects
         reset = ("--reset-offsets", "--group", group, "--all-topics", "--to-earliest", "--execute")
         assert "inactive" in " ".join(" ".join(row) for row in tool(GROUPS, *reset))
-        told = " ".join(" ".join(row) for row in tool(GROUPS, "--delete", "--group", group))
-        assert "GroupNotEmptyException" in told
-        told = tool(GROUPS, "--delete-offsets", "--group", group, "--topic", filled)
-        assert "subscribed" in " ".join(" ".join(row) for row in told)
+        returned = " ".join(" ".join(row) for row in tool(GROUPS, "--delete", "--group", group))
+        assert "GroupNotEmptyException" in returned
+        returned = tool(GROUPS, "--delete-offsets", "--group", group, "--topic", filled)
+        assert "subscribed" in " ".join(" ".join(row) for row in returned)
     (row,) = tool(GROUPS, "--describe", "--group", group, "--state")[1:2]
     assert row[-2:] == ["Empty", "0"]
 
 
-# form -> offsets of partitions 0 and 1, when both stand at 5
+# option -> offsets of partitions 0 and 1, from offset 5 in both
 RESETS = {
     "--to-earliest": ("0", "0"),
     "--to-latest": ("10", "10"),
@@ -155,11 +155,11 @@ def offsets_of(rows: list[list[str]], topic: str) -> dict[str, str]:
     return {row[2]: row[3] for row in rows if row[1:2] == [topic]}
 
 
-def test_every_form_of_reset(tool: Tool, filled: str, group: str, tmp_path: Path) -> None:
+def test_every_option_of_reset_offsets(tool: Tool, filled: str, group: str, tmp_path: Path) -> None:
     both = ("--reset-offsets", "--group", group, "--topic", filled)
     for form, expected in RESETS.items():
-        told = tool(GROUPS, *both, "--to-offset", "5", "--execute")
-        assert offsets_of(told, filled) == {"0": "5", "1": "5"}
+        returned = tool(GROUPS, *both, "--to-offset", "5", "--execute")
+        assert offsets_of(returned, filled) == {"0": "5", "1": "5"}
         dry = tool(GROUPS, *both, *form.split(), "--dry-run")
         assert offsets_of(dry, filled) == dict(zip("01", expected)), form
         assert offsets_of(tool(GROUPS, "--describe", "--group", group), filled) == {"0": "5", "1": "5"}, form
@@ -175,8 +175,8 @@ def test_every_form_of_reset(tool: Tool, filled: str, group: str, tmp_path: Path
     assert rows == [f"{filled},0,6", f"{filled},1,6"]
     path = tmp_path / "plan.csv"
     path.write_text(f"{filled},0,1\n{filled},1,8\n")
-    told = tool(GROUPS, "--reset-offsets", "--group", group, "--from-file", str(path), "--execute")
-    assert offsets_of(told, filled) == {"0": "1", "1": "8"}
+    returned = tool(GROUPS, "--reset-offsets", "--group", group, "--from-file", str(path), "--execute")
+    assert offsets_of(returned, filled) == {"0": "1", "1": "8"}
     assert offsets_of(tool(GROUPS, "--describe", "--group", group), filled) == {"0": "1", "1": "8"}
 
 
@@ -184,19 +184,19 @@ def test_delete_offsets_and_groups(tool: Tool, filled: str, group: str) -> None:
     other = f"{group}-2"
     for each in (group, other):
         tool(GROUPS, "--reset-offsets", "--group", each, "--topic", filled, "--to-latest", "--execute")
-    told = tool(GROUPS, "--delete-offsets", "--group", group, "--topic", f"{filled}:0")
-    assert [filled, "0", "Successful"] in told
+    returned = tool(GROUPS, "--delete-offsets", "--group", group, "--topic", f"{filled}:0")
+    assert [filled, "0", "Successful"] in returned
     assert offsets_of(tool(GROUPS, "--describe", "--group", group), filled) == {"1": "10"}
-    told = tool(GROUPS, "--delete", "--group", group, "--group", other)
-    assert "successful" in " ".join(" ".join(row) for row in told) and len(told) == 1
+    returned = tool(GROUPS, "--delete", "--group", group, "--group", other)
+    assert "successful" in " ".join(" ".join(row) for row in returned) and len(returned) == 1
     assert not {group, other} & {row[0] for row in tool(GROUPS, "--list")}
-    told = tool(GROUPS, "--delete", "--group", group)
-    assert "GroupIdNotFoundException" in " ".join(" ".join(row) for row in told)
-    told = tool(GROUPS, "--describe", "--group", group)
-    assert f"Group {group} not found" in " ".join(" ".join(row) for row in told)
+    returned = tool(GROUPS, "--delete", "--group", group)
+    assert "GroupIdNotFoundException" in " ".join(" ".join(row) for row in returned)
+    returned = tool(GROUPS, "--describe", "--group", group)
+    assert f"Group {group} not found" in " ".join(" ".join(row) for row in returned)
 
 
-# --- the tools that are programs of their own ---
+# --- programs that produce and consume ---
 
 
 def test_verifiable_producer_and_consumer(cluster: Any, topic: str, group: str, tool: Tool) -> None:
@@ -225,7 +225,7 @@ def test_console_producer(cluster: Any, topic: str, tool: Tool) -> None:
     assert tool(OFFSETS, "--topic", topic) == [[f"{topic}:0:3"]]
 
 
-def test_records_of_every_writer_are_read_by_java(cluster: Any, topic: str, tool: Tool) -> None:
+def test_java_reads_the_records_of_every_client_library(cluster: Any, topic: str, tool: Tool) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     for codec in codecs:

@@ -1,4 +1,4 @@
-"""The directory a real Kafka has left: its group log is shown as Kafka's tool shows it, and a broker goes on there."""
+"""Log directories of a stopped Kafka: decoding of `__consumer_offsets`, adoption."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ CONFIG = {
     "log.cleaner.backoff.ms": "100",
     "log.cleaner.min.cleanable.ratio": "0.0001",
     "log.index.size.max.bytes": "4096",
-    # several snapshots of the cluster's metadata, as in any directory that has lived for an hour
+    # several snapshots of the cluster metadata, as in a directory in use for an hour
     "metadata.log.max.record.bytes.between.snapshots": "2000",
 }
 Records = dict[tuple[str, int, int], tuple[Any, ...]]
 
 
 class Left(NamedTuple):
-    """What a Kafka left, and what it said of it before: `stopped` cleanly, and `torn`, as a kill would leave it."""
+    """Directories of Kafka, `stopped` cleanly and `torn` by a kill, and its responses before the stop."""
 
     stopped: Path
     torn: Path
@@ -59,7 +59,7 @@ class Left(NamedTuple):
 
 
 def read_all(bootstrap_servers: str, isolation: str) -> Records:
-    """Every record of both topics by its place."""
+    """Every record of both topics by partition and offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -103,7 +103,7 @@ def alter(admin: AdminClient, topic: str, **settings: str) -> None:
 
 
 def fill(where: str) -> None:
-    """Two topics, one compacted; a group that commits over and over; transactions, one of them given up."""
+    """Creates two topics, one compacted; a group with many commits; transactions, one of them aborted."""
     admin = AdminClient({"bootstrap.servers": where})
     create_topic(where, "t", 3, {"retention.ms": "-1", "compression.type": "producer"})
     create_topic(where, "c", 1, {"cleanup.policy": "compact", "segment.ms": "100", "compression.type": "gzip"})
@@ -125,7 +125,7 @@ def fill(where: str) -> None:
         commit(consumer, places)
         transactional.begin_transaction()
         transactional.produce("t", b"transaction %d" % number, b"k", 0)
-        # what is not sent yet, an abort takes back
+        # an abort discards unsent records
         assert transactional.flush(30) == 0
         metadata = consumer.consumer_group_metadata()
         transactional.send_offsets_to_transaction([TopicPartition("t", 2, 20 + number)], metadata)
@@ -157,18 +157,18 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
         fill(where)
         with JavaMember(where, "g", "t", group_instance_id="first", session_timeout_ms=45_000) as java:
             with RdMember(where, "g", "t", group_instance_id="second", session_timeout_ms=45_000) as other:
-                wait_until(lambda: {len(java.partitions), len(other.partitions)} == {1, 2}, "the two share the topic")
+                wait_until(lambda: {len(java.partitions), len(other.partitions)} == {1, 2}, "both have partitions")
                 wait_until(lambda: java.consumed + sum(other.seen.values()) >= 290, "the group has read the topic")
                 cleaned = data / "cleaner-offset-checkpoint"
-                wait_until(lambda: {"c 0", "__con"} <= _cleaned(cleaned), "both kinds of log are compacted")
-        # static members stay in the group when they stop
+                wait_until(lambda: {"c 0", "__con"} <= _cleaned(cleaned), "both topics are compacted")
+        # static members remain in the group after they stop
         wait_until(lambda: list(data.glob("__cluster_metadata-0/*.checkpoint")), "a snapshot of the metadata")
         with pytest.raises(StorageError) as refused:
             EmbeddedBroker(data, adopt=True).start()
-        told = topic_ids(where), read_all(where, "read_uncommitted"), read_all(where, "read_committed")
+        returned = topic_ids(where), read_all(where, "read_uncommitted"), read_all(where, "read_committed")
         shutil.copytree(data, path / "torn", ignore=shutil.ignore_patterns("*.deleted", "*.cleaned", "*.swap"))
         kafka.hand_over(path / "stopped")
-    yield Left(path / "stopped", path / "torn", *told, str(refused.value))
+    yield Left(path / "stopped", path / "torn", *returned, str(refused.value))
 
 
 def _cleaned(checkpoint: Path) -> set[str]:
@@ -176,20 +176,20 @@ def _cleaned(checkpoint: Path) -> set[str]:
     return {line[:3] if line.startswith("c ") else line[:5] for line in lines}
 
 
-def test_the_group_log_is_shown_as_kafkas_tool_shows_it(left: Left, java: JavaTools) -> None:
+def test_offsets_records_are_printed_as_by_kafkas_tool(left: Left, java: JavaTools) -> None:
     run = CliRunner().invoke(main, ["offsets-log", str(left.stopped)])
     assert (run.exit_code, run.stderr) == (0, "")
     lines = parsed(run.stdout)
     assert lines == dump_tool(java, segments(left.stopped))
-    told = [line for line in lines if isinstance(line, tuple)]
-    assert any(payload == "<DELETE>" for *_, payload in told)
-    assert {payload["version"] for *_, payload in told if payload != "<DELETE>"} == {"0", "3", "4"}
-    assert {key["type"] for _, key, _ in told} >= {"1", "2", "3", "5", "7", "8"}
+    returned = [line for line in lines if isinstance(line, tuple)]
+    assert any(payload == "<DELETE>" for *_, payload in returned)
+    assert {payload["version"] for *_, payload in returned if payload != "<DELETE>"} == {"0", "3", "4"}
+    assert {key["type"] for _, key, _ in returned} >= {"1", "2", "3", "5", "7", "8"}
     assert "endTxnMarker: ABORT" in run.stdout and "endTxnMarker: COMMIT" in run.stdout
 
 
 @pytest.mark.parametrize("way", ["stopped", "torn"])
-def test_everything_is_there_and_goes_on(left: Left, tmp_path: Path, way: str) -> None:
+def test_an_adopted_directory_keeps_records_groups_and_transactions(left: Left, tmp_path: Path, way: str) -> None:
     path = tmp_path / "copy"
     shutil.copytree(getattr(left, way), path)
     with pytest.raises(StorageError, match="belongs to an Apache Kafka broker.*--adopt"):
@@ -215,7 +215,7 @@ def test_everything_is_there_and_goes_on(left: Left, tmp_path: Path, way: str) -
 
 
 def check_group(where: str) -> None:
-    """Commits are there, of whatever protocol, and the group with its members; one of them comes back and reads on."""
+    """Checks commits of both protocols and the group with its members; one of them rejoins and continues."""
     for group, offsets in (("simple", [25, 26, 27]), ("newer", [12, 13])):
         consumer = Consumer({"bootstrap.servers": where, "group.id": group})
         committed = consumer.committed([TopicPartition("t", p) for p in range(len(offsets))], 30)
@@ -227,13 +227,13 @@ def check_group(where: str) -> None:
     assert described.partition_assignor == "range"
     produce(where, "t", ((p, None, b"later") for p in range(3)))
     with JavaMember(where, "g", "t", group_instance_id="first") as java:
-        # what Kafka's member had read is not read again; the other one, which is gone for good, holds the rest
+        # records committed on Kafka are not read again; the stopped member owns the other partitions
         java.wait_for("records_consumed")
         assert 0 < java.consumed <= 3
 
 
 def check_transactions(where: str) -> None:
-    """Both producers come back under their names; what one of them had left open is given up thereby."""
+    """Checks that both producers continue with their transactional ids; the ongoing transaction is aborted."""
     for name in ("x", "open"):
         producer = Producer({"bootstrap.servers": where, "transactional.id": name})
         producer.init_transactions(30)
@@ -242,13 +242,13 @@ def check_transactions(where: str) -> None:
         producer.commit_transaction(30)
 
 
-def test_a_directory_in_use_and_one_with_nothing_are_refused(left: Left, tmp_path: Path) -> None:
+def test_adopting_a_directory_in_use_or_an_empty_one_is_an_error(left: Left, tmp_path: Path) -> None:
     assert "in use by another broker" in left.refused_while_it_ran
     with pytest.raises(StorageError, match="nothing to adopt"):
         EmbeddedBroker(tmp_path / "typo", adopt=True).start()
 
 
-def test_what_is_not_whole_is_refused_and_left_alone(left: Left, tmp_path: Path) -> None:
+def test_adopting_an_incomplete_directory_is_an_error_and_changes_nothing(left: Left, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     shutil.copytree(left.stopped, path)
     shutil.move(path / "t-1", tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""Members of four makes: each assignor, each make as the leader of another, eager and cooperative, static members."""
+"""Members of four client libraries in one group: assignors, leaders, eager and cooperative, static members."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ JAVA_ASSIGNORS = {
 PARTITIONS = 6
 
 
-def member(make: str, cluster: Any, group: str, topic: str, assignor: str = "range", instance: str = "") -> Any:
-    """A running member of one make; a context manager."""
+def member(library: str, cluster: Any, group: str, topic: str, assignor: str = "range", instance: str = "") -> Any:
+    """A running member of one client library; a context manager."""
     address = cluster.bootstrap_servers
-    if make == "java":
+    if library == "java":
         options = {"group_instance_id": instance} if instance else {}
         return JavaMember(address, group, topic, assignor=JAVA_ASSIGNORS[assignor], **options)
-    if make == "librdkafka":
+    if library == "librdkafka":
         options = {"group_instance_id": instance} if instance else {}
         return RdMember(address, group, topic, partition_assignment_strategy=assignor, **options)
-    kind = {"kafka-python": KafkaPythonMember, "aiokafka": AioKafkaMember}[make]
+    kind = {"kafka-python": KafkaPythonMember, "aiokafka": AioKafkaMember}[library]
     options = {"group_instance_id": instance} if instance else {}
     return kind(address, group, topic, assignor, **options)
 
@@ -44,7 +44,7 @@ def six(cluster: Any, topic: str) -> set[TopicPartition]:
 
 
 def share(first: Any, second: Any, six: set[TopicPartition]) -> None:
-    """Both own half, together everything."""
+    """Waits until each member owns half of the partitions."""
     wait_until(
         lambda: len(first.partitions) == len(second.partitions) == 3 and first.partitions | second.partitions == six,
         "each of the two owns three partitions",
@@ -59,19 +59,19 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("make, assignor", SAME, ids=[f"{make}-{assignor}" for make, assignor in SAME])
-def test_each_assignor_shares_and_gives_back(
-    cluster: Any, six: Any, topic: str, group: str, make: str, assignor: str
+@pytest.mark.parametrize("library, assignor", SAME, ids=[f"{library}-{assignor}" for library, assignor in SAME])
+def test_each_assignor_distributes_and_returns_partitions(
+    cluster: Any, six: Any, topic: str, group: str, library: str, assignor: str
 ) -> None:
-    with member(make, cluster, group, topic, assignor) as first:
+    with member(library, cluster, group, topic, assignor) as first:
         first.wait_for_partitions(6)
-        with member(make, cluster, group, topic, assignor) as second:
+        with member(library, cluster, group, topic, assignor) as second:
             share(first, second, six)
         first.wait_for_partitions(6)
         wait_until(lambda: {partition for partition, _ in first.seen} == set(range(6)), "it reads all of them")
 
 
-# who leads, because it was there first; who follows; by which assignor. Each make leads once and follows once.
+# leader (the first member), follower, assignor; each library leads once and follows once
 MIXED = [
     ("librdkafka", "kafka-python", "range"),
     ("kafka-python", "aiokafka", "roundrobin"),
@@ -83,7 +83,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("leader, follower, assignor", MIXED)
-def test_each_make_leads_another(
+def test_each_library_leads_another(
     cluster: Any, six: Any, topic: str, group: str, leader: str, follower: str, assignor: str
 ) -> None:
     with member(leader, cluster, group, topic, assignor) as first:
@@ -94,7 +94,7 @@ def test_each_make_leads_another(
 
 
 @pytest.mark.parametrize("assignor, kept", [("range", False), ("cooperative-sticky", True)])
-def test_eager_members_give_up_all_and_cooperative_ones_only_what_moves(
+def test_eager_members_revoke_all_partitions_and_cooperative_ones_only_moved_ones(
     cluster: Any, six: Any, topic: str, group: str, assignor: str, kept: bool
 ) -> None:
     given_up: list[set[TopicPartition]] = []
@@ -112,23 +112,23 @@ def test_eager_members_give_up_all_and_cooperative_ones_only_what_moves(
             assert not kept or given_up[0] == second.partitions
 
 
-@pytest.mark.parametrize("make", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
-def test_a_static_member_that_returns_disturbs_nobody(
-    cluster: Any, six: Any, topic: str, group: str, make: str
+@pytest.mark.parametrize("library", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
+def test_a_returning_static_member_causes_no_rebalance(
+    cluster: Any, six: Any, topic: str, group: str, library: str
 ) -> None:
     with member("librdkafka", cluster, group, topic, instance="watcher") as watcher:
         watcher.wait_for_partitions(6)
-        first = member(make, cluster, group, topic, instance="guest")
+        first = member(library, cluster, group, topic, instance="guest")
         share(watcher, first, six)
         before, rebalances = set(first.partitions), watcher.rebalances
         first.stop()  # a static member does not say good-bye
-        with member(make, cluster, group, topic, instance="guest") as again:
+        with member(library, cluster, group, topic, instance="guest") as again:
             again.wait_for_partitions(3)
             assert again.partitions == before
             assert watcher.rebalances == rebalances and len(watcher.partitions) == 3
 
 
-def test_an_instance_id_that_is_taken_over_fences_its_former_holder(
+def test_a_duplicate_instance_id_fences_the_earlier_member(
     cluster: Any, six: Any, topic: str, group: str
 ) -> None:
     with member("librdkafka", cluster, group, topic, instance="only") as first:

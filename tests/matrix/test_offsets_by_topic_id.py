@@ -1,4 +1,4 @@
-"""Commits and look-ups that name topics by their ids (OffsetCommit and OffsetFetch from version 10 on)."""
+"""OffsetCommit and OffsetFetch with topic ids (from version 10)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def topic_id(connection: RawConnection, name: str) -> UUID:
 
 
 def commit(connection: RawConnection, group: str, offsets: dict[UUID, list[int]]) -> dict[UUID, dict[int, int]]:
-    """Commits offset 5 + N for each partition N; topic id -> partition -> error."""
+    """Commits offset 5 + N for each partition N; returns errors by topic id and partition."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = [
         topic(
@@ -76,15 +76,15 @@ def commit(connection: RawConnection, group: str, offsets: dict[UUID, list[int]]
     )
 
     def answered() -> Any:
-        answer = connection.call(request, VERSION)
-        return None if any(e.error_code == 14 for t in answer.topics for e in t.partitions) else answer
+        response = connection.call(request, VERSION)
+        return None if any(e.error_code == 14 for t in response.topics for e in t.partitions) else response
 
-    answer = wait_until(answered, "the group is loaded")
-    return {t.topic_id or ZERO: {e.partition_index: e.error_code for e in t.partitions} for t in answer.topics}
+    response = wait_until(answered, "the group is loaded")
+    return {t.topic_id or ZERO: {e.partition_index: e.error_code for e in t.partitions} for t in response.topics}
 
 
 def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | None]) -> dict[str, Any]:
-    """Group -> topic id -> partition -> (offset, epoch, metadata, error)."""
+    """Returns (offset, epoch, metadata, error) by group, topic id and partition."""
     groups = [
         _Group(
             group_id=group,
@@ -99,10 +99,10 @@ def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | No
     request = OffsetFetchRequest(groups=groups, require_stable=True)
 
     def answered() -> Any:
-        answer = connection.call(request, VERSION)
-        return None if any(group.error_code in (14, 15, 16) for group in answer.groups) else answer
+        response = connection.call(request, VERSION)
+        return None if any(group.error_code in (14, 15, 16) for group in response.groups) else response
 
-    answer = wait_until(answered, "the groups are loaded")
+    response = wait_until(answered, "the groups are loaded")
     return {
         group.group_id: {
             topic.topic_id: {
@@ -111,12 +111,14 @@ def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | No
             }
             for topic in group.topics
         }
-        for group in answer.groups
+        for group in response.groups
     }
 
 
 @pytest.mark.kafka
-def test_ids_stand_for_names(cluster: Cluster, connection: RawConnection, topic: str, group: str) -> None:
+def test_offsets_by_topic_id_and_by_name_are_the_same(
+    cluster: Cluster, connection: RawConnection, topic: str, group: str
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     known = topic_id(connection, topic)
     refused = int(ErrorCode.UNKNOWN_TOPIC_ID)
@@ -137,7 +139,7 @@ def test_ids_stand_for_names(cluster: Cluster, connection: RawConnection, topic:
 
 
 @pytest.mark.kafka
-def test_a_topic_made_anew_is_another(cluster: Cluster, connection: RawConnection, topic: str, group: str) -> None:
+def test_a_recreated_topic_has_no_offsets(cluster: Cluster, connection: RawConnection, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     old = topic_id(connection, topic)
     assert commit(connection, group, {old: [0]}) == {old: {0: 0}}

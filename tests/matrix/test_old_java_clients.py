@@ -1,7 +1,7 @@
-"""Java clients of former years: what they produced with, how they join and commit, on both brokers alike.
+"""Old Java clients: codecs, joins and commits on the embedded broker and Kafka.
 
-They speak versions of the protocol that newer clients never choose: 1.0 has no static members and no zstd, 2.0 still
-finds a coordinator without batches, 2.8 is the last without topic ids everywhere.
+They use protocol versions that newer clients do not: 1.0 has no static members and no zstd, 2.0 has no batched
+FindCoordinator, 2.8 is the last without topic ids in all requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STRINGS = {
 
 
 class OldClients:
-    """The classes of one release of kafka-clients, in a JVM of their own."""
+    """The classes of one release of kafka-clients, in a JVM."""
 
     def __init__(self, gateway: Any, revision: str) -> None:
         self.revision = revision
@@ -57,7 +57,7 @@ class OldClients:
 
 
 def polled(consumer: Any) -> Iterator[str]:
-    """The values of one poll."""
+    """Polls once; yields the values."""
     records = consumer.poll(200).iterator()
     while records.hasNext():
         yield records.next().value()
@@ -65,14 +65,14 @@ def polled(consumer: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=REVISIONS)
 def clients(request: Any) -> Iterator[OldClients]:
-    """One release after the other, fetched when it is not there."""
+    """Each release, downloaded if necessary."""
     revision = request.param
     jars = fetch(f"kafka-clients-{revision}", (Artifact("org.apache.kafka", "kafka-clients", revision),))
     with java_gateway(jars) as gateway:
         yield OldClients(gateway, revision)
 
 
-def test_every_codec_and_the_group_of_an_old_client(
+def test_codecs_and_groups_of_old_clients(
     clients: OldClients, cluster: Any, topic: str, group: str
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)

@@ -1,6 +1,6 @@
-"""Every version of every API: the same requests to both brokers, and their answers field by field.
+"""Compares the responses of the embedded broker and Kafka for every version of every API, field by field.
 
-Where the two differ, the embedded broker is wrong.
+A difference is a defect of the embedded broker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.compared_brokers import Case, ComparedBroker, ask, differences, plain
+from support.compared_brokers import Case, ComparedBroker, comparable_response, differences, normalize
 from support.request_cases import admin as admin_cases
 from support.request_cases import data as data_cases
 from support.request_cases import groups as group_cases
@@ -67,15 +67,15 @@ TOPICS: dict[str, tuple[int, dict[str, str]]] = {
     "stamped": (1, {"message_timestamp_type": "LogAppendTime"}),
 }
 GROUPS = ("simple", "simple-2", "to-go", "to-go-too")
-# what an API changes for good is made anew for each of its versions
-MADE_ANEW = {
+# topics and groups that an API changes are recreated for each of its versions
+RECREATED = {
     0: (("made", "small", "compacted", "stamped"), ()),
     19: ((), ()),
     20: (tuple(name for name in TOPICS if name.startswith("away")), ()),
     37: (("grows",), ()),
     33: (("set",), ()),
     44: (("set",), ()),
-    # Kafka remembers a group that nobody could join
+    # Kafka keeps a group after a failed join
     11: ((), ()),
     42: (("read",), GROUPS),
     47: (("read",), GROUPS),
@@ -83,7 +83,7 @@ MADE_ANEW = {
 
 
 def prepare(broker: ComparedBroker, topics: Collection[str] = tuple(TOPICS), groups: Collection[str] = GROUPS) -> None:
-    """Makes topics, with records in some, and groups with a committed offset."""
+    """Creates topics, some with records, and groups with a committed offset."""
     for name in topics:
         partitions, settings = TOPICS[name]
         (made,) = broker.exchange(admin_cases.create(name, partitions=partitions, **settings)(broker), 7).topics
@@ -98,7 +98,7 @@ def prepare(broker: ComparedBroker, topics: Collection[str] = tuple(TOPICS), gro
             wait_until(lambda: _stores(broker, name, data), f"{name} can be written")
     if "cut" in topics:
         broker.exchange(data_cases.delete_records(("cut", 0, 2))(broker), 2)
-    wait_until(lambda: _has_producer_ids(broker), "the first block of producer ids is there")
+    wait_until(lambda: _has_producer_ids(broker), "the first block of producer ids is allocated")
     for group in groups:
         wait_until(lambda: _commits(broker, group), f"group {group} has a coordinator")
 
@@ -113,7 +113,7 @@ def _has_producer_ids(broker: ComparedBroker) -> bool:
 
 
 def _commits(broker: ComparedBroker, group: str) -> bool:
-    # whoever asks for the first coordinator makes Kafka create the group log
+    # the first FindCoordinator makes Kafka create __consumer_offsets
     broker.exchange(group_cases.find(broker.name(group))(broker), 4)
     (topic,) = broker.exchange(group_cases.commit(group_cases.ONE, group=group)(broker), 8).topics
     return bool(topic.partitions[0].error_code == 0)
@@ -138,18 +138,18 @@ def pair(prepared: Pair) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("key", CASES, ids=[APIS[key].name for key in CASES])
-def test_the_answers_are_the_same(pair: Pair, key: int) -> None:
+def test_responses_are_equal(pair: Pair, key: int) -> None:
     found, prefix = [], pair[0].prefix
     for version in range(SERVED[key].min_version, SERVED[key].max_version + 1):
         for broker in pair:
             broker.version = version
-            if key in MADE_ANEW:
+            if key in RECREATED:
                 broker.prefix = f"{APIS[key].name}-{version}-{prefix}"
                 broker.forget_all()
-                prepare(broker, *MADE_ANEW[key])
+                prepare(broker, *RECREATED[key])
         for case in CASES[key]:
             if case.since <= version <= case.until:
-                ours, theirs = (ask(broker, case.build(broker), version) for broker in pair)
+                ours, theirs = (comparable_response(broker, case.build(broker), version) for broker in pair)
                 found += [f"v{version} {case.label}: {line}" for line in differences(ours, theirs)]
     for broker in pair:
         broker.prefix = prefix
@@ -161,16 +161,16 @@ LIVES = [(version, static) for version in range(10) for static in (False, True) 
 
 
 @pytest.mark.parametrize("version, static", LIVES)
-def test_the_life_of_a_member(pair: Pair, version: int, static: bool) -> None:
+def test_responses_to_the_requests_of_a_member_are_equal(pair: Pair, version: int, static: bool) -> None:
     found = []
-    lives = [group_cases.life(broker, version, static) for broker in pair]
-    steps = [next(life) for life in lives]
+    members = [group_cases.member_requests(broker, version, static) for broker in pair]
+    steps = [next(requests) for requests in members]
     while steps:
         answers = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
-        ours, theirs = (plain(broker, answer) for broker, answer in zip(pair, answers))
+        ours, theirs = (normalize(broker, response) for broker, response in zip(pair, answers))
         found += [f"{steps[0][0]}: {line}" for line in differences(ours, theirs)]
         try:
-            steps = [life.send(answer) for life, answer in zip(lives, answers)]
+            steps = [requests.send(response) for requests, response in zip(members, answers)]
         except StopIteration:
             break
     assert not found, "\n".join(found)

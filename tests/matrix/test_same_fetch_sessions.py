@@ -1,6 +1,6 @@
-"""Fetch sessions (KIP-227): the same conversation with both brokers, answer by answer and partition by partition.
+"""Fetch sessions (KIP-227): the same request sequences to the embedded broker and Kafka, compared by partition.
 
-Where the two differ, the embedded broker is wrong.
+A difference is a defect of the embedded broker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.compared_brokers import ComparedBroker, differences, plain, whole_batches
+from support.compared_brokers import ComparedBroker, differences, normalize, whole_batches
 from support.request_cases import admin as admin_cases
 from support.request_cases import data as data_cases
 from support.waiting import wait_until
@@ -26,13 +26,13 @@ Part = tuple[str, int, int]
 
 
 class Reader:
-    """One client that fetches: it knows its session, and writes down what it is told."""
+    """A client that fetches with a session and records the responses."""
 
     def __init__(self, broker: ComparedBroker, version: int) -> None:
         self.broker = broker
         self.version = version
         self.session_id, self.epoch = 0, 0
-        self.told: dict[str, Any] = {}
+        self.returned: dict[str, Any] = {}
 
     def fetch(self, label: str, *parts: Part, **options: Any) -> Message:
         """The next fetch of the session, of the first one where there is none."""
@@ -44,24 +44,24 @@ class Reader:
         self.epoch = epoch
         return self.fetch(label, *parts)
 
-    def note(self, label: str, answer: Message) -> Message:
-        """Writes down an answer: which session it is of, which partitions in which order, and every field."""
-        session = "none" if answer.session_id == 0 else "mine" if answer.session_id == self.session_id else "new"
-        if answer.error_code == 0:
-            self.session_id = answer.session_id
-            self.epoch = self.epoch + 1 if answer.session_id else 0
+    def note(self, label: str, response: Message) -> Message:
+        """Writes down an response: which session it is of, which partitions in which order, and every field."""
+        session = "none" if response.session_id == 0 else "mine" if response.session_id == self.session_id else "new"
+        if response.error_code == 0:
+            self.session_id = response.session_id
+            self.epoch = self.epoch + 1 if response.session_id else 0
         order = [
             (topic.topic or self.broker.name_of(topic.topic_id), each.partition_index, each.error_code, _offsets(each))
-            for topic in answer.responses
+            for topic in response.responses
             for each in topic.partitions
         ]
-        assert label not in self.told
-        self.told[label] = {"session": session, "order": order, "answer": plain(self.broker, answer)}
-        return answer
+        assert label not in self.returned
+        self.returned[label] = {"session": session, "order": order, "response": normalize(self.broker, response)}
+        return response
 
 
 def _offsets(entry: Message) -> list[int]:
-    """Where each whole batch begins; Kafka may end in the middle of one."""
+    """The base offset of each complete batch; Kafka may return a truncated last one."""
     return [header.base_offset for header in iter_batches(whole_batches(bytes(entry.records or b"")))]
 
 
@@ -81,7 +81,7 @@ def make(reader: Reader, short: str, partitions: int = 2) -> None:
 
 
 def settled(reader: Reader, short: str, number: int, code: int) -> None:
-    """Waits until a fetch without session finds what has been made or deleted."""
+    """Waits until a fetch without session returns `code` for a created or deleted topic."""
     broker = reader.broker
 
     def found() -> bool:
@@ -93,7 +93,7 @@ def settled(reader: Reader, short: str, number: int, code: int) -> None:
 
 
 def growth(reader: Reader) -> None:
-    """What is new is told, once for each way in which it is."""
+    """Each kind of change is in one response."""
     for short in "ab":
         make(reader, short)
     produce(reader, ("a", 0), ("a", 1), ("b", 0))
@@ -109,9 +109,9 @@ def growth(reader: Reader) -> None:
     reader.fetch("which is empty")
     reader.broker.exchange(data_cases.delete_records(("a", 1, 2))(reader.broker), 2)
     reader.fetch("a log start moved")
-    reader.fetch("which was told")
+    reader.fetch("which was returned")
     reader.fetch("behind the end", ("b", 0, 7))
-    reader.fetch("an error is told again")
+    reader.fetch("an error is returned again")
     reader.fetch("at the end", ("b", 0, 1))
     reader.fetch("and no longer")
     reader.fetch("a higher epoch", ("b", 0, 1), epoch=9)
@@ -123,7 +123,7 @@ def growth(reader: Reader) -> None:
 
 
 def turns(reader: Reader) -> None:
-    """Who was served is served last, so that no limit starves anybody."""
+    """Returned partitions move to the end, so that a byte limit starves no partition."""
     make(reader, "a", 3)
     parts = [("a", number) for number in range(3)]
     reader.fetch("empty", *((*part, 0) for part in parts))
@@ -142,7 +142,7 @@ def turns(reader: Reader) -> None:
 
 
 def ends(reader: Reader) -> None:
-    """How sessions end, and what is answered without one."""
+    """Closed sessions, and requests without a session."""
     make(reader, "a")
     produce(reader, ("a", 0), ("a", 1))
     both = (("a", 0, 0), ("a", 1, 0))
@@ -183,12 +183,12 @@ def ends(reader: Reader) -> None:
 
 
 def topics(reader: Reader) -> None:
-    """Topics that are not there yet, no longer, or again."""
+    """Topics that are unknown, deleted, or recreated."""
     make(reader, "a")
     old = reader.broker.id("a")
     produce(reader, ("a", 0))
     reader.fetch("one is there", ("a", 0, 1), ("gone", 0, 0), ("a", 9, 0))
-    reader.fetch("it is told each time")
+    reader.fetch("it is returned each time")
     reader.fetch("nobody waits for it", wait_ms=20)
     make(reader, "gone")
     reader.fetch("it is there by name, not by the id that was none")
@@ -206,7 +206,7 @@ def topics(reader: Reader) -> None:
 
 
 def versions(reader: Reader) -> None:
-    """A session with names and a session with ids are not the same."""
+    """A session uses either topic names or topic ids."""
     make(reader, "a")
     reader.fetch("one begins", ("a", 0, 0))
     own, reader.version = reader.version, 12 if reader.version >= 13 else 13
@@ -234,11 +234,11 @@ def readers(pair: Pair) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("version", [7, 18])
-@pytest.mark.parametrize("talk", [growth, turns, ends, topics, versions])
-def test_a_session_is_told_the_same(readers: Any, talk: Any, version: int) -> None:
+@pytest.mark.parametrize("sequence", [growth, turns, ends, topics, versions])
+def test_session_responses_are_equal(readers: Any, sequence: Any, version: int) -> None:
     pair = readers(version)
     for reader in pair:
-        talk(reader)
-    ours, theirs = (reader.told for reader in pair)
+        sequence(reader)
+    ours, theirs = (reader.returned for reader in pair)
     assert ours.keys() == theirs.keys()
     assert not (found := list(differences(ours, theirs))), "\n".join(found)

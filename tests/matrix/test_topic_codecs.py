@@ -1,4 +1,4 @@
-"""A topic's own codec: batches that come in another one are stored in the topic's, and read as they were sent."""
+"""compression.type of topics: batches are recompressed, records are unchanged."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_batches_are_stored_in_the_codec_of_their_topic(cluster: Cluster, topic:
         assert [Record(each.key, each.value, each.timestamp_ms, each.headers) for each in found] == RECORDS
 
 
-def test_a_batch_that_is_too_large_in_the_topics_codec(cluster: Cluster, topic: str) -> None:
+def test_a_recompressed_batch_above_the_size_limit_is_rejected(cluster: Cluster, topic: str) -> None:
     limits = {"compression.type": "uncompressed", "max.message.bytes": "2000"}
     create_topic(cluster.bootstrap_servers, topic, config=limits)
     with RawConnection(cluster.bootstrap_servers) as connection:
-        answer = produce(connection, topic, encode_batch([Record(b"k", b"x" * 10_000, NOW_MS)], codec=1))
-        assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+        response = produce(connection, topic, encode_batch([Record(b"k", b"x" * 10_000, NOW_MS)], codec=1))
+        assert response.error_code == ErrorCode.MESSAGE_TOO_LARGE
         assert not fetch(connection, topic, 0).records

@@ -1,4 +1,4 @@
-"""Transactional producers nobody here wrote: one script, and one outcome on the embedded broker and on real Kafka."""
+"""Transactional producers of common client libraries: the same results on the embedded broker and Kafka."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 Step = tuple[bool, list[tuple[int, bytes]], int | None]
-"""Whether it commits, the (partition, value) it produces, the offset of the source it commits for the group."""
+"""Whether it commits, its (partition, value) pairs, the source offset that it commits for the group."""
 
 SCRIPT: list[Step] = [
     (True, [(0, b"a0"), (1, b"a1")], None),
@@ -28,12 +28,12 @@ SCRIPT: list[Step] = [
 ]
 KEPT = {0: [b"a0", b"c0", b"e0", b"e1"], 1: [b"a1"]}
 WRITTEN = {0: [b"a0", b"b0", b"c0", b"e0", b"e1"], 1: [b"a1", b"d1"]}
-# a marker behind each step in each of its partitions
+# a marker after each step in each of its partitions
 ENDS = {0: 9, 1: 4}
 
 
 class Case:
-    """Where a script runs."""
+    """Parameters of one run."""
 
     def __init__(self, servers: str, topic: str, group: str) -> None:
         self.servers, self.topic, self.group = servers, topic, group
@@ -108,7 +108,7 @@ def java_client(java: JavaTools) -> Callable[[Case], None]:
             "key.serializer": "org.apache.kafka.common.serialization.StringSerializer",
             "value.serializer": "org.apache.kafka.common.serialization.StringSerializer",
         }
-        # a client of its own class loader: py4j's threads have none
+        # needs a context class loader, which py4j threads do not have
         thread = jvm.java.lang.Thread.currentThread()
         thread.setContextClassLoader(jvm.java.lang.ClassLoader.getSystemClassLoader())
         producer = clients.producer.KafkaProducer(settings)
@@ -133,7 +133,7 @@ def java_client(java: JavaTools) -> Callable[[Case], None]:
 
 
 def read(case: Case, level: str) -> dict[int, list[bytes]]:
-    """What a stock consumer of an isolation level reads to the end of each partition, and where that is."""
+    """Values that a consumer of an isolation level reads up to the end of each partition."""
     settings = {"bootstrap.servers": case.servers, "group.id": f"{case.group}-{level}", "isolation.level": level}
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     found: dict[int, list[bytes]] = {0: [], 1: []}
@@ -159,11 +159,11 @@ def prepare(servers: str, topic: str, group: str) -> Case:
 
 
 @pytest.mark.parametrize(
-    "make", ("librdkafka", "aiokafka", "kafka_python", pytest.param("java", marks=pytest.mark.java))
+    "library", ("librdkafka", "aiokafka", "kafka_python", pytest.param("java", marks=pytest.mark.java))
 )
-def test_each_make_s_transactions(cluster: Any, topic: str, group: str, make: str, request: Any) -> None:
+def test_transactions_of_each_library(cluster: Any, topic: str, group: str, library: str, request: Any) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
-    run = java_client(request.getfixturevalue("java")) if make == "java" else globals()[make]
+    run = java_client(request.getfixturevalue("java")) if library == "java" else globals()[library]
 
     run(case)
 
@@ -177,7 +177,7 @@ def test_each_make_s_transactions(cluster: Any, topic: str, group: str, make: st
     consumer.close()
 
 
-def test_an_open_transaction_holds_readers_back_until_it_ends(cluster: Any, topic: str, group: str) -> None:
+def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Any, topic: str, group: str) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
     producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
     producer.init_transactions(30)
@@ -192,11 +192,11 @@ def test_an_open_transaction_holds_readers_back_until_it_ends(cluster: Any, topi
     waiting.assign([TopicPartition(topic, 0, 0)])
     assert waiting.poll(0.5) is None
     producer.commit_transaction(30)
-    assert [waiting.poll(15).value() for _ in range(2)] == [b"open", b"plain"], "woken by the end, not by time"
+    assert [waiting.poll(15).value() for _ in range(2)] == [b"open", b"plain"], "before the wait time"
     waiting.close()
 
 
-def test_a_producer_that_was_replaced_is_fenced_and_its_transaction_aborted(
+def test_a_replaced_producer_is_fenced_and_its_transaction_aborted(
     cluster: Any, topic: str, group: str
 ) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
@@ -217,10 +217,10 @@ def test_a_producer_that_was_replaced_is_fenced_and_its_transaction_aborted(
     assert read(case, "read_committed") == {0: [b"heir"], 1: []}
 
 
-def test_a_reader_that_asks_for_stable_offsets_waits_for_the_transaction(
+def test_an_offset_fetch_with_require_stable_waits_for_the_transaction(
     cluster: Any, topic: str, group: str
 ) -> None:
-    """librdkafka asks with require_stable (KIP-447), and gets the offset when the transaction has ended."""
+    """librdkafka sets require_stable (KIP-447) and gets the offset after the transaction has ended."""
     case = prepare(cluster.bootstrap_servers, topic, group)
     settings = {"bootstrap.servers": case.servers, "group.id": group}
     consumer = Consumer({**settings, "isolation.level": "read_committed"})
@@ -238,7 +238,7 @@ def test_a_reader_that_asks_for_stable_offsets_waits_for_the_transaction(
     consumer.close()
 
 
-def test_kafka_s_tool_shows_producers_and_transactions(cluster: Any, topic: str, group: str, java: JavaTools) -> None:
+def test_the_kafka_transactions_tool(cluster: Any, topic: str, group: str, java: JavaTools) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
     producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
 

@@ -1,4 +1,4 @@
-"""Kafka's ``kafka-configs`` on clients and users: what it prints of both brokers."""
+"""Client quotas and SCRAM users with ``kafka-configs`` on the embedded broker and Kafka."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ CONFIGS = "kafka.admin.ConfigCommand"
 pytestmark = pytest.mark.kafka
 
 
-def test_nobody_has_a_quota(cluster: Cluster, java: JavaTools) -> None:
+def test_describe_quotas_is_empty(cluster: Cluster, java: JavaTools) -> None:
     for kind in ("clients", "ips", "users"):
-        told = java.run(CONFIGS, "--bootstrap-server", cluster.bootstrap_servers, "--describe", "--entity-type", kind)
-        assert told == "", kind
+        servers = cluster.bootstrap_servers
+        returned = java.run(CONFIGS, "--bootstrap-server", servers, "--describe", "--entity-type", kind)
+        assert returned == "", kind
 
 
 @pytest.fixture
 def of_user(cluster: Cluster, java: JavaTools) -> Iterator[list[str]]:
-    """The arguments that name a new user, whose credentials are gone afterwards."""
+    """Arguments for a new user, whose credentials are removed after the test."""
     name = f"user-{uuid4()}"
     arguments = ["--bootstrap-server", cluster.bootstrap_servers, "--entity-type", "users", "--entity-name", name]
     yield arguments
@@ -30,7 +31,7 @@ def of_user(cluster: Cluster, java: JavaTools) -> Iterator[list[str]]:
         java.run(CONFIGS, *arguments, "--alter", "--delete-config", mechanism)
 
 
-def test_credentials_of_users_come_and_go(of_user: list[str], java: JavaTools) -> None:
+def test_scram_credentials_are_added_and_removed(of_user: list[str], java: JavaTools) -> None:
     user = of_user[-1]
 
     def alter(verb: str, config: str) -> str:
@@ -38,8 +39,8 @@ def test_credentials_of_users_come_and_go(of_user: list[str], java: JavaTools) -
 
     def described() -> set[str]:
         """The mechanisms in no order, which a real broker does not keep."""
-        told = java.run(CONFIGS, *of_user, "--describe")
-        return set(told.removeprefix(f"SCRAM credential configs for user-principal '{user}' are ").split(", "))
+        returned = java.run(CONFIGS, *of_user, "--describe")
+        return set(returned.removeprefix(f"SCRAM credential configs for user-principal '{user}' are ").split(", "))
 
     assert described() == {""}
     for added in ("SCRAM-SHA-512=[password=y]", "SCRAM-SHA-256=[iterations=8192,password=x]"):

@@ -1,7 +1,7 @@
-"""Two brokers that are asked the same: what each answered, with what may differ taken out.
+"""Comparison of the responses of two brokers.
 
-Ids, ports, member ids and the wording of messages are each broker's own, and are replaced by names that both have.
-Everything else of an answer must be equal: error codes, null or empty, defaults, how many entries.
+Ids, ports, member ids and message texts differ between brokers and are replaced by names that are equal in both.
+Everything else must be equal: error codes, null or empty, defaults, number of entries.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from spark_groupsource.wire.messages import Message
 TIMEOUT_MS = 20_000
 CLOSED = "the connection was closed"
 NO_ID = uuid.UUID(int=0)
-# each broker's own, and without a meaning to compare
-_OWN = frozenset(
+# differs between brokers
+_BROKER_SPECIFIC = frozenset(
     "throttle_time_ms port cluster_id log_dir total_bytes usable_bytes producer_id session_id documentation "
     "error_message batch_index_error_message supported_features finalized_features finalized_features_epoch".split()
 )
-_THIS_CENTURY_MS = 10**12  # what the cases stamp themselves is from 1970
+_THIS_CENTURY_MS = 10**12  # the cases use timestamps from 1970
 _TOPICS = 2
 _MEMBER_FIELDS = frozenset(("member_id", "leader"))
 
 # APIs of which every version of Kafka's is served
 _ALL_VERSIONS = frozenset(range(1, 4)) | frozenset(range(10, 24)) - {17}
 
-Answer = Any
-"""What JSON can hold."""
+Json = Any
+"""A JSON value."""
 
 
 class ComparedBroker:
-    """One of the two brokers as a script sees it. `prefix` is the same for both; a context manager."""
+    """A connection to one of two compared brokers; a context manager. `prefix`, of topic and group names, is equal."""
 
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
         (self._address,) = parse_addresses(bootstrap_servers)
@@ -61,13 +61,13 @@ class ComparedBroker:
         return f"{self.prefix}-{short}"
 
     def id(self, short: str) -> uuid.UUID:
-        """The id of a topic; one that exists nowhere for a name that does not."""
+        """The id of a topic, an unused id for a topic that does not exist."""
         if short not in self._ids:
             self._ids[short] = self.full_id(self.name(short))
         return self._ids[short]
 
     def full_id(self, name: str) -> uuid.UUID:
-        """The same for a name without prefix."""
+        """As `id`, for a name without prefix."""
         topic = messages.MetadataRequest.MetadataRequestTopic(name=name)
         request = messages.MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
         (found,) = self.exchange(request, 12).topics
@@ -77,19 +77,19 @@ class ComparedBroker:
         return found.topic_id
 
     def name_of(self, topic_id: uuid.UUID) -> str:
-        """The name that an id stands for."""
+        """The topic name of an id."""
         return self._topic_names.get(topic_id, "unknown")
 
     def forget(self, short: str) -> None:
-        """The topic will have another id."""
+        """Drops the cached id of a topic that is recreated."""
         self._ids.pop(short, None)
 
     def forget_all(self) -> None:
-        """The prefix will be another."""
+        """Drops all cached ids, for a new prefix."""
         self._ids.clear()
 
     def exchange(self, request: Message, version: int) -> Message:
-        """The answer as it is. Raises: NetworkError, once, where the broker closes instead."""
+        """The response as it is. Raises: NetworkError, once, where the broker closes instead."""
         self._correlation_id += 1
         self.send(request, version)
         prefix = bytearray(4)
@@ -99,7 +99,7 @@ class ComparedBroker:
         return decode_response(memoryview(frame), request, version, self._correlation_id)
 
     def send(self, request: Message, version: int) -> None:
-        """Only the request: for those that have no answer."""
+        """Sends a request without reading a response."""
         send_all(self._socket, encode_request(request, version, self._correlation_id, "broker"), TIMEOUT_MS)
 
     def reconnect(self) -> None:
@@ -108,7 +108,7 @@ class ComparedBroker:
 
 
 class Case(NamedTuple):
-    """One request of one API: `build` may ask the broker for names, ids and what was answered before."""
+    """One request of one API: `build` gets the broker for names, ids and earlier responses."""
 
     label: str
     build: Callable[[ComparedBroker], Message]
@@ -116,43 +116,43 @@ class Case(NamedTuple):
     until: int = 99
 
 
-def ask(broker: ComparedBroker, request: Message, version: int) -> Answer:
-    """What a broker answers to one request, comparable; `CLOSED` where it closes the connection."""
+def comparable_response(broker: ComparedBroker, request: Message, version: int) -> Json:
+    """Sends a request; returns the normalized response, `CLOSED` if the broker closes the connection."""
     try:
-        answer = broker.exchange(request, version)
+        response = broker.exchange(request, version)
     except RequestTimeoutError:
-        raise  # nothing that is asked here may stay without an answer
+        raise  # nothing that is asked here may stay without an response
     except NetworkError:
         broker.reconnect()
         return CLOSED
-    broker.session_id = getattr(answer, "session_id", 0) or broker.session_id
-    return plain(broker, answer)
+    broker.session_id = getattr(response, "session_id", 0) or broker.session_id
+    return normalize(broker, response)
 
 
-def plain(broker: ComparedBroker, answer: Message) -> Answer:
-    """An answer with what is each broker's own replaced, and its lists in one order."""
-    if answer.name == "FetchResponse":
-        for partition in (each for topic in answer.responses for each in topic.partitions):
+def normalize(broker: ComparedBroker, response: Message) -> Json:
+    """Returns a response with broker-specific values replaced and lists sorted."""
+    if response.name == "FetchResponse":
+        for partition in (each for topic in response.responses for each in topic.partitions):
             partition.records = whole_batches(bytes(partition.records or b""))
-    told = answer.to_dict()
-    if answer.name == "ListGroupsResponse":
-        told["groups"] = [each for each in told["groups"] if each["group_id"].startswith(broker.prefix)]
-    if answer.name == "ListConfigResourcesResponse":
-        topics = [each for each in told["config_resources"] if each["resource_type"] == _TOPICS]
+    returned = response.to_dict()
+    if response.name == "ListGroupsResponse":
+        returned["groups"] = [each for each in returned["groups"] if each["group_id"].startswith(broker.prefix)]
+    if response.name == "ListConfigResourcesResponse":
+        topics = [each for each in returned["config_resources"] if each["resource_type"] == _TOPICS]
         others = [each for each in topics if not each["resource_name"].startswith(broker.prefix)]
-        told["config_resources"] = [each for each in told["config_resources"] if each not in others]
-    if answer.name == "ApiVersionsResponse":
-        told["api_keys"] = [each for each in told["api_keys"] if each["api_key"] in _ALL_VERSIONS]
-    return _Plain(broker).value("", told)
+        returned["config_resources"] = [each for each in returned["config_resources"] if each not in others]
+    if response.name == "ApiVersionsResponse":
+        returned["api_keys"] = [each for each in returned["api_keys"] if each["api_key"] in _ALL_VERSIONS]
+    return _Normalizer(broker).value("", returned)
 
 
-class _Plain:
+class _Normalizer:
     def __init__(self, broker: ComparedBroker) -> None:
         self._broker = broker
         self._members: dict[str, str] = {"": ""}
 
-    def value(self, field: str, value: Any) -> Answer:
-        if field in _OWN:
+    def value(self, field: str, value: Any) -> Json:
+        if field in _BROKER_SPECIFIC:
             return "own"
         match value:
             case dict():
@@ -170,13 +170,13 @@ class _Plain:
 
 
 def whole_batches(data: bytes) -> bytes:
-    """Records without the last batch where it is not whole: Kafka may end a fetch in its middle."""
+    """Removes a truncated last batch, which Kafka may return."""
     last = last_batch(data)
     return data[: last.position + last.size] if last else b""
 
 
-def differences(ours: Answer, theirs: Answer, path: str = "") -> Iterator[str]:
-    """Where two answers differ, one line each."""
+def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
+    """Yields one line for each difference."""
     if path.endswith(".configs"):
         ours, theirs = _common(ours, theirs)
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -189,8 +189,8 @@ def differences(ours: Answer, theirs: Answer, path: str = "") -> Iterator[str]:
         yield f"{path}: embedded {ours!r}, Kafka {theirs!r}"
 
 
-def _common(ours: Answer, theirs: Answer) -> tuple[Answer, Answer]:
-    """Only the settings that both have: Kafka has more."""
+def _common(ours: Json, theirs: Json) -> tuple[Json, Json]:
+    """Removes settings that only one of the brokers has."""
     names = {each["name"] for each in ours} & {each["name"] for each in theirs}
     by_name = {"key": lambda each: each["name"]}
     one, other = (sorted((each for each in side if each["name"] in names), **by_name) for side in (ours, theirs))

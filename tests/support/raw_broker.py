@@ -1,4 +1,4 @@
-"""What the broker's tests share: batches, raw connections, and a broker in a process of its own."""
+"""Raw connections to a broker, and a broker in a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_MS = 20_000
 
 
 class RawConnection:
-    """A connection that sends what it is told and reads frames."""
+    """A connection that sends requests or bytes and reads frames."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         (address,) = parse_addresses(bootstrap_servers)
@@ -41,7 +41,7 @@ class RawConnection:
         return memoryview(frame)
 
     def is_closed_by_peer(self) -> bool:
-        """Waits for the peer to close; False when it sends something instead."""
+        """Waits until the peer closes the connection; returns False if it sends bytes instead."""
         try:
             receive_into(self.socket, memoryview(bytearray(1)), TIMEOUT_MS)
         except NetworkError as error:
@@ -86,7 +86,7 @@ def produce_request(topic: str, data: bytes, partition: int = 0, acks: int = -1,
 
 
 def produce(connection: RawConnection, topic: str, data: bytes, partition: int = 0, version: int = 9):
-    """The answer for the one partition."""
+    """Returns the response entry of the partition."""
     response = connection.call(produce_request(topic, data, partition), version)
     return response.responses[0].partition_responses[0]
 
@@ -116,7 +116,7 @@ def fetch_request(topic: str, offset: int, *, partition: int = 0, max_bytes: int
 
 
 def fetch(connection: RawConnection, topic: str, offset: int, version: int = 11, **options):
-    """The answer for the one partition."""
+    """Returns the response entry of the partition."""
     return connection.call(fetch_request(topic, offset, **options), version).responses[0].partitions[0]
 
 
@@ -151,7 +151,7 @@ print("stopped", flush=True)
 
 
 class BrokerProcess:
-    """A broker in a process of its own, to be killed."""
+    """A broker in a process, which can be killed."""
 
     def __init__(self, data_dir: Path, *settings: str, port: int = 0) -> None:
         self.process = subprocess.Popen(

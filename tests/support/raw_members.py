@@ -23,8 +23,8 @@ def join(connection, member_id="", group="g"):
         protocols=[protocol],
         reason=None,
     )
-    answer = connection.call(request, 7)
-    return join(connection, answer.member_id, group) if answer.error_code == 79 else answer
+    response = connection.call(request, 7)
+    return join(connection, response.member_id, group) if response.error_code == 79 else response
 
 
 def sync(connection, joined, group="g"):
@@ -65,9 +65,9 @@ def commit(connection, joined, offset, topic="t", group="g"):
 
 def committed(connection, group="g"):
     request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
-    answer = connection.call(request, 7)
+    response = connection.call(request, 7)
     return {
         (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata)
-        for topic in answer.topics
+        for topic in response.topics
         for partition in topic.partitions
     }

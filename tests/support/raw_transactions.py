@@ -1,4 +1,4 @@
-"""A transactional producer that sends plain requests, so that a test sees every answer."""
+"""A transactional producer that sends single requests, one method per request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_groupsource.wire.messages import (
 
 
 class RawTransactions:
-    """One transactional id; every method returns the error, and `producer_id`, `epoch` are the last handed out."""
+    """One transactional id. Methods return the error; `producer_id` and `epoch` are the last assigned ones."""
 
     def __init__(self, connection: RawConnection, transactional_id: str = "id", timeout_ms: int = 60_000) -> None:
         self.connection = connection
@@ -44,10 +44,10 @@ class RawTransactions:
             transactional_id=self.transactional_id, transaction_timeout_ms=self.timeout_ms, producer_id=-1,
             producer_epoch=-1,
         )  # fmt: skip
-        answer = self.connection.call(request, version)
-        if answer.error_code == 0:
-            self.producer_id, self.epoch, self.sequences = answer.producer_id, answer.producer_epoch, {}
-        return ErrorCode(answer.error_code)
+        response = self.connection.call(request, version)
+        if response.error_code == 0:
+            self.producer_id, self.epoch, self.sequences = response.producer_id, response.producer_epoch, {}
+        return ErrorCode(response.error_code)
 
     def add(self, topic: str, *partitions: int, version: int = 3) -> list[ErrorCode]:
         row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
@@ -55,20 +55,20 @@ class RawTransactions:
             v3_and_below_transactional_id=self.transactional_id, v3_and_below_producer_id=self.producer_id,
             v3_and_below_producer_epoch=self.epoch, v3_and_below_topics=[row],
         )  # fmt: skip
-        answer = self.connection.call(request, version)
-        (results,) = answer.results_by_topic_v3_and_below
+        response = self.connection.call(request, version)
+        (results,) = response.results_by_topic_v3_and_below
         return [ErrorCode(result.partition_error_code) for result in results.results_by_partition]
 
     def send(self, topic: str, value: bytes, partition: int = 0, version: int = 9) -> ErrorCode:
         sequence = self.sequences.get((topic, partition), 0)
-        # stamped like the markers, or the segment would roll for its age
+        # with the timestamp of the markers, else the segment would roll by age
         data = batch(
             value, timestamp_ms=SystemClock().timestamp_ms(), producer_id=self.producer_id, producer_epoch=self.epoch,
             base_sequence=sequence, transactional=True,
         )  # fmt: skip
         request = produce_request(topic, data, partition, transactional_id=self.transactional_id)
-        answer = self.connection.call(request, version)
-        code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
+        response = self.connection.call(request, version)
+        code = ErrorCode(response.responses[0].partition_responses[0].error_code)
         if code is ErrorCode.NONE:
             self.sequences[topic, partition] = sequence + 1
         return code
@@ -89,8 +89,8 @@ class RawTransactions:
             **self._mine, group_id=group, generation_id=-1, member_id="", group_instance_id=None,
             topics=[topic_class(name=topic, partitions=rows)],
         )  # fmt: skip
-        answer = self.connection.call(request, version)
-        found = {p.partition_index: ErrorCode(p.error_code) for t in answer.topics for p in t.partitions}
+        response = self.connection.call(request, version)
+        found = {p.partition_index: ErrorCode(p.error_code) for t in response.topics for p in t.partitions}
         return [found[number] for number in partitions or (0,)]
 
     def end(self, committed: bool, version: int = 3) -> ErrorCode:
@@ -99,13 +99,13 @@ class RawTransactions:
 
 
 def read_committed(connection: RawConnection, topic: str, partition: int = 0, version: int = 11):
-    """What stands there for readers of committed records: (values, aborted transactions, last stable offset)."""
+    """A read_committed fetch: (values, aborted transactions, last stable offset)."""
     request = fetch_request(topic, 0, partition=partition)
     request.isolation_level = 1
-    answer = connection.call(request, version).responses[0].partitions[0]
-    assert answer.error_code == 0
-    aborted = [(each.producer_id, each.first_offset) for each in answer.aborted_transactions]
-    return fetched_values(answer), aborted, answer.last_stable_offset
+    response = connection.call(request, version).responses[0].partitions[0]
+    assert response.error_code == 0
+    aborted = [(each.producer_id, each.first_offset) for each in response.aborted_transactions]
+    return fetched_values(response), aborted, response.last_stable_offset
 
 
 def latest(connection: RawConnection, topic: str, isolation_level: int, timestamp: int = -1, partition: int = 0) -> int:

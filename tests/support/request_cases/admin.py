@@ -1,4 +1,4 @@
-"""What both brokers are asked about topics, settings and themselves."""
+"""Cases of topics, configs, log directories and cluster metadata."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metadata(*names: str, by_id: bool = False, both: bool = False, **flags: bool
     return build
 
 
-# a client before version 4 cannot forbid that a topic it asks for is made
+# before version 4 a client cannot disable auto-creation
 METADATA = [
     Case("one", metadata("read")),
     Case("two", metadata("read", "cut")),
@@ -67,7 +67,7 @@ def create(
     *names: str, partitions: int = 1, replicas: int = 1, assignments: tuple[tuple[int, list[int]], ...] = (),
     validate: bool = False, full: bool = False, **settings: str | None,
 ) -> Any:  # fmt: skip
-    """`full`: names are taken as they are."""
+    """`full`: names without prefix."""
 
     def build(broker: ComparedBroker) -> Message:
         topic = messages.CreateTopicsRequest.CreatableTopic
@@ -120,7 +120,7 @@ CREATE_TOPICS = [
     Case("the same with a line", create("p_q")),
     Case("the group log", create("__consumer_offsets", full=True)),
     Case("nothing", create()),
-    Case("replicas told", create("told", partitions=-1, replicas=-1, assignments=((0, [1]), (1, [1])))),
+    Case("replicas returned", create("returned", partitions=-1, replicas=-1, assignments=((0, [1]), (1, [1])))),
     Case("replicas and numbers", create("bad", partitions=1, replicas=1, assignments=((0, [1]),))),
     Case("replicas and a number", create("bad", partitions=2, replicas=-1, assignments=((0, [1]),))),
     Case("replicas on a stranger", create("bad", partitions=-1, replicas=-1, assignments=((0, [7]),))),
@@ -173,10 +173,10 @@ DELETE_TOPICS = [
 def more(*wanted: tuple[str, int], assignments: list[list[int]] | None = None, validate: bool = False) -> Any:
     def build(broker: ComparedBroker) -> Message:
         topic = messages.CreatePartitionsRequest.CreatePartitionsTopic
-        told = None
+        returned = None
         if assignments is not None:
-            told = [topic.CreatePartitionsAssignment(broker_ids=each) for each in assignments]
-        topics = [topic(name=broker.name(short), count=count, assignments=told) for short, count in wanted]
+            returned = [topic.CreatePartitionsAssignment(broker_ids=each) for each in assignments]
+        topics = [topic(name=broker.name(short), count=count, assignments=returned) for short, count in wanted]
         return messages.CreatePartitionsRequest(topics=topics, timeout_ms=20_000, validate_only=validate)
 
     return build
@@ -190,7 +190,7 @@ CREATE_PARTITIONS = [
     Case("none", more(("grows", 0))),
     Case("a negative number", more(("grows", -1))),
     Case("not there", more(("gone", 2))),
-    Case("replicas told", more(("grows", 3), assignments=[[1]])),
+    Case("replicas returned", more(("grows", 3), assignments=[[1]])),
     Case("replicas of one too many", more(("grows", 4), assignments=[[1], [1]])),
     Case("replicas of none", more(("grows", 4), assignments=[])),
     Case("replicas on a stranger", more(("grows", 4), assignments=[[9]])),
@@ -249,7 +249,7 @@ def config_resources(*kinds: int) -> Any:
     return lambda broker: messages.ListConfigResourcesRequest(resource_types=list(kinds))
 
 
-# version 0 knows no kinds, and clients that want some do not send it
+# version 0 has no resource types
 LIST_CONFIG_RESOURCES = [
     Case("all kinds", config_resources()),
     Case("topics", config_resources(TOPIC), 1),

@@ -1,4 +1,4 @@
-"""What both brokers are asked about records and offsets."""
+"""Cases of Produce, Fetch, ListOffsets, OffsetForLeaderEpoch and DeleteRecords."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _keyless(value: bytes) -> bytes:
 
 
 def _idempotent(sequence: int, producer: int = 0, epoch: int = 3) -> Callable[[ComparedBroker], bytes]:
-    """One record of a producer; of another one for each version."""
+    """One record of an idempotent producer, a different one per version."""
     return lambda broker: batch(
         b"i", producer_id=77_000 + 10 * broker.version + producer, producer_epoch=epoch, base_sequence=sequence
     )
@@ -104,11 +104,11 @@ PRODUCE = [
         ("made", 1, lambda broker: _idempotent(6, 1)(broker) + _idempotent(7, 1)(broker)))),
     Case("a producer without a sequence", produce(("made", 1, _idempotent(-1, producer=3)))),
     Case("a sequence without a producer", produce(("made", 1, batch(b"i", base_sequence=4)))),
-    Case("the group log", lambda broker: _group_log(broker)),
+    Case("the group log", lambda broker: _offsets_topic(broker)),
 ]  # fmt: skip
 
 
-def _group_log(broker: ComparedBroker) -> Message:
+def _offsets_topic(broker: ComparedBroker) -> Message:
     topic = messages.ProduceRequest.TopicProduceData
     part = topic.PartitionProduceData(index=0, records=batch(b"a"))
     data = [topic(name="__consumer_offsets", topic_id=broker.full_id("__consumer_offsets"), partition_data=[part])]

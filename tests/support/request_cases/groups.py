@@ -1,4 +1,4 @@
-"""What both brokers are asked about groups: cases of one request, and a member's life as a script."""
+"""Cases of the group APIs, and the request sequence of a member."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fetch_offsets(
     *groups: tuple[str, tuple[tuple[str, list[int]], ...] | None], full: bool = False, stable: bool = False,
     member: str | None = None, epoch: int = -1,
 ) -> Any:  # fmt: skip
-    """`groups` are (group, topics), topics None for all; before version 8 only the first is asked for."""
+    """`groups` are (group, topics), topics None for all; before version 8 only the first is used."""
 
     def build(broker: ComparedBroker) -> Message:
         wanted = messages.OffsetFetchRequest.OffsetFetchRequestGroup
@@ -163,7 +163,7 @@ JOIN_GROUP = [
 ]
 
 
-def beat(group: str, generation: int = 1, member: str = "m", instance: str | None = None) -> Any:
+def heartbeat(group: str, generation: int = 1, member: str = "m", instance: str | None = None) -> Any:
     return lambda broker: messages.HeartbeatRequest(
         group_id=broker.name(group) if group else "", generation_id=generation, member_id=member,
         group_instance_id=instance,
@@ -171,12 +171,12 @@ def beat(group: str, generation: int = 1, member: str = "m", instance: str | Non
 
 
 HEARTBEAT = [
-    Case("no group", beat("")),
-    Case("no such group", beat("no-group")),
-    Case("a group without members", beat("simple")),
-    Case("no member", beat("simple", member="")),
-    Case("a negative generation", beat("simple", generation=-1)),
-    Case("an unknown instance", beat("simple", instance="i"), 3),
+    Case("no group", heartbeat("")),
+    Case("no such group", heartbeat("no-group")),
+    Case("a group without members", heartbeat("simple")),
+    Case("no member", heartbeat("simple", member="")),
+    Case("a negative generation", heartbeat("simple", generation=-1)),
+    Case("an unknown instance", heartbeat("simple", instance="i"), 3),
 ]
 
 
@@ -304,25 +304,25 @@ OFFSET_DELETE = [
 Step = tuple[str, Message, int]
 
 
-def life(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
-    """A member's life, each request at `version` or the newest below it: (what it is, request, version).
+def member_requests(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
+    """A member's member_requests, each request at `version` or the newest below it: (what it is, request, version).
 
-    The answer to a step is sent back into the generator.
+    The response to a step is sent back into the generator.
     """
 
     def step(label: str, request: Any) -> Step:
         api = APIS[request(broker).API_KEY]
         return label, request(broker), max(api.min_version, min(version, api.max_version))
 
-    group = f"life-{version}-{'static' if static else 'dynamic'}"
+    group = f"member_requests-{version}-{'static' if static else 'dynamic'}"
     instance = "one" if static else None
-    answer = yield step("joins", join(group, instance=instance))
-    member = answer.member_id
-    if answer.error_code == 79:
-        yield step("beats before it joined", beat(group, 0, member))
-        answer = yield step("joins by its name", join(group, member))
-    member, generation = answer.member_id, answer.generation_id
-    yield step("beats before the sync", beat(group, generation, member, instance))
+    response = yield step("joins", join(group, instance=instance))
+    member = response.member_id
+    if response.error_code == 79:
+        yield step("beats before it joined", heartbeat(group, 0, member))
+        response = yield step("joins by its name", join(group, member))
+    member, generation = response.member_id, response.generation_id
+    yield step("beats before the sync", heartbeat(group, generation, member, instance))
     commit_one = commit(ONE, group=group, generation=generation, member=member, instance=instance)
     yield step("commits before the sync", commit_one)
     yield step("is described before the sync", describe_groups(group))
@@ -333,9 +333,9 @@ def life(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
     yield step("syncs another protocol", sync(group, generation, member, instance, protocol="sticky"))
     yield step("syncs", sync(group, generation, member, instance, shares=((member, b"share"),)))
     yield step("syncs again", sync(group, generation, member, instance))
-    yield step("beats", beat(group, generation, member, instance))
-    yield step("beats for the next generation", beat(group, generation + 1, member, instance))
-    yield step("a stranger beats", beat(group, generation, "stranger"))
+    yield step("beats", heartbeat(group, generation, member, instance))
+    yield step("beats for the next generation", heartbeat(group, generation + 1, member, instance))
+    yield step("a stranger beats", heartbeat(group, generation, "stranger"))
     yield step("commits", commit_one)
     yield step("commits for the next", commit(ONE, group=group, generation=generation + 1, member=member))
     yield step("a stranger commits", commit(ONE, group=group, generation=generation, member="stranger"))
@@ -350,27 +350,27 @@ def life(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
     yield step("is deleted with a member", delete_groups(group))
     yield step("its offsets are deleted", delete_offsets(group, ("read", [0])))
     if static:
-        yield step("another of its name beats", beat(group, generation, "other", "one"))
+        yield step("another of its name beats", heartbeat(group, generation, "other", "one"))
         yield step("another of its name syncs", sync(group, generation, "other", "one"))
         other = commit(ONE, group=group, generation=generation, member="other", instance="one")
         yield step("another of its name commits", other)
-        yield step("another instance beats", beat(group, generation, member, "two"))
+        yield step("another instance beats", heartbeat(group, generation, member, "two"))
         yield step("another of its name leaves", leave(group, ("other", "one")))
-        answer = yield step("joins again as its instance", join(group, instance=instance))
-        yield step("the former member beats", beat(group, generation, member, instance))
-        member, generation = answer.member_id, answer.generation_id
+        response = yield step("joins again as its instance", join(group, instance=instance))
+        yield step("the former member beats", heartbeat(group, generation, member, instance))
+        member, generation = response.member_id, response.generation_id
         yield step("syncs as it was", sync(group, generation, member, instance, shares=((member, b"share"),)))
-        answer = yield step("joins with what is the same", join(group, member, instance=instance))
+        response = yield step("joins with what is the same", join(group, member, instance=instance))
     else:
-        answer = yield step("joins with what is the same", join(group, member))
+        response = yield step("joins with what is the same", join(group, member))
     another = join(group, member, (("range", b"\0\2"),), instance=instance)
-    answer = yield step("joins with another subscription", another)
-    member, generation = answer.member_id, answer.generation_id
+    response = yield step("joins with another subscription", another)
+    member, generation = response.member_id, response.generation_id
     yield step("syncs without a share", sync(group, generation, member, instance))
     yield step("is described again", describe_groups(group))
     yield step("a stranger leaves", leave(group, ("stranger", None)))
     yield step("two leave, one is known", leave(group, (member, instance), ("stranger", None)))
-    yield step("beats when it is gone", beat(group, generation, member, instance))
+    yield step("beats when it is gone", heartbeat(group, generation, member, instance))
     yield step("is described when it is empty", describe_groups(group))
     yield step("another kind, in an empty group", join(group, kind="connect"))
     yield step("is deleted", delete_groups(group))

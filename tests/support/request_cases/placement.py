@@ -1,4 +1,4 @@
-"""What both brokers are asked about where partitions lie, and about ACLs where no authorizer is."""
+"""Cases of DescribeTopicPartitions, elections, reassignments, and ACLs without an authorizer."""
 
 from __future__ import annotations
 
