@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import resource
 import struct
-import sys
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
+from support.hostile_frames import fuzz, memory_mb
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, fetch_request, fetched_values, metadata, produce
 from support.waiting import wait_until
@@ -17,10 +16,6 @@ from support.waiting import wait_until
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import MetadataRequest
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "chaos"))
-
-from fuzz_wire import fuzz, memory_mb  # noqa: E402
 
 CONFIG = {"offsets.topic.num.partitions": "2", "connections.max.idle.ms": "600000"}
 

@@ -1,6 +1,6 @@
 """Kills a broker with SIGKILL at random moments under load, starts it again, and looks for what is missing or twice.
 
-    python tests/chaos/broker_kills.py [--kills 500] [--seed N] [--group-records 100000]
+    PYTHONPATH=jobs:tests python tests/chaos/broker_kills.py [--kills 500] [--seed N] [--group-records 100000]
 
 The load: an idempotent librdkafka producer with several requests in flight, an idempotent producer of our own, one
 that writes to a compacted topic, groups that commit, and members that commit in their generation. Segments are small
@@ -25,17 +25,15 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from confluent_kafka import Producer
+from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
+from support.raw_members import heartbeat, join, sync
 
-from confluent_kafka import Producer  # noqa: E402
-from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce  # noqa: E402
-from support.raw_members import heartbeat, join, sync  # noqa: E402
-
-from spark_groupsource.errors import GroupSourceError  # noqa: E402
-from spark_groupsource.records.decode import decode_records  # noqa: E402
-from spark_groupsource.records.encode import Record, encode_batch  # noqa: E402
-from spark_groupsource.records.header import iter_batches  # noqa: E402
-from spark_groupsource.wire.messages import InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest  # noqa: E402
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.messages import InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest
 
 WIDE = 20  # partitions of the topic whose offsets fill the group log
 KEYS = 7

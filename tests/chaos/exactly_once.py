@@ -1,6 +1,6 @@
 """Consume, transform, produce in transactions while the broker is killed: each record comes out once.
 
-    python tests/chaos/exactly_once.py --records 20000 --kills 50 --seed 7
+    PYTHONPATH=jobs:tests python tests/chaos/exactly_once.py --records 20000 --kills 50 --seed 7
 
 Two workers of one group (librdkafka) read a topic and write each record to another in transactions that also commit
 the offsets. Meanwhile the broker is killed with SIGKILL at random moments and started again on the same port. A worker
@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: E402
-from support.raw_broker import BrokerProcess  # noqa: E402
-from support.topics import create_topic, produce  # noqa: E402
-from support.waiting import wait_until  # noqa: E402
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from support.raw_broker import BrokerProcess
+from support.topics import create_topic, produce
+from support.waiting import wait_until
 
 PARTITIONS = 2
 WORKERS = 2

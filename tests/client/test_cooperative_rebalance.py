@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from client_support import POLL_MS, group_client, open_cluster, polling, settle
-from conformance.scripted_group import T0, follower
+from support.scripted_group import T0, follower
 from support.topics import create_topic
 from support.waiting import wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance.scripted_group import T0, T1, Bench, described
+from support.scripted_group import T0, T1, Bench, described
 
 from spark_groupsource.client.membership.assignment import unassigned
 from spark_groupsource.errors import ErrorCode, NetworkError, RemoteProtocolError

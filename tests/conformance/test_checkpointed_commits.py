@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import pytest
-from conformance.scripted_group import GROUP, T0, Script, ScriptedCluster
+from support.scripted_group import GROUP, T0, Script, ScriptedCluster
 
 from spark_groupsource.client.membership.state_machine import Idle
 from spark_groupsource.clock import ManualClock

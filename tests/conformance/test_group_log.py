@@ -10,7 +10,7 @@ from typing import Any
 
 import google_crc32c
 import pytest
-from group.group_context import GROUP, GroupContext
+from support.group_context import GROUP, GroupContext
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client import admin

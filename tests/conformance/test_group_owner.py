@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from conformance.scripted_group import T0, T1, T2, U0, Bench, follower, joined
+from support.scripted_group import T0, T1, T2, U0, Bench, follower, joined
 
 from spark_groupsource.assign import RangeAssignor
 from spark_groupsource.client.membership.state_machine import Generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance.scripted_group import GROUP, T0, T1, U0, Bench, follower, joined
+from support.scripted_group import GROUP, T0, T1, U0, Bench, follower, joined
 
 from spark_groupsource.client.membership.state_machine import Generation
 from spark_groupsource.errors import (

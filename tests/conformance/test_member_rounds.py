@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conformance.scripted_group import T0, T1, Bench, Script, follower, joined
+from support.scripted_group import T0, T1, Bench, Script, follower, joined
 from support.waiting import wait_until
 
 from spark_groupsource.client.membership.state_machine import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from group_context import CONFIG, GROUP, GroupContext
 from group_invariants import promised
+from support.group_context import CONFIG, GROUP, GroupContext
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from group_context import GROUP, subscribing
+from support.group_context import GROUP, subscribing
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup

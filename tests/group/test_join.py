@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, Answer, GroupContext
+from support.group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, Answer, GroupContext
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_context import CONFIG, GROUP, GroupContext, subscribing
+from support.group_context import CONFIG, GROUP, GroupContext, subscribing
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from group_context import CONFIG, GROUP, SESSION_MS, GroupContext, subscribing
+from support.group_context import CONFIG, GROUP, SESSION_MS, GroupContext, subscribing
 
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.group.group_store import GroupStore

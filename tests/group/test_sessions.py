@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext
+from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import JoinTimer, SessionTimer, SyncTimer

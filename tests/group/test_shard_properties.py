@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from group_context import CONFIG, GroupContext
 from group_invariants import check_books, check_state, check_timers, promised
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.group_context import CONFIG, GroupContext
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup

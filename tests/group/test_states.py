@@ -6,7 +6,7 @@ from itertools import product
 from typing import Callable
 
 import pytest
-from group_context import GROUP, RANGE, SESSION_MS, GroupContext, Joined
+from support.group_context import GROUP, RANGE, SESSION_MS, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, GroupContext, Joined
+from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, GroupContext, Joined
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import JoinTimer, SessionTimer

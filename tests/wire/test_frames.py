@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import API_SIDES, messages, side_id, versions
+from support.message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.apis import APIS

@@ -7,7 +7,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
-from test_group_records import check_damage
+from support.damaged_bytes import check_damage
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.damaged_bytes import check_damage
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.wire.group_records import (
@@ -164,12 +165,3 @@ def test_random_bytes_raise_corrupt_record_errors_only(data):
             decode(data)
         except CorruptRecordError:
             pass
-
-
-def check_damage(decode, data):
-    """Asserts that incomplete records and trailing bytes are corrupt."""
-    for end in range(len(data)):
-        with pytest.raises(CorruptRecordError, match="have no version|is corrupt"):
-            decode(data[:end])
-    with pytest.raises(CorruptRecordError, match="it ends at byte"):
-        decode(data + b"\0")

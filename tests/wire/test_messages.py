@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
-from message_strategies import API_SIDES, messages, side_id, versions
+from support.message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.apis import APIS, api_of

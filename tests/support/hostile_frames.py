@@ -1,0 +1,154 @@
+"""Hostile clients of a broker, drawn by hypothesis.
+
+Each example opens a connection to one embedded broker, sends a few frames (requests of every served version with bytes
+changed, removed or inserted; wrong lengths; noise) and closes the connection, at once or after a response. After each
+example the broker serves another client. At the end no thread, connection or parked request is left, memory is bounded,
+and the broker has logged no unexpected error.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from support.message_strategies import messages
+
+from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.wire.apis import APIS
+from spark_groupsource.wire.frames import encode_request
+from spark_groupsource.wire.messages import ApiVersionsRequest
+
+CONFIG = {
+    "offsets.topic.num.partitions": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "socket.request.max.bytes": "1000000",
+    "num.partitions": "2",
+}
+VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
+# a topic with 100,000 partitions is a lawful wish, and takes as many files
+_MAKES_FILES = frozenset({19, 37})
+_GROWTH_MB = 300
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> bytes:
+    """A request with its length, as sent or spoilt."""
+    key, version = draw(st.sampled_from(VERSIONS))
+    if key in _MAKES_FILES or draw(st.integers(0, 9)) == 0:
+        body = draw(st.binary(max_size=200))
+        return struct.pack(">i", len(body)) + struct.pack(">hhi", key, version, 1)[: len(body)] + body[8:]
+    request = draw(messages(APIS[key].request, version))
+    data = bytearray(encode_request(request, version, 1, "fuzz"))
+    for _ in range(draw(st.integers(0, 4))):
+        # not the API: a spoilt request must not become one that makes files
+        at = draw(st.integers(8, max(len(data) - 1, 8)))
+        what = draw(st.sampled_from(["flip", "cut", "insert", "large", "negative"]))
+        if what == "flip" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif what == "cut":
+            del data[at : at + draw(st.integers(1, 20))]
+        elif what == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=20))
+        elif what == "large":
+            data[at : at + 4] = b"\x7f\xff\xff\xff"
+        else:
+            data[at : at + 4] = struct.pack(">i", -draw(st.integers(1, 2**31)))
+    if draw(st.integers(0, 9)):
+        struct.pack_into(">i", data, 0, len(data) - 4)  # the length is true in spite of all
+    return bytes(data)
+
+
+class Fuzz:
+    """One broker and the neighbour that must be served."""
+
+    def __init__(self) -> None:
+        self._broker = EmbeddedBroker(config=CONFIG)
+
+    def __enter__(self) -> Fuzz:
+        self._broker.start()
+        host, _, port = self._broker.bootstrap_servers.rpartition(":")
+        self._address = (host, int(port))
+        self._neighbour = self._connect()
+        self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "neighbour"))
+        self._memory_mb = memory_mb()
+        self._threads = threading.active_count()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._neighbour.close()
+        self._broker.stop()
+
+    def run(self, sent: list[bytes], waits: bool) -> None:
+        """One hostile client, then the neighbour's request."""
+        with self._connect() as connection:
+            try:
+                for frame in sent:
+                    connection.sendall(frame)
+                if waits:
+                    connection.settimeout(0.02)
+                    connection.recv(65536)
+            except (TimeoutError, ConnectionError):
+                pass  # dropped, or parked: both are lawful
+        self._neighbour.sendall(self._ask)
+        (length,) = struct.unpack(">i", self._take(4))
+        self._take(length)
+        bugs = [line for line in self._broker.reports if "bug in the broker" in line]
+        assert not bugs, bugs[0]
+
+    def check_end(self) -> None:
+        """Nothing is left of those who are gone."""
+        deadline = time.monotonic() + 20
+        while True:
+            left = self._broker.call(lambda broker: len(broker.fetch_manager))
+            connections = self._broker.call(lambda broker: self._broker.connection_count)
+            if not left and connections == 1:
+                break
+            assert time.monotonic() < deadline, f"{left} fetches and {connections} connections are left"
+            time.sleep(0.02)
+        assert threading.active_count() <= self._threads + 1, threading.enumerate()
+        grown_mb = memory_mb() - self._memory_mb
+        assert grown_mb < _GROWTH_MB, f"memory has grown by {grown_mb:.0f} MB"
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, timeout=20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _take(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self._neighbour.recv(size - len(data))
+            assert more, "the neighbour was dropped"
+            data += more
+        return data
+
+
+def memory_mb() -> float:
+    """Resident memory of this process, 0 where there is no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return 0.0
+    return pages * 4096 / 2**20
+
+
+def fuzz(examples: int, chosen_seed: int) -> None:
+    """Runs `examples` hostile clients. Raises: AssertionError with the shortest failing example."""
+    with Fuzz() as target:
+
+        @seed(chosen_seed)
+        @settings(
+            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @given(sent=st.lists(frames(), min_size=1, max_size=4), waits=st.booleans())
+        def one(sent: list[bytes], waits: bool) -> None:
+            target.run(sent, waits)
+
+        one()
+        target.check_end()
