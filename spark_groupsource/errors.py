@@ -199,7 +199,7 @@ class RemoteProtocolError(GroupSourceError):
 
 
 class UnsupportedVersionError(GroupSourceError):
-    """The broker and this package have no version of an API in common. The broker is too old for what was asked."""
+    """The broker and this package have no version of an API in common. The broker is too old."""
 
 
 class BrokerError(GroupSourceError):

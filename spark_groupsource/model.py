@@ -1,4 +1,4 @@
-"""Frozen values shared by every layer. Knows no wire format, no clock and no socket."""
+"""Immutable values that every package uses: partitions, offsets, nodes, group members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """Records of one partition from `start` (included) to `end` (excluded): `end` is the next offset to read."""
+    """Records of one partition from `start` (inclusive) to `end` (exclusive)."""
 
     topic_partition: TopicPartition
     start: int
@@ -25,7 +25,7 @@ class OffsetRange(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One broker as the cluster metadata names it."""
+    """One broker in the cluster metadata."""
 
     node_id: int
     host: str
@@ -37,10 +37,7 @@ class Node(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed position: the next offset to read, with what the committer noted beside it.
-
-    `leader_epoch` is -1 when unknown.
-    """
+    """A committed offset, which is the next offset to read; `leader_epoch` is -1 if unknown."""
 
     offset: int
     metadata: str = ""
@@ -49,9 +46,9 @@ class OffsetAndMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class Subscription:
-    """What a member tells the group leader when it joins (ConsumerProtocolSubscription v0-v3).
+    """Subscription of a member, which the group leader receives (ConsumerProtocolSubscription v0-v3).
 
-    `generation_id` is that in which `owned_partitions` were assigned, -1 when there is none.
+    `generation_id` is the generation of `owned_partitions`, -1 if there is none.
     """
 
     topics: tuple[str, ...]
@@ -63,7 +60,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the group leader gives one member (ConsumerProtocolAssignment v0-v3)."""
+    """Assignment of one member (ConsumerProtocolAssignment v0-v3)."""
 
     partitions: tuple[TopicPartition, ...]
     user_data: bytes | None = None
@@ -71,7 +68,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class GroupMember:
-    """One member as an assignor sees it."""
+    """One member, as passed to an assignor."""
 
     member_id: str
     subscription: Subscription

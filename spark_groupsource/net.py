@@ -150,7 +150,7 @@ def abort(connection: socket.socket) -> None:
 
 
 def listen(address: Address, setting: str = "listeners") -> socket.socket:
-    """Opens a listening TCP socket; port 0 stands for any free port.
+    """Opens a listening TCP socket; port 0 means any free port.
 
     Raises: ConfigurationError if the port is in use or the host is not an address of this machine.
     """

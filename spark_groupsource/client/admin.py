@@ -35,7 +35,7 @@ BROKER_RESOURCE = 4
 
 
 class NewTopic(NamedTuple):
-    """A topic to create; -1 stands for the broker's default."""
+    """A topic to create; -1 means the broker's default."""
 
     name: str
     partitions: int = -1

@@ -261,7 +261,7 @@ def _decode_together(group: _Group, layout: _Layout, parser: RecordParser) -> li
     # compaction leaves batches without records; they have no payload
     sizes = np.diff(group.ends, prepend=0)
     if not np.array_equal(fields.end[last[present]], group.ends[present]) or sizes[~present].any():
-        raise CorruptRecordError("the record count does not match the payload")
+        raise CorruptRecordError("Invalid record count: it does not match the payload.")
     offsets = _offsets(group.headers, counts, last, fields)
     low, high = 0, len(offsets)
     if high and (offsets[0] < layout.start_offset or offsets[-1] >= layout.end_offset):
@@ -293,12 +293,12 @@ def _offsets(headers: list[BatchHeader], counts: Ints, last: Ints, fields: Recor
     offsets: Ints = np.repeat(base, counts)
     offsets += fields.offset_delta
     if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
-        raise CorruptRecordError("offsets do not increase")
+        raise CorruptRecordError("Invalid offsets: they do not increase.")
     present = counts > 0
     first_delta = fields.offset_delta[(last - counts + 1)[present]]
     limit = np.array([header.last_offset_delta for header in headers], dtype=np.int64)
     if (first_delta < 0).any() or (fields.offset_delta[last[present]] > limit[present]).any():
-        raise CorruptRecordError("an offset is outside the range of its batch")
+        raise CorruptRecordError("Invalid offset: an offset is outside the range of its batch.")
     return offsets
 
 

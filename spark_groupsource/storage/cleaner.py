@@ -370,7 +370,7 @@ class LogCleaner:
         except StorageError as error:
             self._failed(self._pass.partition, error)
         except Exception:  # a bug, which the caller reports: other logs are cleaned on
-            self._failed(self._pass.partition, StorageError("a bug"))
+            self._failed(self._pass.partition, StorageError("Cleaning failed: unexpected error, see the broker log."))
             self._drop()
             self.start()
             raise

@@ -208,9 +208,9 @@ class ProducerStateManager:
             (count,) = _COUNT.unpack_from(body)
             sound = version == _SNAPSHOT_VERSION and crc == google_crc32c.value(body)
             if not sound or len(body) != _COUNT.size + count * _SNAPSHOT_ENTRY.size:
-                raise CorruptRecordError("a snapshot of producer states fails its checksum")
+                raise CorruptRecordError("Producer snapshot is invalid: it fails its checksum.")
         except struct.error as error:
-            raise CorruptRecordError("a snapshot of producer states is cut short") from error
+            raise CorruptRecordError("Producer snapshot is invalid: it is cut short.") from error
         states = cls()
         for values in _SNAPSHOT_ENTRY.iter_unpack(body[_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_offset = values

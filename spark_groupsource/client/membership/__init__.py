@@ -8,7 +8,7 @@ Threads:
 * The **owner's thread** calls `GroupClient`; one call at a time. Partitions change in its `poll` and `leave` only, and
   listeners and `Assignor.on_assignment` run in it.
 * Each **member thread** (`MemberThread`) sends JoinGroup, SyncGroup and Heartbeat of one member.
-* An **assignment thread** exists while a group leader runs its assignor; its member thread goes on with heartbeats.
+* An **assignment thread** exists while a group leader runs its assignor; its member thread sends heartbeats meanwhile.
 * A **task heartbeat thread** (`TaskHeartbeat`, on executors) shares nothing with the other three.
 
 Locks:

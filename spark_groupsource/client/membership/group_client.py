@@ -367,10 +367,10 @@ class GroupClient:
                     self.shared.topics = tuple(sorted(found))
         if steps:
             _log.info(
-                "[group=%s] Adding newly assigned partitions (%s): %d.",
+                "[group=%s] Adding newly assigned partitions (%s): %s.",
                 self._settings.group_id,
                 bounded_names(sorted(gained)) or "none",
-                len(gained),
+                f"{len(gained):,}",
             )
         listener = self._listener
         if steps and listener is not None:
@@ -383,14 +383,14 @@ class GroupClient:
         for kind, partitions in (("lost", lost), ("revoked", revoked)):
             if partitions:
                 names, count = bounded_names(partitions), len(partitions)
-                _log.info("[group=%s] Partitions %s (%s): %d.", self._settings.group_id, kind, names, count)
+                _log.info("[group=%s] Partitions %s (%s): %s.", self._settings.group_id, kind, names, f"{count:,}")
         listener = self._listener
         if listener is not None:
             calls = ((listener.lost, lost), (listener.revoked, revoked))
             _run_all(*(partial(call, partitions) for call, partitions in calls if partitions))
 
     def _trigger_heartbeats(self) -> None:
-        """While one member rejoins, lets the others send heartbeats early, which tell them of the rebalance."""
+        """While one member rejoins, lets the others send heartbeats early; the responses announce the rebalance."""
         if any(not member.membership.is_settled for member in self.shared.members):
             now_ms = self._clock.now_ms()
             for member in self.shared.members:

@@ -264,7 +264,7 @@ class Membership:
     # -- the member thread -----------------------------------------------------------------------------------------
 
     def next_action(self, now_ms: int) -> Action:
-        """Returns the next action; `SendJoinGroup` stands for JoinGroup and the SyncGroup after it.
+        """Returns the next action; `SendJoinGroup` means JoinGroup and the SyncGroup after it.
 
         Source: AbstractCoordinator.HeartbeatThread.
         """
@@ -445,9 +445,9 @@ class Membership:
         return False
 
     def leave_request(self, reason: str) -> LeaveGroupRequest | None:
-        """LeaveGroup, or None for those that do not leave: static members, and who has no member id.
+        """Returns the LeaveGroup request; None for static members and members without an id, which do not leave.
 
-        Whoever sends it has to call `left` whatever the response is.
+        The caller must call `on_leave`, whatever the response is.
         """
         if self.config.group_instance_id is not None or not self.generation.member_id:
             return None
