@@ -6,7 +6,7 @@ import logging
 from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import SourceOffset
@@ -61,14 +61,15 @@ class StartPositions:
         Raises: DataLossError, ConfigurationError (onGroupReset=fail), BrokerError, NetworkError.
         """
         self._log_ends.reset()
-        acquired: Offsets = {}
-        unknown = []
-        for p in sorted(owned):
-            position = self._decide(p, start, commits.get(p), is_retained=p in previous.owned)
-            if position.offset is None:
-                unknown.append(p)
-            elif position.offset != start.positions.get(p):
-                acquired[p] = position.offset
+        decided = {p: _decide(p, start, commits.get(p), is_retained=p in previous.owned) for p in sorted(owned)}
+        decided.update(self._react_to_resets(decided, start))
+        self._log_followed(decided, start)
+        unknown = [p for p, position in decided.items() if position.offset is None]
+        acquired: Offsets = {
+            p: position.offset
+            for p, position in decided.items()
+            if position.offset is not None and position.offset != start.positions.get(p)
+        }
         initial = self._resolve_initial(unknown, start, commits, previous.is_new)
         acquired.update(initial)
         topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
@@ -110,35 +111,42 @@ class StartPositions:
         updated = positions.with_topic_ids(found)
         return updated.with_acquired(self.recreated(updated, start))
 
-    def _decide(
-        self, p: TopicPartition, start: SourceOffset, commit: OffsetAndMetadata | None, *, is_retained: bool
-    ) -> StartPosition:
-        position = decide_position(
-            checkpoint=start.positions.get(p),
-            committed=commit,
-            is_retained=is_retained,
-            is_own_commit=commit is not None and commit.metadata.startswith(COMMIT_METADATA_PREFIX),
-        )
-        group_id = self._options.group_id
-        if position.source is PositionSource.COMMIT_AHEAD:
-            _log.info(
-                "[group=%s partition=%s] Committed offset is ahead of the checkpoint, continuing from it: %s > %s.",
-                group_id,
-                p,
-                position.offset,
-                start.positions[p],
-            )
-        if position.source is not PositionSource.COMMIT_RESET:
-            return position
-        reaction = self._options.on_group_reset
-        reset = f"reset by an operator to {position.offset}; the checkpoint is at {start.positions[p]}"
+    def _react_to_resets(
+        self, decided: Mapping[TopicPartition, StartPosition], start: SourceOffset
+    ) -> dict[TopicPartition, StartPosition]:
+        """Returns the positions that replace resets by an operator, according to onGroupReset.
+
+        Raises: ConfigurationError.
+        """
+        reset = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_RESET]
+        if not reset:
+            return {}
+        reaction, group_id, first = self._options.on_group_reset, self._options.group_id, reset[0]
         if reaction == "fail":
             raise ConfigurationError(
-                f"The committed offset of {p} in group {group_id} was {reset} (onGroupReset=fail). Set onGroupReset to "
-                "follow to read again from the committed offset, or to ignore to continue from the checkpoint."
+                f"The committed offset of {first} in group {group_id} was reset by an operator to "
+                f"{decided[first].offset}; the checkpoint is at {start.positions[first]} (onGroupReset=fail). Set "
+                "onGroupReset to follow to read again from the committed offset, or to ignore to continue from the "
+                "checkpoint."
             )
-        _log.warning("[group=%s partition=%s] Committed offset was %s (onGroupReset=%s).", group_id, p, reset, reaction)
-        return StartPosition(PositionSource.CHECKPOINT, start.positions[p]) if reaction == "ignore" else position
+        _log.warning(
+            "[group=%s] Committed offsets were reset by an operator to before the checkpoint (onGroupReset=%s): %s.",
+            group_id,
+            reaction,
+            bounded_names(f"{p} ({decided[p].offset} < {start.positions[p]})" for p in reset),
+        )
+        if reaction == "follow":
+            return {}
+        return {p: StartPosition(PositionSource.CHECKPOINT, start.positions[p]) for p in reset}
+
+    def _log_followed(self, decided: Mapping[TopicPartition, StartPosition], start: SourceOffset) -> None:
+        ahead = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_AHEAD]
+        if ahead:
+            _log.info(
+                "[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.",
+                self._options.group_id,
+                bounded_names(f"{p} ({decided[p].offset} > {start.positions[p]})" for p in ahead),
+            )
 
     def _resolve_initial(
         self, partitions: list[TopicPartition], start: SourceOffset, commits: Commits, is_new: bool
@@ -171,6 +179,17 @@ class StartPositions:
         if not is_new:
             return PositionSpec("startingOffsets", default=EARLIEST)
         return self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+
+
+def _decide(
+    p: TopicPartition, start: SourceOffset, commit: OffsetAndMetadata | None, *, is_retained: bool
+) -> StartPosition:
+    return decide_position(
+        checkpoint=start.positions.get(p),
+        committed=commit,
+        is_retained=is_retained,
+        is_own_commit=commit is not None and commit.metadata.startswith(COMMIT_METADATA_PREFIX),
+    )
 
 
 def _is_followed(

@@ -14,7 +14,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
 )
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.session import StreamSession
@@ -204,6 +204,17 @@ def test_reset_fails_the_query_with_on_group_reset_fail():
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
     with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 7"):
         Query(RESTART, group=group, onGroupReset="fail").trigger()
+
+
+def test_log_line_about_resets_is_bounded(caplog):
+    partitions = [TopicPartition("t", n) for n in range(8)]
+    start = {"t": {str(n): 7 for n in range(8)}, "@group": RESTART["@group"]}
+    commits = {p: OffsetAndMetadata(5) for p in partitions}
+    group = FakeGroup(assigned=dict.fromkeys(partitions, 0), commits=commits)
+    Query(start, FakeCluster({p: (0, 10) for p in partitions}), group).trigger()
+    (line,) = (record.getMessage() for record in caplog.records if "reset by an operator" in record.getMessage())
+    names = ", ".join(f"t-{n} (5 < 7)" for n in range(5))
+    assert line.endswith(f"(onGroupReset=follow): {names} and 3 more.")
 
 
 def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
