@@ -1,11 +1,10 @@
-"""Records decoded per second on one core: our two record walks against kafka-python's reader, in one run.
+"""Benchmark of record decoding: records per second on one core, compared with kafka-python.
 
     python benchmarks/decode.py
 
-Batches are made in memory, so that nothing but decoding is measured: fetched bytes in, Arrow record batches of all
-columns out (kafka-python: Python objects out, its checksum in pure Python left out, which makes it look better than it
-is). Variants are measured in turn, several rounds, and the best round of each counts: other work on the machine only
-slows down. To compare two commits, run it on each in the same minute.
+The input is record batches in memory, the output Arrow record batches (kafka-python: Python objects, without checksum
+verification). The variants are measured in turn, and the best round of each counts, because other load on the machine
+only slows a round down. To compare two commits, run both within the same minute.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from spark_groupsource.records.parser import parse_records
 NOW = 1_700_000_000_000
 RECORDS = 40_000
 ALL_COLUMNS = COLUMNS[:-1]
-dice = random.Random(20261121)
+rng = random.Random(20261121)
 
 
 def fixed(number: int) -> Record:
-    return Record(None, bytes(dice.choices(range(97, 123), k=100)), NOW + number // 7)
+    return Record(None, bytes(rng.choices(range(97, 123), k=100)), NOW + number // 7)
 
 
 def json(number: int) -> Record:
-    text = '{"flight": %d, "carrier": "%s", "note": "%s"}' % (number, dice.choice("AB"), "x" * dice.randrange(110))
+    text = '{"flight": %d, "carrier": "%s", "note": "%s"}' % (number, rng.choice("AB"), "x" * rng.randrange(110))
     return Record(None, text.encode(), NOW + number // 7)
 
 
 def binary(number: int) -> Record:
-    return Record(b"key-%d" % (number % 900), dice.randbytes(dice.randrange(200)), NOW + number // 7)
+    return Record(b"key-%d" % (number % 900), rng.randbytes(rng.randrange(200)), NOW + number // 7)
 
 
 def headers(number: int) -> Record:
-    return Record(None, dice.randbytes(100), NOW + number // 7, (("trace", dice.randbytes(16)),))
+    return Record(None, rng.randbytes(100), NOW + number // 7, (("trace", rng.randbytes(16)),))
 
 
 SHAPES: tuple[tuple[str, Callable[[int], Record], int, str], ...] = (
@@ -62,14 +61,14 @@ SHAPES: tuple[tuple[str, Callable[[int], Record], int, str], ...] = (
 
 
 def log(record: Callable[[int], Record], batch_records: int, codec: str) -> bytes:
-    """`RECORDS` records in batches of `batch_records`."""
+    """Returns `RECORDS` records in batches of `batch_records`."""
     return b"".join(
         encode_batch([record(n) for n in range(at, at + batch_records)], base_offset=at, codec=codec_number(codec))
         for at in range(0, RECORDS - batch_records + 1, batch_records)
     )
 
 
-def ours(parser: Callable[..., object], columns: tuple[str, ...]) -> Callable[[bytes], int]:
+def groupsource(parser: Callable[..., object], columns: tuple[str, ...]) -> Callable[[bytes], int]:
     topic_partition = TopicPartition("benchmark", 0)
 
     def run(buffer: bytes) -> int:
@@ -98,7 +97,7 @@ def kafka_python(buffer: bytes) -> int:
 
 
 def best_seconds(runs: dict[str, Callable[[bytes], int]], buffer: bytes, rounds: int) -> dict[str, tuple[float, int]]:
-    """Seconds of the best round of each, and the records it saw."""
+    """Returns the seconds of the best round of each, and the number of records."""
     best: dict[str, tuple[float, int]] = {}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -111,7 +110,7 @@ def best_seconds(runs: dict[str, Callable[[bytes], int]], buffer: bytes, rounds:
 
 
 def cells(runs: Iterable[str], rates: dict[str, float]) -> Iterator[str]:
-    """One cell for each run: its rate and, where known, the ratio to kafka-python's."""
+    """Yields a cell per run: its rate and its ratio to kafka-python."""
     base = rates.get("kafka-python")
     for name in runs:
         if name not in rates:
@@ -124,14 +123,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's
-    runs = {"numpy": ours(parse_records, ALL_COLUMNS), "numpy, value": ours(parse_records, ("value",))}
+    warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python
+    runs = {"numpy": groupsource(parse_records, ALL_COLUMNS), "numpy, value": groupsource(parse_records, ("value",))}
     try:
         from spark_groupsource.records.compiled_parser import parse_records as compiled_parser
     except ImportError:
-        print("numba is not installed: pip install 'spark-groupsource[fast]' to measure the compiled walk")
+        print("numba is not installed: pip install 'spark-groupsource[fast]' to measure the compiled parser")
     else:
-        runs |= {"numba": ours(compiled_parser, ALL_COLUMNS), "numba, value": ours(compiled_parser, ("value",))}
+        runs |= {
+            "numba": groupsource(compiled_parser, ALL_COLUMNS),
+            "numba, value": groupsource(compiled_parser, ("value",)),
+        }
     runs["kafka-python"] = kafka_python
 
     table = Table(title="million records per second on one core (times kafka-python)")
@@ -142,7 +144,7 @@ def main() -> int:
     for shape, record, batch_records, codec in SHAPES:
         buffer = log(record, batch_records, codec)
         measured = runs
-        if codec == "zstd":  # kafka-python needs a library of its own for it
+        if codec == "zstd":  # kafka-python needs another library for it
             measured = {name: run for name, run in runs.items() if name != "kafka-python"}
         best = best_seconds(measured, buffer, rounds)
         assert len({rows for _, rows in best.values()}) == 1, best

@@ -1,10 +1,10 @@
-"""Rewrites `group-record-vectors.json` from a real Apache Kafka:
+"""Generator of `group-record-vectors.json` with an Apache Kafka.
 
     python tests/wire/capture_group_records.py
 
-Each vector holds the bytes of one record of `__consumer_offsets` and what Kafka's own formatters print for them. The
-first part was written by a broker for members of three client libraries; the second part are records of ours, of
-every version, put into an ordinary topic for the formatters to read.
+Each vector has the bytes of one record of `__consumer_offsets` and the output of Kafka's formatters. The first part was
+written by a broker for members of three client libraries. The second part is records of this package, of every version,
+which the formatters read from an ordinary topic.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ours():
 
 
 def run_members(kafka):
-    """Groups of a Java, a librdkafka and a kafka-python client, an operator's reset, and a deleted group."""
+    """Creates groups of a Java, a librdkafka and a kafka-python client, resets offsets and deletes a group."""
     create_topic(kafka, "orders", 3)
     java = kafka.popen(
         "org.apache.kafka.tools.VerifiableConsumer", "--bootstrap-server", kafka.bootstrap_servers, "--topic", "orders",
@@ -90,11 +90,11 @@ def wait_for(condition, timeout_s=60):
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("the members did not get there in time")
+            raise TimeoutError(f"Members are not ready after {timeout_s} s.")
 
 
 def read_topic(kafka, topic):
-    """(key, value) of every record of a topic of one partition."""
+    """Returns (key, value) of every record of a topic with one partition."""
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "unused", "enable.auto.commit": False}
     consumer = Consumer(settings)
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0))
@@ -109,7 +109,7 @@ def read_topic(kafka, topic):
 
 
 def printed(kafka, topic, count):
-    """What both formatters print, by the kind of record, in the order of the records."""
+    """Returns the output of both formatters by record type, in the order of the records."""
     found = {}
     for kind, formatter in FORMATTERS.items():
         text = kafka.tool(
