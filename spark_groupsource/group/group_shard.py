@@ -12,7 +12,7 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, cast
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
@@ -49,10 +49,12 @@ from spark_groupsource.wire.messages import (
     ListGroupsRequest,
     ListGroupsResponse,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
     TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
 )
 
 
@@ -171,7 +173,8 @@ class GroupShard:
         builder.event("append_failed", "", f"Appending to __consumer_offsets-{self.partition} failed: {error.name}")
         if isinstance(stored, StoreOffsets):
             for reply in outcome.replies:
-                builder.reply(reply.token, committed_offsets.failed_commit_response(reply.response, error))
+                response = cast("OffsetCommitResponse | TxnOffsetCommitResponse", reply.response)
+                builder.reply(reply.token, committed_offsets.failed_commit_response(response, error))
             return builder.outcome()
         if isinstance(stored, StoreNewGroup):
             self._new_group_failed(builder, stored, error)
@@ -445,6 +448,7 @@ class GroupShard:
 
 def _failed(reply: Reply, error: ErrorCode) -> DeleteGroupsResponse:
     """Returns the DeleteGroups response after the append of its tombstones failed."""
+    response = cast(DeleteGroupsResponse, reply.response)
     return group_admin.delete_groups_response(
-        (r.group_id, ErrorCode(r.error_code) or error) for r in reply.response.results
+        (result.group_id, ErrorCode(result.error_code) or error) for result in response.results
     )

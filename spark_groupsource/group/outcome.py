@@ -31,7 +31,7 @@ from spark_groupsource.wire.group_records import (
     encode_key,
     encode_offset_value,
 )
-from spark_groupsource.wire.messages import Message
+from spark_groupsource.wire.messages import ApiMessage
 
 
 class RequestContext(NamedTuple):
@@ -61,7 +61,7 @@ class Reply(NamedTuple):
     """The response to the request whose context has `token`; every token gets one response."""
 
     token: object
-    response: Message
+    response: ApiMessage
 
 
 class SetTimer(NamedTuple):
@@ -163,7 +163,7 @@ class OutcomeBuilder:
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
 
-    def reply(self, token: object, response: Message) -> None:
+    def reply(self, token: object, response: ApiMessage) -> None:
         """Adds a response; it is sent when the records of this call are durable."""
         self.replies.append(Reply(token, response))
 

@@ -15,14 +15,15 @@ from spark_groupsource.group.committed_offsets import offset_fetch_response
 from spark_groupsource.group.requests import GroupRequest, GroupResponse
 from spark_groupsource.model import java_string_hash
 from spark_groupsource.wire.messages import (
+    ApiMessage,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     ListGroupsRequest,
     ListGroupsResponse,
-    Message,
     OffsetFetchRequest,
+    OffsetFetchResponse,
 )
 
 _OFFSET_FETCH_GROUPS_VERSION = 8
@@ -74,26 +75,30 @@ def _by_partition(group_ids: Sequence[str], partition_count: int) -> Mapping[int
     return parts
 
 
-def merge_responses(request: GroupRequest, api_version: int, responses: Sequence[Message]) -> GroupResponse:
+def merge_responses(request: GroupRequest, api_version: int, responses: Sequence[ApiMessage]) -> GroupResponse:
     """Returns one response from those of the shards, with the groups in the order of the request.
 
     While a shard is loading, a ListGroups response has the groups of the other shards and the error.
     """
     if isinstance(request, ListGroupsRequest):
-        errors = [response.error_code for response in responses if response.error_code]
-        listed = [group for response in responses for group in response.groups]
+        lists = cast(Sequence[ListGroupsResponse], responses)
+        errors = [response.error_code for response in lists if response.error_code]
+        listed = [group for response in lists for group in response.groups]
         return ListGroupsResponse(
             throttle_time_ms=0, error_code=errors[0] if errors else ErrorCode.NONE, groups=listed
         )
     if isinstance(request, DescribeGroupsRequest):
-        described = {group.group_id: group for response in responses for group in response.groups}
+        descriptions = cast(Sequence[DescribeGroupsResponse], responses)
+        described = {group.group_id: group for response in descriptions for group in response.groups}
         return DescribeGroupsResponse(throttle_time_ms=0, groups=[described[g] for g in request.groups])
     if isinstance(request, DeleteGroupsRequest):
-        results = {result.group_id: result for response in responses for result in response.results}
+        deletions = cast(Sequence[DeleteGroupsResponse], responses)
+        results = {result.group_id: result for response in deletions for result in response.results}
         ordered = [results[group_id] for group_id in dict.fromkeys(request.groups_names)]
         return DeleteGroupsResponse(throttle_time_ms=0, results=ordered)
     if isinstance(request, OffsetFetchRequest) and api_version >= _OFFSET_FETCH_GROUPS_VERSION:
-        fetched = {group.group_id: group for response in responses for group in response.groups}
+        fetches = cast(Sequence[OffsetFetchResponse], responses)
+        fetched = {group.group_id: group for response in fetches for group in response.groups}
         return offset_fetch_response([fetched[group.group_id] for group in request.groups], api_version)
     (response,) = responses
     return cast(GroupResponse, response)

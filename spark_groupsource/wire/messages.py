@@ -15,7 +15,7 @@ the fields of requests and records are read-only.
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spark_groupsource.wire.api_keys import ApiKey
 
@@ -155,8 +155,6 @@ with warnings.catch_warnings():
     class TransactionLogValue(ApiData, load_json=_RESOURCES):
         """Value of a transactional id."""
 
-Message = Any
-"""A request or response."""
 ResponseT = TypeVar("ResponseT")
 Request = Response = ApiMessage
 """Base class of the requests and of the responses; generic in the stub."""
@@ -253,7 +251,6 @@ __all__ = [
     "ListPartitionReassignmentsResponse",
     "ListTransactionsRequest",
     "ListTransactionsResponse",
-    "Message",
     "MetadataRequest",
     "MetadataResponse",
     "OffsetCommitKey",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spark_groupsource.clock import Instant
@@ -13,7 +15,6 @@ from spark_groupsource.wire.messages import (
     DescribeGroupsRequest,
     HeartbeatRequest,
     ListGroupsRequest,
-    Message,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
@@ -47,7 +48,7 @@ class Coordinator:
         for shard in self.shards:
             shard.on_loaded(Instant(0, 0))
 
-    def ask(self, request: Message, version: int) -> Message:
+    def ask(self, request: Any, version: int) -> Any:
         context = RequestContext("token", version, "client", "/127.0.0.1", "id")
         responses = []
         for partition, part in split_request(request, version, PARTITIONS).items():

@@ -16,7 +16,6 @@ from support.request_cases import data as data_cases
 from support.waiting import wait_until
 
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.wire.messages import Message
 
 pytestmark = pytest.mark.kafka
 
@@ -34,17 +33,17 @@ class Reader:
         self.session_id, self.epoch = 0, 0
         self.returned: dict[str, Any] = {}
 
-    def fetch(self, label: str, *parts: Part, **options: Any) -> Message:
+    def fetch(self, label: str, *parts: Part, **options: Any) -> Any:
         """The next fetch of the session, of the first one where there is none."""
         request = data_cases.fetch(*parts, session=(self.session_id, self.epoch), **options)(self.broker)
         return self.note(label, self.broker.exchange(request, self.version))
 
-    def full(self, label: str, *parts: Part, epoch: int = 0) -> Message:
+    def full(self, label: str, *parts: Part, epoch: int = 0) -> Any:
         """A fetch that ends the session, and begins another with epoch 0."""
         self.epoch = epoch
         return self.fetch(label, *parts)
 
-    def note(self, label: str, response: Message) -> Message:
+    def note(self, label: str, response: Any) -> Any:
         """Writes down an response: which session it is of, which partitions in which order, and every field."""
         session = "none" if response.session_id == 0 else "mine" if response.session_id == self.session_id else "new"
         if response.error_code == 0:
@@ -60,7 +59,7 @@ class Reader:
         return response
 
 
-def _offsets(entry: Message) -> list[int]:
+def _offsets(entry: Any) -> list[int]:
     """The base offset of each complete batch; Kafka may return a truncated last one."""
     return [header.base_offset for header in iter_batches(whole_batches(bytes(entry.records or b"")))]
 

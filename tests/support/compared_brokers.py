@@ -16,7 +16,6 @@ from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
-from spark_groupsource.wire.messages import Message
 
 TIMEOUT_MS = 20_000
 CLOSED = "the connection was closed"
@@ -88,7 +87,7 @@ class ComparedBroker:
         """Drops all cached ids, for a new prefix."""
         self._ids.clear()
 
-    def exchange(self, request: Message, version: int) -> Message:
+    def exchange(self, request: Any, version: int) -> Any:
         """The response as it is. Raises: NetworkError, once, where the broker closes instead."""
         self._correlation_id += 1
         self.send(request, version)
@@ -98,7 +97,7 @@ class ComparedBroker:
         receive_into(self._socket, memoryview(frame), TIMEOUT_MS)
         return decode_response(memoryview(frame), request, version, self._correlation_id)
 
-    def send(self, request: Message, version: int) -> None:
+    def send(self, request: Any, version: int) -> None:
         """Sends a request without reading a response."""
         send_all(self._socket, encode_request(request, version, self._correlation_id, "broker"), TIMEOUT_MS)
 
@@ -111,12 +110,12 @@ class Case(NamedTuple):
     """One request of one API: `build` gets the broker for names, ids and earlier responses."""
 
     label: str
-    build: Callable[[ComparedBroker], Message]
+    build: Callable[[ComparedBroker], Any]
     since: int = 0
     until: int = 99
 
 
-def comparable_response(broker: ComparedBroker, request: Message, version: int) -> Json:
+def comparable_response(broker: ComparedBroker, request: Any, version: int) -> Json:
     """Sends a request; returns the normalized response, `CLOSED` if the broker closes the connection."""
     try:
         response = broker.exchange(request, version)
@@ -129,7 +128,7 @@ def comparable_response(broker: ComparedBroker, request: Message, version: int) 
     return normalize(broker, response)
 
 
-def normalize(broker: ComparedBroker, response: Message) -> Json:
+def normalize(broker: ComparedBroker, response: Any) -> Json:
     """Returns a response with broker-specific values replaced and lists sorted."""
     if response.name == "FetchResponse":
         for partition in (each for topic in response.responses for each in topic.partitions):

@@ -30,7 +30,7 @@ _HEAD = '''\
 # Written by tests/wire/generate_message_stubs.py from the message schemas. Do not edit.
 import uuid
 from contextlib import AbstractContextManager
-from typing import AbstractSet, Any, ClassVar, Generic, Mapping, Sequence, TypeAlias, TypeVar
+from typing import AbstractSet, Any, ClassVar, Generic, Mapping, Sequence, TypeVar
 
 from typing_extensions import dataclass_transform
 
@@ -117,8 +117,6 @@ class ApiMessage(DataContainer):
     @classmethod
     def flexible_version_q(cls, version: int) -> bool: ...
     def encode(self, version: int | None = ..., header: bool = ..., framed: bool = ...) -> bytearray: ...
-
-Message: TypeAlias = Any
 
 @dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
 class Request(ApiMessage, Generic[ResponseT]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence, TypeVar, Union
 
 from spark_groupsource.broker.config import BROKER_SETTINGS
 from spark_groupsource.broker.dynamic_config import (
@@ -23,12 +23,16 @@ from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_val
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
+    AlterConfigsRequest,
     AlterConfigsResponse,
+    DescribeConfigsRequest,
     DescribeConfigsResponse,
+    DescribeLogDirsRequest,
     DescribeLogDirsResponse,
+    IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
     ListConfigResourcesResponse,
-    Message,
 )
 
 _TOPIC_RESOURCE, _BROKER_RESOURCE, _BROKER_LOGGER_RESOURCE, _CLIENT_METRICS_RESOURCE, _GROUP_RESOURCE = 2, 4, 8, 16, 32
@@ -48,6 +52,9 @@ _HOUR_MS = 3_600_000
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
+_Resource = DescribeConfigsRequest.DescribeConfigsResource
+_IncrementalResource = IncrementalAlterConfigsRequest.AlterConfigsResource
+_AlteredResource = Union[AlterConfigsRequest.AlterConfigsResource, _IncrementalResource]
 
 _Synonym = tuple[str, "str | None", int]
 """Name, value and config source of a setting that supplies a value, listed in order of precedence (KIP-226)."""
@@ -56,12 +63,15 @@ _Synonym = tuple[str, "str | None", int]
 # --- DescribeConfigs ---
 
 
-def describe_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
+def describe_configs(
+    broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
     """Describes the settings of topics and of this broker; no other resource has any."""
     results = []
     for resource in request.resources:
         # as Kafka, the message of a success is empty and not null
-        code, message, entries = ErrorCode.NONE, "", []
+        code, message = ErrorCode.NONE, ""
+        entries: list[_ConfigEntry] = []
         try:
             entries = _describe(broker, context, resource, request)
         except ApiError as error:
@@ -77,7 +87,9 @@ def describe_configs(broker: Broker, context: ApiRequestContext, request: Messag
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _describe(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
+def _describe(
+    broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
+) -> list[_ConfigEntry]:
     if resource.resource_type == _TOPIC_RESOURCE:
         return _describe_topic(broker, context, resource, request)
     if resource.resource_type != _BROKER_RESOURCE:
@@ -88,18 +100,20 @@ def _describe(broker: Broker, context: ApiRequestContext, resource: Message, req
     return _describe_node(broker, context, resource, request)
 
 
-def _check_node(context: ApiRequestContext, resource: Message) -> None:
+def _check_node(context: ApiRequestContext, resource: _Resource | _AlteredResource) -> None:
     if resource.resource_name not in (ALL_NODES, str(context.node_id)):
         raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {context.node_id}, not {resource.resource_name}")
 
 
-def _requested(table: Mapping[str, BrokerConfigKey], resource: Message) -> list[BrokerConfigKey]:
+def _requested(table: Mapping[str, BrokerConfigKey], resource: _Resource) -> list[BrokerConfigKey]:
     """The rows that the request names, every row where it names none."""
     names = resource.configuration_keys
     return [key for key in table.values() if not names or key.name in names]
 
 
-def _describe_topic(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
+def _describe_topic(
+    broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
+) -> list[_ConfigEntry]:
     broker.partitions.check_name(resource.resource_name)
     topic = broker.partitions.topic(resource.resource_name)
     config = broker.partitions.config_of(topic)
@@ -118,7 +132,9 @@ def _describe_topic(broker: Broker, context: ApiRequestContext, resource: Messag
     return entries
 
 
-def _describe_node(broker: Broker, context: ApiRequestContext, resource: Message, request: Message) -> list[Message]:
+def _describe_node(
+    broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
+) -> list[_ConfigEntry]:
     """Every setting of one node, with those that were altered while it ran and are not in the table."""
     entries = []
     for key in _requested(BROKER_SETTINGS, resource):
@@ -130,8 +146,8 @@ def _describe_node(broker: Broker, context: ApiRequestContext, resource: Message
 
 
 def _describe_all_nodes(
-    broker: Broker, context: ApiRequestContext, resource: Message, request: Message
-) -> list[Message]:
+    broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
+) -> list[_ConfigEntry]:
     """The settings that were altered for all nodes."""
     altered = broker.dynamic.of(ALL_NODES)
     entries = [
@@ -142,7 +158,9 @@ def _describe_all_nodes(
     return entries + _describe_unknown(broker, resource, ALL_NODES_SOURCE, request)
 
 
-def _describe_unknown(broker: Broker, resource: Message, source: int, request: Message) -> list[Message]:
+def _describe_unknown(
+    broker: Broker, resource: _Resource, source: int, request: DescribeConfigsRequest
+) -> list[_ConfigEntry]:
     """Altered settings that are not in the table; as in Kafka they have no type and no visible value."""
     names = resource.configuration_keys
     entries = []
@@ -172,7 +190,9 @@ def _value_of_node(broker: Broker, context: ApiRequestContext, key: BrokerConfig
     return node.node_id if key.name == "node.id" else f"{protocol}://{node.host}:{node.port}"
 
 
-def _broker_entry(key: BrokerConfigKey, value: object, source: int, request: Message) -> Message:
+def _broker_entry(
+    key: BrokerConfigKey, value: object, source: int, request: DescribeConfigsRequest
+) -> _ConfigEntry:
     text = None if key.is_sensitive else format_value(value)
     is_set = source != DEFAULT_SOURCE
     synonyms: list[_Synonym] = [(key.name, text, source)] if is_set else []
@@ -189,8 +209,8 @@ def _default_synonym(key: BrokerConfigKey, broker_name: str, *, is_set: bool) ->
 
 
 def _entry(
-    key: BrokerConfigKey, value: str | None, source: int, synonyms: list[_Synonym], request: Message
-) -> Message:
+    key: BrokerConfigKey, value: str | None, source: int, synonyms: list[_Synonym], request: DescribeConfigsRequest
+) -> _ConfigEntry:
     synonym = _ConfigEntry.DescribeConfigsSynonym
     return _ConfigEntry(
         name=key.name,
@@ -209,7 +229,9 @@ def _entry(
 # --- ListConfigResources ---
 
 
-def list_config_resources(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
+def list_config_resources(
+    broker: Broker, context: ApiRequestContext, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
     """What has settings: brokers and topics. Version 0 asks for those of client metrics, which nobody can set here."""
     nodes = [str(node.node_id) for node in broker.nodes]
     known = {
@@ -231,28 +253,50 @@ def list_config_resources(broker: Broker, context: ApiRequestContext, request: M
 # --- changes ---
 
 
-def incremental_alter_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
+def incremental_alter_configs(
+    broker: Broker, context: ApiRequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
     """Changes settings of topics and brokers, each on its own and all of its changes or none."""
-    responses = _alter(broker, context, request, _changed, IncrementalAlterConfigsResponse.AlterConfigsResourceResponse)
+    result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+    responses = _alter(
+        broker, context, request.resources, _changed, result, validate_only=request.validate_only
+    )
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-def alter_configs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
+def alter_configs(
+    broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest
+) -> AlterConfigsResponse:
     """Gives topics and brokers other settings altogether: what is not named goes back to its default."""
-    responses = _alter(broker, context, request, _replaced, AlterConfigsResponse.AlterConfigsResourceResponse)
+    result = AlterConfigsResponse.AlterConfigsResourceResponse
+    responses = _alter(
+        broker, context, request.resources, _replaced, result, validate_only=request.validate_only
+    )
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-_Settings = Callable[[Message, "dict[str, str]"], "dict[str, str]"]
+_ResourceT = TypeVar("_ResourceT", AlterConfigsRequest.AlterConfigsResource, _IncrementalResource)
+_ResultT = TypeVar(
+    "_ResultT",
+    AlterConfigsResponse.AlterConfigsResourceResponse,
+    IncrementalAlterConfigsResponse.AlterConfigsResourceResponse,
+)
 
 
 def _alter(
-    broker: Broker, context: ApiRequestContext, request: Message, settings: _Settings, response: Message
-) -> list[Message]:
-    named = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    broker: Broker,
+    context: ApiRequestContext,
+    resources: Sequence[_ResourceT],
+    settings: Callable[[_ResourceT, dict[str, str]], dict[str, str]],
+    response: type[_ResultT],
+    *,
+    validate_only: bool,
+) -> list[_ResultT]:
+    named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     results = []
-    for resource in request.resources:
-        code, message = ErrorCode.NONE, None
+    for resource in resources:
+        code: int = ErrorCode.NONE
+        message: str | None = None
         try:
             if named[(resource.resource_type, resource.resource_name)] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
@@ -260,11 +304,11 @@ def _alter(
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(context, resource)
                 wanted = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
-                broker.alter_config(resource.resource_name, wanted, validate_only=request.validate_only)
+                broker.alter_config(resource.resource_name, wanted, validate_only=validate_only)
             else:
                 entry = broker.partitions.topic(resource.resource_name)
                 wanted = settings(resource, dict(entry.settings))
-                broker.partitions.alter_topic(entry.name, wanted, validate_only=request.validate_only)
+                broker.partitions.alter_topic(entry.name, wanted, validate_only=validate_only)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(
@@ -278,7 +322,7 @@ def _alter(
     return results
 
 
-def _check_alterable(resource: Message) -> None:
+def _check_alterable(resource: _AlteredResource) -> None:
     if resource.resource_type not in (_TOPIC_RESOURCE, _BROKER_RESOURCE):
         text = f"resource type {resource.resource_type} has no settings here; topics and brokers have"
         raise ApiError(ErrorCode.INVALID_REQUEST, text)
@@ -286,11 +330,11 @@ def _check_alterable(resource: Message) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
 
 
-def _replaced(resource: Message, settings: dict[str, str]) -> dict[str, str]:
+def _replaced(resource: AlterConfigsRequest.AlterConfigsResource, settings: dict[str, str]) -> dict[str, str]:
     return {config.name: _value(config) for config in resource.configs}
 
 
-def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
+def _changed(resource: _IncrementalResource, settings: dict[str, str]) -> dict[str, str]:
     for config in resource.configs:
         name, operation = config.name, config.config_operation
         if operation not in (_SET, _DELETE, _APPEND, _SUBTRACT):
@@ -315,21 +359,25 @@ def _changed(resource: Message, settings: dict[str, str]) -> dict[str, str]:
     return settings
 
 
-def _value(config: Message) -> str:
+def _value(
+    config: AlterConfigsRequest.AlterConfigsResource.AlterableConfig | _IncrementalResource.AlterableConfig,
+) -> str:
     if config.value is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {config.name}")
-    return str(config.value)
+    return config.value
 
 
 # --- the data directory ---
 
 
-def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Message) -> Message:
+def describe_log_dirs(
+    broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
     """The one data directory: how much of it each partition takes, and how much is free."""
     wanted = None
     if request.topics is not None:
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
-    topics: dict[str, list[Message]] = {}
+    topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for partition in broker.partitions:
         if wanted is not None and tuple(partition.topic_partition) not in wanted:
             continue

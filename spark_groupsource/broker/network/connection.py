@@ -9,7 +9,7 @@ Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its req
 from __future__ import annotations
 
 import asyncio
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import unsupported_api_versions
@@ -25,7 +25,7 @@ from spark_groupsource.wire.frames import (
     frame_length,
     read_request_header,
 )
-from spark_groupsource.wire.messages import ApiMessage, Message
+from spark_groupsource.wire.messages import ApiMessage, Request, SaslAuthenticateRequest, SaslHandshakeRequest
 
 _PREFIX_BYTES = 4
 _READ_AHEAD_BYTES = 1 << 20
@@ -222,15 +222,19 @@ class Connection(asyncio.BufferedProtocol):
         )
         dispatcher.handle(context, request)
 
-    def _authenticate(self, authenticator: SaslAuthenticator, header: RequestHeader, request: Message) -> None:
+    def _authenticate(self, authenticator: SaslAuthenticator, header: RequestHeader, request: Request[Any]) -> None:
         if header.api_key not in SASL_APIS:
             raise RemoteProtocolError(
                 f"API {header.api_key} requested before authentication. Set security.protocol=SASL_PLAINTEXT, "
                 "sasl.mechanism, user name and password in the client."
             )
         assert self._transport is not None
-        is_handshake = header.api_key == ApiKey.SASL_HANDSHAKE
-        response = authenticator.handshake(request) if is_handshake else authenticator.authenticate(request)
+        response: ApiMessage
+        if isinstance(request, SaslHandshakeRequest):
+            response = authenticator.handshake(request)
+        else:
+            assert isinstance(request, SaslAuthenticateRequest)
+            response = authenticator.authenticate(request)
         self._transport.write(encode_response(response, header.api_version, header.correlation_id))
         if authenticator.failure:
             self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")

@@ -8,14 +8,13 @@ from typing import Any
 from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.messages import Message
 
 TOPIC, BROKER = 2, 4
 _WantedTopic = messages.MetadataRequest.MetadataRequestTopic
 
 
 def metadata(*names: str, by_id: bool = False, both: bool = False, **flags: bool) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         wanted = []
         for short in names:
             topic_id = broker.id(short) if by_id or both else uuid.UUID(int=0)
@@ -69,7 +68,7 @@ def create(
 ) -> Any:  # fmt: skip
     """`full`: names without prefix."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.CreateTopicsRequest.CreatableTopic
         for short in names:
             broker.forget(short)
@@ -144,7 +143,7 @@ CREATE_TOPICS = [
 
 
 def delete(*names: str, ids: tuple[str, ...] = (), both: tuple[str, ...] = (), full: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         state = messages.DeleteTopicsRequest.DeleteTopicState
         called = [short if full else broker.name(short) for short in names]
         states = [state(name=name) for name in called]
@@ -171,7 +170,7 @@ DELETE_TOPICS = [
 
 
 def more(*wanted: tuple[str, int], assignments: list[list[int]] | None = None, validate: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.CreatePartitionsRequest.CreatePartitionsTopic
         returned = None
         if assignments is not None:
@@ -202,7 +201,7 @@ CREATE_PARTITIONS = [
 
 
 def describe_configs(*resources: tuple[int, str, list[str] | None], synonyms: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         resource = messages.DescribeConfigsRequest.DescribeConfigsResource
         wanted = [
             resource(
@@ -261,7 +260,7 @@ LIST_CONFIG_RESOURCES = [
 
 
 def alter(*resources: tuple[int, str, dict[str, str | None]], validate: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         resource = messages.AlterConfigsRequest.AlterConfigsResource
         wanted = [
             resource(
@@ -292,7 +291,7 @@ Operations = list[tuple[str, int, "str | None"]]
 
 
 def change(*resources: tuple[int, str, Operations], validate: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         resource = messages.IncrementalAlterConfigsRequest.AlterConfigsResource
         wanted = [
             resource(
@@ -340,7 +339,7 @@ CHANGE_CONFIGS = [
 
 
 def log_dirs(*wanted: tuple[str, list[int]]) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.DescribeLogDirsRequest.DescribableLogDirTopic
         return messages.DescribeLogDirsRequest(topics=[topic(topic=broker.name(of), partitions=n) for of, n in wanted])
 

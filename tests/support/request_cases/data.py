@@ -9,7 +9,6 @@ from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.messages import Message
 
 YEAR_MS = 365 * 86_400_000
 
@@ -23,9 +22,9 @@ Records = Union[bytes, None, Callable[[ComparedBroker], bytes]]
 
 
 def produce(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: str | None = None) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.ProduceRequest.TopicProduceData
-        found: dict[str, list[Message]] = {}
+        found: dict[str, list[Any]] = {}
         for short, number, records in parts:
             data = records(broker) if callable(records) else records
             found.setdefault(short, []).append(topic.PartitionProduceData(index=number, records=data))
@@ -108,7 +107,7 @@ PRODUCE = [
 ]  # fmt: skip
 
 
-def _offsets_topic(broker: ComparedBroker) -> Message:
+def _offsets_topic(broker: ComparedBroker) -> Any:
     topic = messages.ProduceRequest.TopicProduceData
     part = topic.PartitionProduceData(index=0, records=batch(b"a"))
     data = [topic(name="__consumer_offsets", topic_id=broker.full_id("__consumer_offsets"), partition_data=[part])]
@@ -121,9 +120,9 @@ def fetch(
 ) -> Any:  # fmt: skip
     """`parts` are (topic, partition, offset)."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.FetchRequest.FetchTopic
-        found: dict[str, list[Message]] = {}
+        found: dict[str, list[Any]] = {}
         for short, number, offset in parts:
             entry = topic.FetchPartition(
                 partition=number, current_leader_epoch=epoch, fetch_offset=offset, last_fetched_epoch=last_epoch,
@@ -191,9 +190,9 @@ FETCH = [
 def list_offsets(*parts: tuple[str, int, int], epoch: int = -1, isolation: int = 0, replica: int = -1) -> Any:
     """`parts` are (topic, partition, timestamp)."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.ListOffsetsRequest.ListOffsetsTopic
-        names: dict[str, list[Message]] = {}
+        names: dict[str, list[Any]] = {}
         for short, number, time in parts:
             entry = topic.ListOffsetsPartition(partition_index=number, current_leader_epoch=epoch, timestamp=time)
             names.setdefault(short, []).append(entry)
@@ -224,7 +223,7 @@ LIST_OFFSETS = [
 
 
 def epoch_ends(*parts: tuple[str, int, int], current: int = -1) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         topics = [
             topic(
@@ -254,7 +253,7 @@ EPOCH_ENDS = [
 
 
 def delete_records(*parts: tuple[str, int, int]) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.DeleteRecordsRequest.DeleteRecordsTopic
         topics = [
             topic(

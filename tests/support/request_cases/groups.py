@@ -9,7 +9,6 @@ from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS
-from spark_groupsource.wire.messages import Message
 
 RANGE = (("range", b"\0\1"),)
 Parts = tuple[tuple[str, int, int], ...]
@@ -21,9 +20,9 @@ def commit(
 ) -> Any:  # fmt: skip
     """`parts` are (topic, partition, offset)."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.OffsetCommitRequest.OffsetCommitRequestTopic
-        found: dict[str, list[Message]] = {}
+        found: dict[str, list[Any]] = {}
         for short, number, offset in parts:
             entry = topic.OffsetCommitRequestPartition(
                 partition_index=number, committed_offset=offset, committed_leader_epoch=0, committed_metadata=note
@@ -75,7 +74,7 @@ def fetch_offsets(
 ) -> Any:  # fmt: skip
     """`groups` are (group, topics), topics None for all; before version 8 only the first is used."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         wanted = messages.OffsetFetchRequest.OffsetFetchRequestGroup
         listed = []
         for short, topics in groups:
@@ -137,7 +136,7 @@ def join(
     group: str, member: str = "", protocols: tuple[tuple[str, bytes], ...] = RANGE, kind: str = "consumer",
     session_ms: int = 10_000, rebalance_ms: int = 10_000, instance: str | None = None, full: bool = False,
 ) -> Any:  # fmt: skip
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol
         return messages.JoinGroupRequest(
             group_id=group if full else broker.name(group), session_timeout_ms=session_ms,
@@ -204,7 +203,7 @@ SYNC_GROUP = [
 def leave(group: str, *members: tuple[str, str | None]) -> Any:
     """`members` are (member id, instance id); before version 3 only the first leaves."""
 
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         identity = messages.LeaveGroupRequest.MemberIdentity
         return messages.LeaveGroupRequest(
             group_id=broker.name(group) if group else "", member_id=members[0][0] if members else "",
@@ -275,7 +274,7 @@ DELETE_GROUPS = [
 
 
 def delete_offsets(group: str, *parts: tuple[str, list[int]]) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         topic = messages.OffsetDeleteRequest.OffsetDeleteRequestTopic
         topics = [
             topic(
@@ -301,7 +300,7 @@ OFFSET_DELETE = [
     Case("nothing", delete_offsets("simple")),
 ]
 
-Step = tuple[str, Message, int]
+Step = tuple[str, Any, int]
 
 
 def member_requests(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:

@@ -7,11 +7,10 @@ from typing import Any
 from support.compared_brokers import Case, ComparedBroker
 
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.messages import Message
 
 
 def pages(*names: str, limit: int = 2000, cursor: tuple[str, int] | None = None) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         request = messages.DescribeTopicPartitionsRequest
         begin = None
         if cursor is not None:
@@ -42,7 +41,7 @@ DESCRIBE_TOPIC_PARTITIONS = [
 
 
 def elect(*wanted: tuple[str, list[int]], kind: int = 0) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         entry = messages.ElectLeadersRequest.TopicPartitions
         topics = [entry(topic=broker.name(short), partitions=numbers) for short, numbers in wanted]
         return messages.ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=5_000)
@@ -61,7 +60,7 @@ ELECT_LEADERS = [
 
 
 def reassignments(*wanted: tuple[str, list[int]], everything: bool = False) -> Any:
-    def build(broker: ComparedBroker) -> Message:
+    def build(broker: ComparedBroker) -> Any:
         entry = messages.ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
         topics = [entry(name=broker.name(short), partition_indexes=numbers) for short, numbers in wanted]
         return messages.ListPartitionReassignmentsRequest(timeout_ms=5_000, topics=None if everything else topics)
