@@ -1,18 +1,18 @@
-"""The embedded broker's group coordinator against a real Apache Kafka's: the same client code, in one run.
+"""Group coordinator of the embedded broker compared with that of a real Apache Kafka.
 
     python benchmarks/coordinator.py
-    python benchmarks/coordinator.py --beside ../older   # another checkout's broker in the same run
+    python benchmarks/coordinator.py --beside ../older   # also measures the broker of another checkout
 
-Measures, on each of the two in turn: seconds until 10, 100 and 1,000 members of one group are stable (from the first
-JoinGroup to the last SyncGroup answer of the generation that has them all); the same when one more member comes;
-heartbeats and commits per second over eight connections, one request in progress on each, and the processor time
-each of them takes the broker, which other work on the machine distorts least; 10,000 groups of one member, and the
-broker process's memory before and after. A ratio above 1 says that the embedded broker is better.
+Measures, on each broker in turn: seconds until 10, 100 and 1,000 members of one group are stable (from the first
+JoinGroup to the last SyncGroup response of the generation with all members); the same when one more member joins;
+heartbeats and commits per second over eight connections with one outstanding request each, and the broker's processor
+time per request, which other load on the machine distorts least; 10,000 groups of one member, and the memory of the
+broker process before and after. A ratio above 1 means that the embedded broker is better.
 
-Members are raw protocol on one asyncio loop, each with a connection of its own, because a JoinGroup that waits holds
-its connection up. A member learns at once, not at the end of a heartbeat interval, that others wait for it, and then
-asks the coordinator by a heartbeat. The embedded broker is a process of its own, as Kafka is; the loop shares the
-machine with it, so what is measured is the two together.
+Members use the raw protocol in one asyncio loop, each with its own connection, because a pending JoinGroup blocks its
+connection. A member is notified of a rebalance at once instead of at its next heartbeat interval, and then sends a
+heartbeat. The embedded broker is a process of its own, as Kafka is; client and broker share the machine, so the
+measurements include both.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ _RETRIED = (
 )
 
 
-class Link:
-    """One connection: a request at a time."""
+class Connection:
+    """A connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._correlation_id = 0
 
     @classmethod
-    async def open(cls, address: str) -> Link:
+    async def open(cls, address: str) -> Connection:
         host, _, port = address.rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
     async def call(self, request: Any) -> Any:
-        """Sends a request and waits for its answer."""
+        """Sends a request and returns its response."""
         version = VERSIONS[request.API_KEY]
         self._correlation_id += 1
         frame = encode_request(request, version, self._correlation_id, "benchmark")
-        answer = await self.exchange(frame)
-        return decode_response(memoryview(answer), request, version, self._correlation_id)
+        response = await self.exchange(frame)
+        return decode_response(memoryview(response), request, version, self._correlation_id)
 
     async def exchange(self, frame: bytes | bytearray) -> bytes:
-        """One frame for another, without looking into them."""
+        """Sends a frame and returns the frame of the response, without decoding."""
         self._writer.write(frame)
         (length,) = struct.unpack(">i", await self._reader.readexactly(4))
         return await self._reader.readexactly(length)
@@ -88,77 +88,77 @@ class Link:
         self._writer.close()
 
 
-class Crowd:
-    """The members of one group, who tell one another what they would otherwise learn by their next heartbeat."""
+class Group:
+    """The members of one group, which notify each other of a rebalance before their next heartbeat."""
 
     def __init__(self) -> None:
         self.size = 0
         self._joining = 0
         self._generations: dict[Member, int] = {}
-        self.wanted = asyncio.Event()  # somebody waits for all the others to join
+        self.rebalancing = asyncio.Event()  # a member waits until all the others have joined
         self.stable = asyncio.Event()
 
     def grow(self, size: int) -> None:
-        """From now on the group is stable with `size` members."""
+        """Sets the number of members with which the group is stable."""
         self.size = size
         self.stable.clear()
-        self.wanted.clear()
+        self.rebalancing.clear()
 
     def joins(self, member: Member) -> None:
         self._generations.pop(member, None)
         self._joining += 1
-        self.wanted.set()
+        self.rebalancing.set()
 
     def joined(self) -> None:
         self._joining -= 1
         if not self._joining:
-            self.wanted.clear()
+            self.rebalancing.clear()
 
     def settled(self, member: Member) -> None:
         self._generations[member] = member.generation
         if len(self._generations) == self.size and len(set(self._generations.values())) == 1:
             self.stable.set()
-            self.wanted.set()
+            self.rebalancing.set()
 
 
 class Member:
-    """One member that follows its group until it is stable."""
+    """One member of a group."""
 
-    def __init__(self, link: Link, group: str, crowd: Crowd | None = None) -> None:
-        self._link, self._group, self._crowd = link, group, crowd or Crowd()
+    def __init__(self, connection: Connection, group: str, shared: Group | None = None) -> None:
+        self._connection, self._group, self._shared = connection, group, shared or Group()
         self.member_id, self.generation = "", -1
 
     async def follow(self) -> None:
-        """Joins whenever the group asks for it, until all are stable in one generation."""
+        """Takes part in rebalances until all members are stable in one generation."""
         if self.generation < 0:
             await self.settle()
-        while not self._crowd.stable.is_set():
-            await self._crowd.wanted.wait()
-            if self._crowd.stable.is_set():
+        while not self._shared.stable.is_set():
+            await self._shared.rebalancing.wait()
+            if self._shared.stable.is_set():
                 return
-            answer = await self._link.call(self.heartbeat())
-            if answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
+            response = await self._connection.call(self.heartbeat())
+            if response.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
                 await self.settle()
-            elif answer.error_code:
-                raise RuntimeError(f"Heartbeat: {ErrorCode(answer.error_code).name}")
+            elif response.error_code:
+                raise RuntimeError(f"Heartbeat: {ErrorCode(response.error_code).name}")
             else:
                 await asyncio.sleep(0.005)
 
-    async def settle(self, rounds: int = 1_000) -> None:
-        """Joins and syncs until a round is completed."""
-        for _ in range(rounds):
+    async def settle(self, attempts: int = 1_000) -> None:
+        """Joins and syncs until a rebalance completes."""
+        for _ in range(attempts):
             joined = await self._join()
             if joined is None:
                 continue
             self.generation = joined.generation_id
             members = [member.member_id for member in joined.members]
-            answer = await self._link.call(self._sync(members if joined.leader == self.member_id else []))
-            if not answer.error_code:
-                self._crowd.settled(self)
+            response = await self._connection.call(self._sync(members if joined.leader == self.member_id else []))
+            if not response.error_code:
+                self._shared.settled(self)
                 return
-            if answer.error_code != ErrorCode.REBALANCE_IN_PROGRESS:
-                raise RuntimeError(f"SyncGroup: {ErrorCode(answer.error_code).name}")
-        raise RuntimeError(f"{self._group} does not settle")
+            if response.error_code != ErrorCode.REBALANCE_IN_PROGRESS:
+                raise RuntimeError(f"SyncGroup: {ErrorCode(response.error_code).name}")
+        raise RuntimeError(f"group {self._group} is not stable after {attempts} attempts")
 
     async def _join(self) -> Any:
         protocol = messages.JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=SUBSCRIPTION)
@@ -172,12 +172,12 @@ class Member:
             protocols=[protocol],
         )
         if self.member_id:
-            self._crowd.joins(self)
+            self._shared.joins(self)
         try:
-            joined = await self._link.call(request)
+            joined = await self._connection.call(request)
         finally:
             if self.member_id:
-                self._crowd.joined()
+                self._shared.joined()
         if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = joined.member_id
         elif joined.error_code in _RETRIED:
@@ -187,13 +187,13 @@ class Member:
         return None if joined.error_code else joined
 
     def _sync(self, members: list[str]) -> Any:
-        given = messages.SyncGroupRequest.SyncGroupRequestAssignment
+        entry = messages.SyncGroupRequest.SyncGroupRequestAssignment
         return messages.SyncGroupRequest(
             group_id=self._group,
             generation_id=self.generation,
             member_id=self.member_id,
             group_instance_id=None,
-            assignments=[given(member_id=member_id, assignment=ASSIGNMENT) for member_id in members],
+            assignments=[entry(member_id=member_id, assignment=ASSIGNMENT) for member_id in members],
         )
 
     @property
@@ -223,110 +223,112 @@ class Member:
 
 
 def leave(members: list[Member]) -> Any:
-    """All members of a group go, lest their sessions end while something else is measured."""
-    gone = messages.LeaveGroupRequest.MemberIdentity
-    identities = [gone(member_id=member.member_id, group_instance_id=None) for member in members]
+    """Returns the LeaveGroup request of all members; otherwise sessions would expire during later measurements."""
+    identity = messages.LeaveGroupRequest.MemberIdentity
+    identities = [identity(member_id=member.member_id, group_instance_id=None) for member in members]
     return messages.LeaveGroupRequest(group_id=members[0].group, members=identities)
 
 
-# --- what is measured ---
+# --- measurements ---
 
 
-async def ready(address: str) -> None:
-    """Returns when coordinators serve: Kafka makes its offsets topic for the first group."""
-    link = await Link.open(address)
+async def wait_until_ready(address: str) -> None:
+    """Waits for the coordinators: Kafka creates __consumer_offsets for the first group."""
+    connection = await Connection.open(address)
     for number in range(200):
-        answer = await link.call(messages.FindCoordinatorRequest(key=f"warm-{number}", key_type=0))
-        if answer.error_code:
+        response = await connection.call(messages.FindCoordinatorRequest(key=f"warm-{number}", key_type=0))
+        if response.error_code:
             await asyncio.sleep(0.1)
             continue
-        await Member(link, f"warm-{number}").settle()
+        await Member(connection, f"warm-{number}").settle()
         if number >= 100:
             break
-    link.close()
+    connection.close()
 
 
 async def join_to_stable(address: str, group: str, count: int) -> tuple[float, float]:
-    """Seconds until `count` members that all come at once are stable; and until one more has been taken in."""
-    crowd = Crowd()
-    links = [await Link.open(address) for _ in range(count + 1)]
-    members = [Member(link, group, crowd) for link in links]
+    """Returns the seconds until `count` new members are stable, and until one more member has joined."""
+    shared = Group()
+    connections = [await Connection.open(address) for _ in range(count + 1)]
+    members = [Member(connection, group, shared) for connection in connections]
     took = []
     for size in (count, count + 1):
-        crowd.grow(size)
+        shared.grow(size)
         began = time.perf_counter()
         await asyncio.gather(*(member.follow() for member in members[:size]))
         took.append(time.perf_counter() - began)
     first_s, again_s = took
-    await links[0].call(leave(members))
-    for link in links:
-        link.close()
+    await connections[0].call(leave(members))
+    for connection in connections:
+        connection.close()
     return first_s, again_s
 
 
 async def per_second(
     target: Target, group: str, seconds: float, make: Callable[[Member], Any]
 ) -> tuple[float, float]:
-    """Requests answered per second, of `CONNECTIONS` groups of one member that each send theirs again and again; and
-    the processor microseconds one of them takes the broker."""
+    """Returns requests per second and processor microseconds of the broker per request.
+
+    `CONNECTIONS` groups of one member each repeat one request.
+    """
     address = target.address
     members = []
     for number in range(CONNECTIONS):
-        link = await Link.open(address)
-        member = Member(link, f"{group}-{number}")
+        connection = await Connection.open(address)
+        member = Member(connection, f"{group}-{number}")
         await member.settle()
-        members.append((link, member))
+        members.append((connection, member))
     count, ends = 0, time.perf_counter() + seconds
 
-    async def repeat(link: Link, member: Member) -> None:
+    async def repeat(connection: Connection, member: Member) -> None:
         nonlocal count
         request = make(member)
         version = VERSIONS[request.API_KEY]
         frame = bytes(encode_request(request, version, 1, "benchmark"))
-        decode_response(memoryview(await link.exchange(frame)), request, version, 1)
+        decode_response(memoryview(await connection.exchange(frame)), request, version, 1)
         while time.perf_counter() < ends:
-            await link.exchange(frame)
+            await connection.exchange(frame)
             count += 1
 
     began, busy_s = time.perf_counter(), target.busy_s()
-    await asyncio.gather(*(repeat(link, member) for link, member in members))
+    await asyncio.gather(*(repeat(connection, member) for connection, member in members))
     rate, each_us = count / (time.perf_counter() - began), (target.busy_s() - busy_s) / count * 1e6
-    for link, member in members:
-        await link.call(leave([member]))
-        link.close()
+    for connection, member in members:
+        await connection.call(leave([member]))
+        connection.close()
     return rate, each_us
 
 
 async def many_groups(address: str, count: int) -> float:
-    """Seconds until `count` groups of one member are stable, over `CONNECTIONS` connections."""
-    links = [await Link.open(address) for _ in range(CONNECTIONS)]
+    """Returns the seconds until `count` groups of one member are stable, over `CONNECTIONS` connections."""
+    connections = [await Connection.open(address) for _ in range(CONNECTIONS)]
     numbers = iter(range(count))
 
-    async def settle_some(link: Link) -> None:
+    async def join_some(connection: Connection) -> None:
         for number in numbers:
-            await Member(link, f"many-{number}").settle()
+            await Member(connection, f"many-{number}").settle()
 
     began = time.perf_counter()
-    await asyncio.gather(*(settle_some(link) for link in links))
+    await asyncio.gather(*(join_some(connection) for connection in connections))
     seconds = time.perf_counter() - began
-    for link in links:
-        link.close()
+    for connection in connections:
+        connection.close()
     return seconds
 
 
 async def create_topic(address: str, topic: str, partitions: int) -> None:
-    link = await Link.open(address)
+    connection = await Connection.open(address)
     wanted = messages.CreateTopicsRequest.CreatableTopic(
         name=topic, num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
     )
     request = messages.CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False)
-    code = (await link.call(request)).topics[0].error_code
-    link.close()
+    code = (await connection.call(request)).topics[0].error_code
+    connection.close()
     if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
         raise RuntimeError(f"topic {topic}: {ErrorCode(code).name}")
 
 
-# --- the two brokers ---
+# --- brokers ---
 
 
 class Target(NamedTuple):
@@ -337,7 +339,7 @@ class Target(NamedTuple):
     pid: int
 
     def memory_mb(self) -> float:
-        """Resident memory, 0 where there is no /proc."""
+        """Returns the resident memory, 0 without /proc."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except FileNotFoundError:
@@ -346,7 +348,7 @@ class Target(NamedTuple):
         return int(line.split()[1]) / 1024
 
     def busy_s(self) -> float:
-        """Processor seconds it has used, nan where there is no /proc."""
+        """Returns the processor time in seconds, nan without /proc."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         except FileNotFoundError:
@@ -356,7 +358,7 @@ class Target(NamedTuple):
 
 @contextmanager
 def embedded(checkout: Path | None = None) -> Iterator[Target]:
-    """The embedded broker in a process of its own; of another checkout, if one is given."""
+    """Runs the embedded broker, of another checkout if one is given, in a process of its own."""
     name, environment = "embedded", dict(os.environ)
     if checkout is not None:
         name, environment["PYTHONPATH"] = checkout.name, str(checkout.resolve())
@@ -379,14 +381,15 @@ def embedded(checkout: Path | None = None) -> Iterator[Target]:
 
 @contextmanager
 def kafka() -> Iterator[Target]:
-    """A real Kafka."""
+    """Runs a real Kafka."""
     with RealKafka(CONFIG) as running:
+        # RealKafka has no public process id
         assert running._process is not None
         yield Target("kafka", running.bootstrap_servers, running._process.pid)
 
 
 def measure(target: Target, sizes: list[int], groups: int, seconds: float, rounds: int) -> dict[str, float]:
-    """title -> figure; the best of the rounds, because other work on the machine only slows down."""
+    """Returns title -> figure: the best of all rounds, because other load on the machine can only slow one down."""
     found: dict[str, float] = {}
     numbers = itertools.count()
 
@@ -397,11 +400,11 @@ def measure(target: Target, sizes: list[int], groups: int, seconds: float, round
         return asyncio.run(bounded())
 
     run(create_topic(target.address, "load", 10))
-    run(ready(target.address))
+    run(wait_until_ready(target.address))
     for size in sizes:
         took = [run(join_to_stable(target.address, f"join-{size}-{n}", size)) for n in range(rounds)]
         found[f"{size:,} members: join to stable, s"] = min(first for first, _ in took)
-        found[f"{size:,} members: one more comes, s"] = min(again for _, again in took)
+        found[f"{size:,} members: one more joins, s"] = min(again for _, again in took)
     rates: dict[str, Callable[[Member], Any]] = {
         "heartbeats": Member.heartbeat,
         "commits of 1 partition": lambda member: member.commit("load", 1),
@@ -410,7 +413,7 @@ def measure(target: Target, sizes: list[int], groups: int, seconds: float, round
     for title, make in rates.items():
         took = [run(per_second(target, f"rate-{next(numbers)}", seconds, make)) for _ in range(rounds)]
         found[f"{title} per second"] = max(rate for rate, _ in took)
-        found[f"{title}: processor time of the broker for one, us"] = min(each_us for _, each_us in took)
+        found[f"{title}: processor time of the broker per request, us"] = min(each_us for _, each_us in took)
     found["memory before many groups, MB"] = target.memory_mb()
     found[f"{groups:,} groups of one member: stable, s"] = run(many_groups(target.address, groups))
     found[f"memory with {groups:,} groups, MB"] = target.memory_mb()
@@ -419,12 +422,12 @@ def measure(target: Target, sizes: list[int], groups: int, seconds: float, round
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--members", default="10,100,1000", help="sizes of groups, by commas")
+    parser.add_argument("--members", default="10,100,1000", help="group sizes, separated by commas")
     parser.add_argument("--groups", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=5, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=5, help="duration of each rate measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("embedded", "kafka"), help="one of the two, to profile it")
-    parser.add_argument("--beside", type=Path, help="another checkout, whose broker is measured too")
+    parser.add_argument("--only", choices=("embedded", "kafka"), help="measure one broker only, to profile it")
+    parser.add_argument("--beside", type=Path, help="another checkout whose broker is measured too")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -442,7 +445,7 @@ def main() -> None:
 
 
 def table_of(figures: dict[str, dict[str, float]]) -> Table:
-    """A row for each figure; a ratio of the first broker to each of the others."""
+    """Returns a table with a row per figure and the ratio of the first broker to each of the others."""
     first, *others = figures
     table = Table("", *figures, *(f"{first} : {other}" for other in others))
     for title, own in figures[first].items():

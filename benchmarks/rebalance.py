@@ -1,12 +1,11 @@
-"""How long an application stands still while another joins its group: eager against cooperative assignors, in one run.
+"""Pause of a reading application while another joins its group, with eager and cooperative assignors.
 
     python benchmarks/rebalance.py [--kafka] [--slow 3] [--assignor range]
 
-Three readers, driven as Spark drives them but without its own share of each batch, are three applications of one
-group, fed steadily. `a` works off its batches as they come; each batch of `b` takes `--slow` seconds, so `b` is late in
-every rebalance. Then `c` joins. Told are, for each assignor, the longest time between two finished batches of `a`
-before `c` came and while the group rebalanced, and how long it took until `c` had its first records. On the embedded
-broker, or on a real Kafka with --kafka.
+Three readers are three applications of one group with a steady input; this script makes Spark's calls. `a` reads its
+batches without delay; each batch of `b` takes `--slow` seconds, so `b` delays every rebalance. Then `c` joins. For each
+assignor, the table has the longest time between two completed batches of `a` before `c` joined and during the
+rebalance, and the time until `c` had its first records. Runs on the embedded broker, or on a real Kafka with --kafka.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ QUICK = {"group.initial.rebalance.delay.ms": "0"}
 
 @contextmanager
 def feeding(servers: str, topic: str) -> Iterator[None]:
-    """A steady stream of records to every partition, in a thread."""
+    """Produces records to every partition at a steady rate, in a thread."""
     ending = threading.Event()
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
 
@@ -61,7 +60,7 @@ def feeding(servers: str, topic: str) -> Iterator[None]:
 
 
 class Application:
-    """One query in a thread, driven as Spark drives it; `ended` holds when batches with records ended, in seconds."""
+    """One query in a thread that makes Spark's calls; `ended` has the end times of batches with records, in seconds."""
 
     def __init__(self, name: str, options: dict[str, str], slow_s: float = 0) -> None:
         from spark_groupsource.source.options import parse_options
@@ -97,7 +96,7 @@ class Application:
         self._thread.join(30)
 
     def longest_gap(self, begin_s: float, end_s: float) -> float:
-        """Seconds between the ends of two batches, the longest; a batch before the span and one after it count."""
+        """Returns the longest time in seconds between two batches, from the last before the span to the first after."""
         before = [at for at in self.ended if at < begin_s][-1:]
         after = [at for at in self.ended if at >= end_s][:1]
         times = before + [at for at in self.ended if begin_s <= at < end_s] + after
@@ -113,7 +112,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120)
 
 
 def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, float]:
-    """Longest gap of `a` before `c` came, the same while the group rebalanced, and seconds until `c` read."""
+    """Returns the longest gap of `a` before `c` joined and during the rebalance, and the seconds until `c` read."""
     from spark_groupsource.client.admin import NewTopic, create_topics, describe_groups
     from spark_groupsource.client.cluster.client import Cluster
     from spark_groupsource.client.settings import ClientSettings
@@ -125,7 +124,7 @@ def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, f
         "kafka.group.id": group,
         "members": "1",
         "startingOffsets": "latest",
-        # how soon members hear of a rebalance, and so how long an eager one stands still for it
+        # bounds the time until members notice a rebalance, and so the pause of eager members
         "kafka.heartbeat.interval.ms": "500",
         "kafka.partition.assignment.strategy": assignor,
     }
@@ -134,19 +133,19 @@ def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, f
         create_topics(cluster, [NewTopic(topic, PARTITIONS, 1)])
 
         def shared_by(count: int) -> bool:
-            told = describe_groups(cluster, [group])[group]
-            return told.state == "Stable" and sum(bool(m.assignment) for m in told.members) == count
+            described = describe_groups(cluster, [group])[group]
+            return described.state == "Stable" and sum(bool(m.assignment) for m in described.members) == count
 
         with feeding(servers, topic):
             a = Application("a", options)
             b = Application("b", options, slow_s)
-            wait_for(lambda: shared_by(2) and a.ended and b.ended, "two applications that read")
+            wait_for(lambda: shared_by(2) and a.ended and b.ended, "reading by two applications")
             begin_s = time.monotonic()
             time.sleep(STEADY_S)
             joined_s = time.monotonic()
             steady_s = a.longest_gap(begin_s, joined_s)
             c = Application("c", options)
-            wait_for(lambda: c.ended and shared_by(3), "three applications that read")
+            wait_for(lambda: c.ended and shared_by(3), "reading by three applications")
             settled_s = time.monotonic()
             wait_for(lambda: a.ended[-1] > settled_s, "a further batch")
             moving_s = a.longest_gap(joined_s, settled_s)
@@ -157,15 +156,15 @@ def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka, which is fetched and started")
-    parser.add_argument("--slow", type=float, default=3.0, metavar="SECONDS", help="how long a batch of `b` takes")
-    parser.add_argument("--assignor", action="append", choices=ASSIGNORS, help="one of them; may be repeated")
+    parser.add_argument("--kafka", action="store_true", help="run on a downloaded Apache Kafka")
+    parser.add_argument("--slow", type=float, default=3.0, metavar="SECONDS", help="duration of a batch of `b`")
+    parser.add_argument("--assignor", action="append", choices=ASSIGNORS, help="assignor to measure; may be repeated")
     arguments = parser.parse_args()
 
     from spark_groupsource.broker.server import EmbeddedBroker
     from spark_groupsource.source import reader_process
 
-    # readers of this process are not ended by signals
+    # a reader must not replace the signal handlers of this process
     reader_process.install_signal_handlers = lambda terminate: None
     logging.getLogger("spark_groupsource").addHandler(logging.NullHandler())
     broker = RealKafka(QUICK) if arguments.kafka else EmbeddedBroker(config=QUICK)

@@ -39,7 +39,7 @@ def describe_rebalance(group_id: str, event: RebalanceEvent) -> str:
     return (
         f"[group={group_id} generation={event.generation_id}] Rebalance ({event.cause}) completed in "
         f"{event.ended_ms - event.started_ms} ms (join {event.join_ms} ms, sync {event.sync_ms} ms): "
-        f"+{len(event.gained)} -{len(event.lost)} partitions, {event.members} members."
+        f"+{len(event.gained):,} -{len(event.lost):,} partitions, {event.members:,} members."
     )
 
 
