@@ -6,7 +6,7 @@ import logging
 import re
 
 import pytest
-from conformance.scripted_group import Bench
+from support.scripted_group import Bench
 
 from spark_groupsource.errors import ErrorCode, NetworkError
 from spark_groupsource.model import TopicPartition
