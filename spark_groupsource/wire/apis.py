@@ -94,7 +94,7 @@ from spark_groupsource.wire.messages import (
     ProduceRequest,
     ProduceResponse,
     Request,
-    Response,
+    ResponseT,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
@@ -112,7 +112,7 @@ class Api(NamedTuple):
     key: ApiKey
     name: str
     request: type[Request[Any]]
-    response: type[Response]
+    response: type[ApiMessage]
     min_version: int
     max_version: int
 
@@ -121,7 +121,7 @@ class Api(NamedTuple):
         return self.request.flexible_version_q(version)
 
 
-def _api(request: type[Request[Any]], response: type[Response]) -> Api:
+def _api(request: type[Request[ResponseT]], response: type[ResponseT]) -> Api:
     schema = request.json
     low, _, high = schema["validVersions"].partition("-")
     name = schema["name"].removesuffix("Request")

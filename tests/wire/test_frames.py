@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import (
     MAX_REQUEST_BYTES,
@@ -22,7 +23,6 @@ from spark_groupsource.wire.frames import (
 )
 from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse, HeartbeatRequest, HeartbeatResponse
 
-HEARTBEAT, API_VERSIONS = 12, 18
 heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")
 
 
@@ -42,7 +42,7 @@ HEARTBEAT_V0 = bytes.fromhex("000c 0000 00000007 ffff" "0001 67 00000005 0001 6d
 def test_request_header_and_body_follow_the_specification(version, client_id, data):
     assert bytes(encode_request(heartbeat, version, 7, client_id)) == len(data).to_bytes(4, "big") + data
     header, position = read_request_header(memoryview(data))
-    assert header == RequestHeader(HEARTBEAT, version, 7, client_id)
+    assert header == RequestHeader(ApiKey.HEARTBEAT, version, 7, client_id)
     message = decode_request(memoryview(data), header, position)
     assert (message.group_id, message.generation_id, message.member_id) == ("g", 5, "m")
     for end in range(len(data)):
@@ -93,7 +93,9 @@ def test_header_tags_are_skipped():
     assert decode_request(memoryview(data), header, position).group_id == "g"
 
 
-@pytest.mark.parametrize("api_key, version", [(HEARTBEAT, 99), (HEARTBEAT, -1), (9999, 0), (API_VERSIONS, 77)])
+@pytest.mark.parametrize(
+    "api_key, version", [(ApiKey.HEARTBEAT, 99), (ApiKey.HEARTBEAT, -1), (9999, 0), (ApiKey.API_VERSIONS, 77)]
+)
 def test_the_header_of_an_unsupported_request_is_read(api_key, version):
     data = api_key.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + bytes.fromhex("00000007 0001 63 ffff")
     header, position = read_request_header(memoryview(data))
@@ -137,7 +139,7 @@ def test_frames_round_trip(api, side):
             header, position = read_request_header(frame)
             assert header == RequestHeader(api.key, version, 9, "client")
             assert decode_request(frame, header, position) == message
-        elif not (api.key == API_VERSIONS and message.error_code):
+        elif not (api.key == ApiKey.API_VERSIONS and message.error_code):
             frame = body_of(encode_response(message, version, 9))
             assert decode_response(frame, api.request(), version, 9) == message
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.errors import BrokerError, UnsupportedVersionError
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.messages import ApiVersionsResponse
 from spark_groupsource.wire.versions import broker_ranges_of, fallback_version, negotiate
 
-JOIN_GROUP, API_VERSIONS = APIS[11], APIS[18]
+JOIN_GROUP, API_VERSIONS = APIS[ApiKey.JOIN_GROUP], APIS[ApiKey.API_VERSIONS]
 
 
 def response(error_code=0, **ranges):
