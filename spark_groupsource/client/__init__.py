@@ -1,0 +1,1 @@
+"""Kafka client: network, cluster metadata, records, group membership, admin."""

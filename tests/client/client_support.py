@@ -49,10 +49,10 @@ def advertise(**ranges: tuple[int, int]) -> Any:
 
 
 class FakeBroker:
-    """A broker of one script: `answers` maps API names to what is answered; without an entry the socket is closed."""
+    """A broker that responds with `responses` (API name -> function); any other request closes the connection."""
 
     def __init__(self, answers: dict[str, Answer], greeting: bytes = b"") -> None:
-        self._answers = answers
+        self.responses = answers
         self._greeting = greeting
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.requests: list[tuple[str, int, Any]] = []
@@ -89,9 +89,9 @@ class FakeBroker:
                 request = decode_request(memoryview(frame), header, position)
                 name = APIS[header.api_key].name
                 self.requests.append((name, header.api_version, request))
-                if name not in self._answers:
+                if name not in self.responses:
                     return
-                answer = self._answers[name](request, header.api_version)
+                answer = self.responses[name](request, header.api_version)
                 if answer is None:
                     continue
                 if not isinstance(answer, bytes):

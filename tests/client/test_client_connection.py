@@ -41,12 +41,12 @@ def serving(**ranges: tuple[int, int]) -> Any:
     return lambda request, version: advertise(ApiVersions=(0, 3), **ranges)
 
 
-def beating(request: Any, version: int) -> Any:
+def respond_to_heartbeat(request: Any, version: int) -> Any:
     return HeartbeatResponse(throttle_time_ms=0, error_code=0)
 
 
 def test_highest_common_version_is_used() -> None:
-    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
         assert connection.call(BEAT).error_code == 0
         assert [(name, version) for name, version, _ in broker.requests] == [("ApiVersions", 3), ("Heartbeat", 2)]
@@ -59,7 +59,7 @@ def test_apiversions_falls_back_to_the_version_of_the_broker() -> None:
             return ApiVersionsResponse(error_code=35, api_keys=[])
         return advertise(ApiVersions=(0, 0), Heartbeat=(0, 0))
 
-    with fake_broker(ApiVersions=answer, Heartbeat=beating) as broker:
+    with fake_broker(ApiVersions=answer, Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
         assert connection.call(BEAT).error_code == 0
         assert [version for _, version, _ in broker.requests] == [3, 0, 0]
@@ -67,7 +67,7 @@ def test_apiversions_falls_back_to_the_version_of_the_broker() -> None:
 
 
 def test_unsupported_version_raises() -> None:
-    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=beating) as broker:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
         with pytest.raises(UnsupportedVersionError, match=f"{broker.address}: Heartbeat.*0 to 2"):
             connection.call(BEAT, min_version=3)
@@ -76,7 +76,7 @@ def test_unsupported_version_raises() -> None:
 
 
 def test_pipelined_responses_are_received_in_order() -> None:
-    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=beating) as broker:
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
         first, second = connection.send(BEAT), connection.send(BEAT)
         with pytest.raises(RuntimeError, match="order"):
@@ -157,7 +157,7 @@ def check_plain(request: Any, version: int) -> Any:
 
 def test_authentication_succeeds() -> None:
     with fake_broker(
-        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain, Heartbeat=beating
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain, Heartbeat=respond_to_heartbeat
     ) as broker:
         connection = connect(broker.address, security=credentials("PLAIN"))
         assert connection.call(BEAT).error_code == 0
@@ -173,10 +173,10 @@ def test_wrong_password_raises() -> None:
 
 
 def test_mechanism_that_the_broker_does_not_offer_raises() -> None:
-    def refuse(request: Any, version: int) -> Any:
+    def reject_mechanism(request: Any, version: int) -> Any:
         return SaslHandshakeResponse(error_code=33, mechanisms=["SCRAM-SHA-256"])
 
-    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=refuse) as broker:
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=reject_mechanism) as broker:
         with pytest.raises(AuthenticationError, match="does not offer SASL mechanism PLAIN.*one of: SCRAM-SHA-256"):
             connect(broker.address, security=credentials("PLAIN")).open()
 
@@ -198,18 +198,18 @@ class ScramServer:
             bare = text[3:]
             name, nonce = bare.split(",r=")
             assert name == f"n={self._username}"
-            told = f"r={nonce}server,s={b64encode(self._salt).decode()},i={self._iterations}"
-            self._first = f"{bare},{told}"
-            return self._told(told)
+            text = f"r={nonce}server,s={b64encode(self._salt).decode()},i={self._iterations}"
+            self._first = f"{bare},{text}"
+            return self._response(text)
         without_proof, proof = text.split(",p=")
         signed = f"{self._first},{without_proof}".encode()
         signature = hmac.digest(hashlib.sha256(self._client_key).digest(), signed, "sha256")
         if bytes(a ^ b for a, b in zip(b64decode(proof), signature)) != self._client_key:
             return SaslAuthenticateResponse(error_code=58, error_message="no", auth_bytes=b"", session_lifetime_ms=0)
-        return self._told("v=" + b64encode(hmac.digest(self._server_key, signed, "sha256")).decode())
+        return self._response("v=" + b64encode(hmac.digest(self._server_key, signed, "sha256")).decode())
 
     @staticmethod
-    def _told(text: str) -> Any:
+    def _response(text: str) -> Any:
         return SaslAuthenticateResponse(
             error_code=0, error_message=None, auth_bytes=text.encode(), session_lifetime_ms=0
         )
@@ -219,7 +219,7 @@ class ScramServer:
 def test_scram(username: str, escaped: str) -> None:
     server = ScramServer(escaped, "secret")
     with fake_broker(
-        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer, Heartbeat=beating
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer, Heartbeat=respond_to_heartbeat
     ) as broker:
         connection = connect(broker.address, security=credentials("SCRAM-SHA-256", username))
         assert connection.call(BEAT).error_code == 0

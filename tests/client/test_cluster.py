@@ -33,14 +33,14 @@ def test_metadata_describe_existing_topics(cluster: Any, topic: str) -> None:
         assert view.leader(TopicPartition(topic, 2)) in view.nodes.values()
         assert view.errors == {"no-such-topic": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         assert topic in client.metadata().topics
-        assert "no-such-topic" not in client.metadata().topics, "asking must not create"
+        assert "no-such-topic" not in client.metadata().topics, "a metadata request must not create topics"
 
 
 def test_metadata_are_cached_until_max_age(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:
         assert topic in client.metadata([topic]).errors
         create_topic(cluster.bootstrap_servers, topic, 1)
-        assert topic in client.metadata([topic]).topics, "what was missing is asked for again"
+        assert topic in client.metadata([topic]).topics, "missing topics are requested again"
         assert client.metadata([topic]).topics[topic] is client.metadata([topic]).topics[topic]
         before = client.metadata([topic]).topics[topic]
         assert client.metadata([topic], refresh=True).topics[topic] is not before
@@ -89,7 +89,7 @@ def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: 
         assert client.fetch_committed(group, [other, tp]) == {tp: OffsetAndMetadata(7, "by a test", 0), other: None}
         assert client.fetch_committed(group, []) == {}
         with pytest.raises(GenerationMismatchError, match="generation 3"):
-            client.commit(group, {tp: OffsetAndMetadata(8)}, generation_id=3, member_id="nobody")
+            client.commit(group, {tp: OffsetAndMetadata(8)}, generation_id=3, member_id="unknown")
         with pytest.raises(BrokerError, match="OFFSET_METADATA_TOO_LARGE"):
             client.commit(group, {tp: OffsetAndMetadata(8, "x" * 5_000)})
         with pytest.raises(ValueError, match="-1"):
@@ -111,9 +111,9 @@ def test_unreachable_bootstrap_fails_soon_and_names_every_address() -> None:
     with open_cluster("127.0.0.1:1,no-such-host.invalid:9092") as client:
         with pytest.raises(NetworkError) as raised:
             client.metadata()
-    told = str(raised.value)
-    assert "kafka.bootstrap.servers" in told
-    assert "127.0.0.1:1 failed: Conn" in told and "no-such-host.invalid:9092 failed: the host name" in told
+    message = str(raised.value)
+    assert "kafka.bootstrap.servers" in message
+    assert "127.0.0.1:1 failed: Conn" in message and "no-such-host.invalid:9092 failed: the host name" in message
     assert time.monotonic() - started < 15
 
 
@@ -136,10 +136,10 @@ def test_error_of_an_unreachable_advertised_address_names_the_setting() -> None:
     def versions(request: Any, version: int) -> Any:
         return advertise(ApiVersions=(0, 3), Metadata=(0, 12), Heartbeat=(0, 4))
 
-    beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+    heartbeat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
     with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(broker.address)) as client:
         with pytest.raises(NetworkError, match="Broker 7 advertises 127.0.0.1:1.*advertised.listeners"):
-            client.call_node(7, beat)
+            client.call_node(7, heartbeat)
 
 
 def test_closed_cluster_raises(cluster: Any) -> None:
@@ -155,9 +155,9 @@ def test_closed_cluster_raises(cluster: Any) -> None:
 
 @pytest.fixture
 def coordinator() -> Iterator[FakeBroker]:
-    """A broker that says it coordinates group g; its heartbeats are answered by whoever writes them in."""
+    """Coordinator of group g; tests script its Heartbeat responses."""
     with fake_broker() as broker:
-        answers = broker._answers
+        answers = broker.responses
 
         def find(request: Any, version: int) -> Any:
             row = FindCoordinatorResponse.Coordinator(
@@ -175,22 +175,22 @@ BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_inst
 
 def test_moved_coordinator_is_looked_up_again(coordinator: FakeBroker) -> None:
     codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
-    coordinator._answers["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
+    coordinator.responses["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
     with open_cluster(str(coordinator.address), retry_backoff_ms="1") as client:
         assert client.call_coordinator("g", BEAT).error_code == 0
     names = [name for name, _, _ in coordinator.requests]
-    assert names.count("FindCoordinator") == 2, "loading asks the same one again, moving looks it up"
+    assert names.count("FindCoordinator") == 2, "a loading coordinator is retried, a moved one is looked up"
     assert names.count("Heartbeat") == 3
 
 
 def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(coordinator: FakeBroker) -> None:
-    clock, find = ManualClock(), coordinator._answers["FindCoordinator"]
+    clock, find = ManualClock(), coordinator.responses["FindCoordinator"]
 
     def find_late(request: Any, version: int) -> Any:
         clock.advance_ms(3_000)
         return find(request, version)
 
-    coordinator._answers["FindCoordinator"] = find_late
+    coordinator.responses["FindCoordinator"] = find_late
     settings = client_settings(str(coordinator.address))
     with Cluster(settings.bootstrap, settings, clock) as client:
         with pytest.raises(NetworkError, match="group 'g' failed: the lookup took 3000 ms"):

@@ -62,35 +62,35 @@ def test_retained_partitions_are_owned_in_both_rebalances(
             settle(ours, 3)
             wait_until(lambda: slow.view.is_stable and len(slow.view.partitions) == 3, "half of them each")
         late.poll(100)
-        wait_until(lambda: ours.rejoin_needed and slow.rejoin_needed, "both hear of the third")
+        wait_until(lambda: ours.rejoin_needed and slow.rejoin_needed, "both are notified of the third")
 
-        # first phase: `slow` is asked for by everyone and does not come
+        # first rebalance: `slow` does not rejoin
         first = ours.poll(200)
         assert first.retains_partitions and not first.is_stable
         assert len(first.partitions) == 3 and state() == "PreparingRebalance"
         assert first.members[0].retains_partitions
-        with task(client, group, first) as beating:
+        with task(client, group, first) as heartbeat:
             commit_all(ours, first, 1)
             slow.poll(0)
-            wait_until(lambda: state() == "Stable", "the first phase ends without our owner")
-            # the member is in the next generation; what the batch reads is its own as before
-            beating.check_now()
+            wait_until(lambda: state() == "Stable", "the first rebalance completes without a poll")
+            # the member is in the next generation and retains what the batch reads
+            heartbeat.check_now()
             with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
                 task(client, group, first, retains_partitions=False).check_now()
             commit_all(ours, first, 2)
-            beating.check_now()
+            heartbeat.check_now()
 
-        # second phase: one partition is given up, and again `slow` does not come
+        # second rebalance: one partition is revoked, and again `slow` does not rejoin
         wait_until(lambda: ours.shared.members[0].membership.needs_complete, "the assignment is here")
         second = ours.poll(200)
         assert second.retains_partitions and not second.is_stable and len(second.partitions) == 2
         assert second.members[0].generation_id == first.members[0].generation_id + 1
         assert set(second.partitions) < set(first.partitions)
-        with task(client, group, second) as beating:
+        with task(client, group, second) as heartbeat:
             commit_all(ours, second, 3)
             with polling(slow, late):
                 wait_until(lambda: late.view.is_stable and len(late.view.partitions) == 2, "the third owns two", 40)
-                beating.check_now()
+                heartbeat.check_now()
         with polling(slow, late):
             after = settle(ours, 2)
         assert after.partitions == second.partitions
@@ -112,7 +112,7 @@ def test_removed_member_does_not_retain_partitions(client: Cluster, topic: str, 
         admin.remove_members(client, group, [view.members[0].member_id])
         with pytest.raises(GenerationMismatchError, match="UNKNOWN_MEMBER_ID"):
             task(client, group, view).check_now()
-        wait_until(lambda: not ours.view.retains_partitions, "the member hears of it")
+        wait_until(lambda: not ours.view.retains_partitions, "the member is notified")
         slow.close()
 
 
@@ -122,54 +122,55 @@ def test_eager_members_do_not_retain_partitions(client: Cluster, topic: str, gro
         assert ours.poll(POLL_MS).retains_partitions
         other = group_client(client, group, topic)
         other.poll(200)
-        wait_until(lambda: ours.rejoin_needed, "ours hears of the other")
+        wait_until(lambda: ours.rejoin_needed, "the member is notified of the other")
         assert not ours.view.retains_partitions
         other.close()
 
 
 class Coordinator:
-    """Knows one member by one generation."""
+    """Coordinator that accepts one generation."""
 
     def __init__(self, generation_id: int) -> None:
         self.generation_id = generation_id
-        self.asked: list[int] = []
-        self.on_ask: Callable[[], None] = lambda: None
+        self.sent: list[int] = []
+        self.on_send: Callable[[], None] = lambda: None
 
     def call_coordinator(self, group: str, request: Any, timeout_ms: int, **versions: Any) -> Any:
-        self.asked.append(request.generation_id)
-        self.on_ask()
+        self.sent.append(request.generation_id)
+        self.on_send()
         right = request.generation_id == self.generation_id
         return SimpleNamespace(error_code=0 if right else ErrorCode.ILLEGAL_GENERATION)
 
 
-def beat(coordinator: Coordinator, beating: TaskHeartbeat) -> int:
-    coordinator.asked.clear()
-    return beating._heartbeat(1_000)
+def send(coordinator: Coordinator, heartbeat: TaskHeartbeat) -> int:
+    coordinator.sent.clear()
+    return heartbeat.send_heartbeat(1_000)
 
 
 def test_task_that_retains_partitions_follows_the_generation() -> None:
     coordinator: Any = Coordinator(4)
-    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
-    assert beat(coordinator, beating) == 0 and coordinator.asked == [4]
+    heartbeat = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
+    assert send(coordinator, heartbeat) == 0 and coordinator.sent == [4]
     coordinator.generation_id = 6
-    assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5, 6]
-    assert beat(coordinator, beating) == 0 and coordinator.asked == [6]
-    coordinator.generation_id = 4  # a coordinator that was lost before it had written the later ones
-    assert beat(coordinator, beating) == 0 and coordinator.asked == [6, 4]
+    assert send(coordinator, heartbeat) == 0 and coordinator.sent == [4, 5, 6]
+    assert send(coordinator, heartbeat) == 0 and coordinator.sent == [6]
+    coordinator.generation_id = 4  # a coordinator that failed before it appended the later ones
+    assert send(coordinator, heartbeat) == 0 and coordinator.sent == [6, 4]
     coordinator.generation_id = 3
-    assert beat(coordinator, beating) == ErrorCode.ILLEGAL_GENERATION, "never to before the batch was planned"
-    assert 3 not in coordinator.asked and len(coordinator.asked) < 25
+    assert send(coordinator, heartbeat) == ErrorCode.ILLEGAL_GENERATION
+    # generations before that of the batch are not tried
+    assert 3 not in coordinator.sent and len(coordinator.sent) < 25
 
 
 def test_task_follows_the_generation_that_its_other_thread_found() -> None:
     coordinator: Any = Coordinator(5)
-    beating = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
+    heartbeat = TaskHeartbeat(coordinator, group_id="g", member_id="m", generation_id=4, retains_partitions=True)
 
-    def found_by_the_other() -> None:
-        beating._current_id = 5
+    def find_generation_in_other_thread() -> None:
+        heartbeat.accepted_generation_id = 5
 
-    coordinator.on_ask = found_by_the_other
-    assert beat(coordinator, beating) == 0 and coordinator.asked == [4, 5]
+    coordinator.on_send = find_generation_in_other_thread
+    assert send(coordinator, heartbeat) == 0 and coordinator.sent == [4, 5]
 
 
 def test_commit_error_before_the_join_response_does_not_fence() -> None:

@@ -42,10 +42,10 @@ def test_members_of_one_process_join_one_rebalance(client: Cluster, topic: str, 
         assert [m.client_id for m in view.members] == ["app-0", "app-1", "app-2"]
         assert len({m.member_id for m in view.members}) == 3 and not ours.rejoin_needed
 
-        told = admin.describe_groups(client, [group])[group]
-        assert (told.state, told.protocol_type, told.protocol) == ("Stable", "consumer", "range")
-        assert {m.member_id: m.assignment for m in told.members} == {m.member_id: m.partitions for m in view.members}
-        assert {m.client_id for m in told.members} == {"app-0", "app-1", "app-2"}
+        calls = admin.describe_groups(client, [group])[group]
+        assert (calls.state, calls.protocol_type, calls.protocol) == ("Stable", "consumer", "range")
+        assert {m.member_id: m.assignment for m in calls.members} == {m.member_id: m.partitions for m in view.members}
+        assert {m.client_id for m in calls.members} == {"app-0", "app-1", "app-2"}
 
         event = ours.events[-1]
         assert (event.generation_id, event.members) == (view.generation_id, 3)
@@ -102,33 +102,33 @@ def test_every_assignor_shares_all_partitions(
 
 def test_cooperative_members_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 4)
-    told: list[tuple[str, list[TopicPartition]]] = []
+    calls: list[tuple[str, list[TopicPartition]]] = []
 
     class Listener:
         def revoked(self, partitions: Any) -> None:
-            told.append(("revoked", list(partitions)))
+            calls.append(("revoked", list(partitions)))
             ours.commit({tp: OffsetAndMetadata(9) for tp in partitions})
 
         def assigned(self, partitions: Any) -> None:
-            told.append(("assigned", list(partitions)))
+            calls.append(("assigned", list(partitions)))
 
         def lost(self, partitions: Any) -> None:
-            told.append(("lost", list(partitions)))
+            calls.append(("lost", list(partitions)))
 
     settings = GroupSettings(
         group, topics=(topic,), assignors=("cooperative-sticky",), session_timeout_ms=10_000, heartbeat_interval_ms=200
     )
     with GroupClient(client, settings, listener=Listener()) as ours:
         before = ours.poll(POLL_MS)
-        assert told == [("assigned", list(before.partitions))]
+        assert calls == [("assigned", list(before.partitions))]
         other = group_client(client, group, topic, assignors=("cooperative-sticky",))
         with polling(other):
             wait_until(lambda: ours.rejoin_needed, "ours hears of the other")
             after = settle(ours, 2)
             wait_until(lambda: settle(ours) and len(other.view.partitions) == 2, "the other has its half")
-        revoked = [tp for kind, partitions in told if kind == "revoked" for tp in partitions]
+        revoked = [tp for kind, partitions in calls if kind == "revoked" for tp in partitions]
         assert sorted(revoked) == sorted(set(before.partitions) - set(after.partitions))
-        assert not any(kind == "lost" for kind, _ in told)
+        assert not any(kind == "lost" for kind, _ in calls)
         assert {c.offset for c in ours.committed(revoked).values() if c is not None} == {9}
         other.close()
 
@@ -137,18 +137,18 @@ def test_listener_of_an_eager_member_is_called_for_all_partitions(
     client: Cluster, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
-    told: list[str] = []
+    calls: list[str] = []
 
     class Listener:
         def revoked(self, partitions: Any) -> None:
-            told.append(f"revoked {len(partitions)}")
+            calls.append(f"revoked {len(partitions)}")
             ours.commit({tp: OffsetAndMetadata(5) for tp in partitions})
 
         def assigned(self, partitions: Any) -> None:
-            told.append(f"assigned {len(partitions)}")
+            calls.append(f"assigned {len(partitions)}")
 
         def lost(self, partitions: Any) -> None:
-            told.append(f"lost {len(partitions)}")
+            calls.append(f"lost {len(partitions)}")
 
     settings = GroupSettings(group, topics=(topic,), session_timeout_ms=10_000, heartbeat_interval_ms=200)
     with GroupClient(client, settings, listener=Listener()) as ours:
@@ -157,21 +157,21 @@ def test_listener_of_an_eager_member_is_called_for_all_partitions(
         with polling(other):
             settle(ours, 1)
             wait_until(lambda: len(other.view.partitions) == 1, "the other has its half")
-        assert told == ["assigned 2", "revoked 2", "assigned 1"]
+        assert calls == ["assigned 2", "revoked 2", "assigned 1"]
         (mine,) = ours.view.partitions
         assert {o.offset for o in ours.committed([TopicPartition(topic, n) for n in range(2)]).values() if o} == {5}
 
         admin.remove_members(client, group, [ours.view.members[0].member_id])
-        wait_until(lambda: ours.rejoin_needed, "the heartbeat tells")
+        wait_until(lambda: ours.rejoin_needed, "the heartbeat is rejected")
         with polling(other):
             settle(ours, 1)
-        assert told[3:] == ["lost 1", "assigned 1"]
+        assert calls[3:] == ["lost 1", "assigned 1"]
         other.close()
 
 
 def test_removed_member_cannot_commit(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
-    # a heartbeat every ten seconds: the commit hears of it first
+    # a heartbeat every ten seconds: the commit is rejected before a heartbeat
     with group_client(client, group, topic, heartbeat_interval_ms=9_000) as ours:
         view = ours.poll(POLL_MS)
         member_id = view.members[0].member_id
@@ -365,13 +365,13 @@ def test_static_members_need_a_supported_joingroup_version(group: str) -> None:
         row = FindCoordinatorResponse.Coordinator(
             key=group, node_id=1, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None
         )
-        broker._answers["ApiVersions"] = lambda r, v: advertise(
+        broker.responses["ApiVersions"] = lambda r, v: advertise(
             ApiVersions=(0, 3), Metadata=(0, 12), FindCoordinator=(0, 4), JoinGroup=(0, 4)
         )
         nothing = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=-1, topics=[])
-        broker._answers["Metadata"] = lambda r, v: nothing
+        broker.responses["Metadata"] = lambda r, v: nothing
         found = FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
-        broker._answers["FindCoordinator"] = lambda r, v: found
+        broker.responses["FindCoordinator"] = lambda r, v: found
         with open_cluster(str(broker.address)) as client, group_client(
             client, group, "t", group_instance_id="i"
         ) as ours:

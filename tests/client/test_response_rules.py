@@ -46,7 +46,7 @@ def test_join_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     else:
         assert membership.generation == expected_generation(sent, rule.reset)
         assert code.name in membership.rejoin_reason
-    # the owner must hear first of what stops the member, and of what was lost with a reset
+    # the owner gets fatal errors and lost partitions before the member joins again
     stops = rule.reaction in (Reaction.FAIL, Reaction.FENCED) or rule.reset is not Reset.NOTHING
     assert membership.prepare_needed == stops
 
@@ -71,7 +71,7 @@ def test_heartbeat_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     assert membership.generation == expected_generation(sent, rule.reset)
     assert membership.state is (MemberState.STABLE if rule.reset is Reset.NOTHING else MemberState.UNJOINED)
     assert membership.rejoin_needed == (rule.reset is not Reset.NOTHING or rule.reaction is Reaction.REBALANCE)
-    # what is owned is given up in prepare(), in the owner's thread, and not before
+    # owned partitions are released by prepare\(\) only
     assert membership.owned == OWNED
     assert membership.is_fenced == (rule.reset is not Reset.NOTHING)
 
@@ -135,7 +135,7 @@ def test_join_response_of_another_protocol_type_fails() -> None:
 
 def test_join_response_after_a_reset_is_dropped() -> None:
     membership, sent = joining()
-    membership.on_leave("poll time-out")
+    membership.on_leave("poll timeout")
 
     rule = membership.on_join_response(join_response(), sent, 0)
 
@@ -145,7 +145,7 @@ def test_join_response_after_a_reset_is_dropped() -> None:
 
 def test_sync_response_after_a_reset_counts_as_illegal_generation() -> None:
     membership, sent = syncing()
-    membership.on_leave("poll time-out")
+    membership.on_leave("poll timeout")
 
     assert membership.on_sync_response(sync_response(), sent, 0) == SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
     assert not membership.needs_complete

@@ -17,7 +17,7 @@ ONE, OTHER = (encode_assignment(Assignment((partition,))) for partition in (T0, 
 
 
 def returned(answer: Any, **settings: Any) -> Bench:
-    """A member that was given T0 without a round, and met `answer` when it looked for what is nobody's."""
+    """A static member that was assigned T0 without a rebalance; `answer` is the DescribeGroups response."""
     bench = Bench(**(settings or STATIC))
     bench.script.leads, bench.script.assigned = False, (T0,)
     bench.script.once("DescribeGroups", answer)
@@ -33,7 +33,7 @@ def test_unassigned_partitions_request_a_rebalance() -> None:
     assert bench.settle().partitions == (T0, T1)
     first, second = bench.script.of("JoinGroup")[-2:]
     assert (first.member_id, second.member_id) == ("", "m1")
-    assert bench.script.asked().count("DescribeGroups") == 1, "it looks when it returns, and only then"
+    assert bench.script.asked().count("DescribeGroups") == 1, "it looks for unassigned partitions once"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_unassigned_partitions_request_a_rebalance() -> None:
         lambda request: described(ONE, b"\x7f"),
         NetworkError("peer closed"),
     ],
-    ids=["all is somebody's", "in a round", "error", "unreadable", "lost"],
+    ids=["all assigned", "rebalancing", "error", "unreadable", "lost"],
 )
 def test_without_unassigned_partitions_no_rebalance_is_requested(answer: Any) -> None:
     bench = returned(answer)

@@ -27,7 +27,7 @@ U0 = TopicPartition("u", 0)
 
 
 def run_round(membership: Membership, generation_id: int, *assigned: TopicPartition, now_ms: int = 0) -> None:
-    """One round of which the member is told `assigned`."""
+    """Runs one rebalance that assigns `assigned`."""
     membership.prepare(("t", "u"))
     assert isinstance(membership.next_action(now_ms), SendJoinGroup)
     membership.join_request([("range", b"")])

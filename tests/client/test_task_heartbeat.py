@@ -35,9 +35,9 @@ def heartbeat(client: Cluster, group: str, member: MemberView, interval_ms: int 
     )
 
 
-def failure(beating: TaskHeartbeat) -> GenerationMismatchError | None:
+def failure(task_heartbeat: TaskHeartbeat) -> GenerationMismatchError | None:
     try:
-        beating.check()
+        task_heartbeat.check()
     except GenerationMismatchError as error:
         return error
     return None
@@ -47,9 +47,9 @@ def test_heartbeat_of_a_current_member_succeeds(client: Cluster, topic: str, gro
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
-        with heartbeat(client, group, member) as beating:
-            beating.check_now()
-            beating.check()
+        with heartbeat(client, group, member) as task_heartbeat:
+            task_heartbeat.check_now()
+            task_heartbeat.check()
 
 
 def test_error_of_a_removed_member_names_both_generations(
@@ -58,14 +58,14 @@ def test_error_of_a_removed_member_names_both_generations(
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
-        with heartbeat(client, group, member) as beating:
+        with heartbeat(client, group, member) as task_heartbeat:
             admin.remove_members(client, group, [member.member_id])
-            error = wait_until(lambda: failure(beating), "the heartbeat hears of it")
+            error = wait_until(lambda: failure(task_heartbeat), "the heartbeat is rejected")
             assert error is not None
             assert (error.generation_id, error.current_generation) == (1, 2)
             assert group in str(error) and member.member_id in str(error) and "UNKNOWN_MEMBER_ID" in str(error)
             with pytest.raises(GenerationMismatchError):
-                beating.check_now()
+                task_heartbeat.check_now()
 
 
 def test_error_of_an_old_generation_names_the_new_one(
@@ -93,9 +93,9 @@ def test_rebalance_in_progress_does_not_fail_a_task(client: Cluster, topic: str,
         other: GroupClient = group_client(client, group, topic)
         other.poll(200)
         wait_until(lambda: ours.rejoin_needed, "our member hears of the other")
-        with heartbeat(client, group, member) as beating:
-            beating.check_now()
-            beating.check()
+        with heartbeat(client, group, member) as task_heartbeat:
+            task_heartbeat.check_now()
+            task_heartbeat.check()
         other.close()
 
 

@@ -53,7 +53,7 @@ class TaskHeartbeat:
         self._generation_id = generation_id
         self._retains_partitions = retains_partitions
         # the generation of the last heartbeat that the coordinator accepted
-        self._current_id = generation_id
+        self.accepted_generation_id = generation_id
         self._group_instance_id = group_instance_id
         self._interval_ms = heartbeat_interval_ms
         self._stopping = threading.Event()
@@ -101,7 +101,7 @@ class TaskHeartbeat:
         self.check()
         retry = self._cluster.retry()
         while True:
-            code = self._heartbeat(retry.remaining_ms)
+            code = self.send_heartbeat(retry.remaining_ms)
             if code in _ACCEPTED:
                 return
             error = self._error(code)
@@ -112,7 +112,7 @@ class TaskHeartbeat:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                code = self._heartbeat(self._interval_ms)
+                code = self.send_heartbeat(self._interval_ms)
                 if code not in _ACCEPTED:
                     error = self._error(code)
                     if self._is_fenced:
@@ -126,9 +126,10 @@ class TaskHeartbeat:
                 return
             self._stopping.wait(self._interval_ms / 1000)
 
-    def _heartbeat(self, timeout_ms: int) -> int:
+    def send_heartbeat(self, timeout_ms: int) -> int:
+        """Sends a heartbeat and returns the error code, after trying later generations if the task accepts them."""
         # read once: both this thread and check_now may advance it
-        tried = self._current_id
+        tried = self.accepted_generation_id
         code = self._send(tried, timeout_ms)
         if code != ErrorCode.ILLEGAL_GENERATION or not self._retains_partitions:
             return code
@@ -138,7 +139,7 @@ class TaskHeartbeat:
                 continue
             code = self._send(generation_id, timeout_ms)
             if code != ErrorCode.ILLEGAL_GENERATION:
-                self._current_id = generation_id
+                self.accepted_generation_id = generation_id
                 break
         return code
 
