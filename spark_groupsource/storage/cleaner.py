@@ -1,16 +1,16 @@
-"""Compaction: of each key only the latest record stays, and a tombstone no longer than it is needed.
+"""Log cleaner: compaction of the log that needs it most, in small slices on the broker's event loop.
 
-One pass over one log: the newest offset of every key in its new part is learnt, then the closed segments are written
-again without what is superseded, and swapped in. It is done in small slices between requests, so nobody waits for it.
-Offsets do not change; the last batch of each idempotent producer stays, if need be without records, and so does the
-end of what was cleaned, so that a reader comes past it.
+One pass over one log builds a map from each key of the uncompacted part to its last offset, then rewrites the segments
+below the active one without superseded records and replaces them. Offsets do not change. These batches are retained,
+if necessary without records: the last batch of each idempotent producer, and the last batch of the compacted part, so
+that a consumer gets past it.
 
-What a transaction has written counts when it has ended, so nothing behind the first open one is cleaned; aborted
-records go, and markers that have nothing more to end as tombstones do. Bytes that are no records stay as they are, and
-supersede nothing.
+Compaction ends at the last stable offset. Aborted records are removed; tombstones and transaction markers are removed
+`delete.retention.ms` after the pass that could first have removed them. Batches whose records cannot be decoded are
+retained and supersede nothing.
 
-Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (lag), KIP-354 (longest lag), KIP-534
-(tombstones).
+Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (min lag), KIP-354 (max lag), KIP-534
+(tombstones and markers).
 """
 
 from __future__ import annotations
@@ -34,42 +34,45 @@ from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, Sto
 from spark_groupsource.storage.segment_swap import CleanedSegment
 from spark_groupsource.timers import Timers
 
-# how long requests may wait for a slice, and how long they have before the next
+# longest time that a slice delays requests, and the time between two slices
 _SLICE_MS = 5
 _PAUSE_MS = 5
-_PAUSE_AFTER_FAILURE_MS = 300_000
-# about 100 bytes each; what does not fit is left to the next pass
-_MOST_KEYS = 1_000_000
-_LONGEST_KEY_KEPT = 32
-_LARGEST_RELATIVE_OFFSET = 2**31 - 1
+_RETRY_BACKOFF_MS = 300_000
+# about 100 bytes each; the next pass compacts the rest
+_MAX_KEYS = 1_000_000
+_MAX_PLAIN_KEY_BYTES = 32
+_MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
 class OffsetMap:
-    """Key -> the newest offset seen. Long keys stand as a digest of 128 bits."""
+    """Key -> last offset. Long keys are stored as a digest of 128 bits.
 
-    def __init__(self, most_keys: int = _MOST_KEYS) -> None:
-        self._most_keys = most_keys
+    Source: Kafka `SkimpyOffsetMap`.
+    """
+
+    def __init__(self, max_keys: int = _MAX_KEYS) -> None:
+        self._max_keys = max_keys
         self._offsets: dict[bytes, int] = {}
 
     @property
     def is_full(self) -> bool:
-        return len(self._offsets) >= self._most_keys
+        return len(self._offsets) >= self._max_keys
 
     def put(self, key: bytes, offset: int) -> None:
-        self._offsets[_short(key)] = offset
+        self._offsets[_digest(key)] = offset
 
     def get(self, key: bytes) -> int:
-        """-1 for a key that was not seen."""
-        return self._offsets.get(_short(key), -1)
+        """The last offset of a key, -1 without one."""
+        return self._offsets.get(_digest(key), -1)
 
 
-def _short(key: bytes) -> bytes:
-    # as Kafka has it: two keys of one digest among a million would take 10**26 such logs
-    return key if len(key) <= _LONGEST_KEY_KEPT else b"#" * 17 + hashlib.blake2b(key, digest_size=16).digest()
+def _digest(key: bytes) -> bytes:
+    # as in Kafka, digests stand for keys: among a million keys a collision has a probability of 10**-27
+    return key if len(key) <= _MAX_PLAIN_KEY_BYTES else b"#" * 17 + hashlib.blake2b(key, digest_size=16).digest()
 
 
 class LogToClean(NamedTuple):
-    """A log that has something to clean: its closed segments, from which offset they are new, how much of it is."""
+    """A log with uncompacted records: the segments of a pass, and the ratio of bytes from `first_dirty_offset` on."""
 
     segments: tuple[LogSegment, ...]
     first_dirty_offset: int
@@ -84,9 +87,9 @@ class LogToClean(NamedTuple):
 def log_to_clean(
     log: PartitionLog, cleaned_offset: int, timestamp_ms: int, last_stable_offset: int | None = None
 ) -> LogToClean | None:
-    """What can be cleaned of a log that is clean up to `cleaned_offset`; None when there is nothing new.
+    """The part of a log that can be compacted, which is compacted up to `cleaned_offset`; None without one.
 
-    The active segment is never cleaned, nor is what is younger than the topic's ``min.compaction.lag.ms`` or not below
+    The active segment is never compacted, nor records that are younger than `min.compaction.lag.ms` or not below
     `last_stable_offset`.
     """
     if not log.config.is_compacted or log.corrupt_range is not None:
@@ -110,23 +113,23 @@ def log_to_clean(
     return LogToClean(tuple(segments), first_dirty, ratio, is_overdue)
 
 
-def groups(segments: Sequence[LogSegment], segment_bytes: int) -> list[list[LogSegment]]:
-    """Neighbours that fit in one segment together."""
-    found: list[list[LogSegment]] = []
+def group_segments_by_size(segments: Sequence[LogSegment], segment_bytes: int) -> list[list[LogSegment]]:
+    """Groups of adjacent segments that fit in one segment."""
+    groups: list[list[LogSegment]] = []
     size = 0
     for segment in segments:
-        fits = found and size + segment.size <= segment_bytes
-        if fits and segment.next_offset - 1 - found[-1][0].base_offset <= _LARGEST_RELATIVE_OFFSET:
-            found[-1].append(segment)
+        fits = groups and size + segment.size <= segment_bytes
+        if fits and segment.next_offset - 1 - groups[-1][0].base_offset <= _MAX_RELATIVE_OFFSET:
+            groups[-1].append(segment)
             size += segment.size
         else:
-            found.append([segment])
+            groups.append([segment])
             size = segment.size
-    return found
+    return groups
 
 
 class Cleaner:
-    """One pass over one log. `run` is resumed until it ends; each time it has done a little, or waits and says True."""
+    """One pass over one log, as a generator: each step is short, and yields True when it waits for the disk."""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class Cleaner:
         data: DataDirectory,
         files: FileCache,
         timestamp_ms: int,
-        most_keys: int = _MOST_KEYS,
+        max_keys: int = _MAX_KEYS,
     ) -> None:
         self.partition = partition
         self._log = partition.log
@@ -143,34 +146,34 @@ class Cleaner:
         self._data = data
         self._files = files
         self._timestamp_ms = timestamp_ms
-        self._latest = OffsetMap(most_keys)
+        self._latest = OffsetMap(max_keys)
         self._map_end = task.first_dirty_offset
         self._last_offsets: Mapping[int, int] = partition.last_data_offsets()
         self._aborted = partition.transaction_index.overlapping(0, task.end_offset)
         self._transactions = CleanedTransactionMetadata(self._aborted)
 
     def run(self) -> Generator[bool, None, None]:
-        """Cleans the log.
+        """Compacts the log.
 
-        Raises: StorageError, InvalidBatchError: the log is as it was, or in part cleaned.
+        Raises: StorageError, InvalidBatchError: the log is unchanged or partly compacted.
         """
         topic_partition = self._log.topic_partition
-        yield from self._learn()
+        yield from self._build_offset_map()
         if topic_partition not in self._data.cleaner_offsets:
-            # before the first gap: a log that is not named there must have none
+            # before the first gap: a log without a cleaner offset must have no gaps
             self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
             self._log.has_gaps = True
-        for group in groups(self._task.segments, self._log.config.segment_bytes):
-            yield from self._clean(group)
+        for group in group_segments_by_size(self._task.segments, self._log.config.segment_bytes):
+            yield from self._clean_segments(group)
         self._data.set_cleaner_offset(topic_partition, self._map_end)
 
     @property
     def is_obsolete(self) -> bool:
-        """True when the log lost segments, or itself, while they were looked at."""
+        """Whether segments of the pass, or the partition, were deleted meanwhile."""
         segments = self._log.segments
         return bool(self.partition.offline_reason) or segments[0].base_offset > self._task.segments[0].base_offset
 
-    def _learn(self) -> Generator[bool, None, None]:
+    def _build_offset_map(self) -> Generator[bool, None, None]:
         start = self._task.first_dirty_offset
         transactions = CleanedTransactionMetadata([row for row in self._aborted if row.last_offset >= start])
         for segment in self._task.segments:
@@ -183,23 +186,23 @@ class Cleaner:
                 if self._latest.is_full:
                     return
                 if not header.is_control and not transactions.is_aborted(header):
-                    self._learn_batch(stored, start)
+                    self._add_keys(stored, start)
                 elif header.is_control:
                     transactions.should_retain_marker(stored.buffer, header)
                 self._map_end = header.next_offset
                 yield False
             self._map_end = segment.next_offset
 
-    def _learn_batch(self, stored: StoredBatch, start: int) -> None:
+    def _add_keys(self, stored: StoredBatch, start: int) -> None:
         try:
             _, records = keyed_records(stored.buffer, stored.header)
         except CorruptRecordError:
-            return  # its checksum holds: a producer sent it so, and it stays so
+            return  # its checksum is valid: the producer sent it so, and it is retained
         for record in records:
             if record.key is not None and record.offset >= start:
                 self._latest.put(record.key, record.offset)
 
-    def _clean(self, group: Sequence[LogSegment]) -> Generator[bool, None, None]:
+    def _clean_segments(self, group: Sequence[LogSegment]) -> Generator[bool, None, None]:
         interval = self._log.config.index_interval_bytes
         end = group[-1].next_offset
         base = group[0].base_offset
@@ -228,30 +231,30 @@ class Cleaner:
             try:
                 self._log.replace_segments(group, cleaned)
                 self.partition.transaction_index.replace(base, end, rows)
-            except Exception as error:  # half done, whatever it was: only a start finds out how far
+            except Exception as error:  # the replacement may be half done, and only a start can complete it
                 self.partition.mark_offline(error)
                 raise
         finally:
             cleaned.close()
             if not self.partition.offline_reason:
-                cleaned.discard()  # after a swap there is nothing left of it
+                cleaned.discard()  # without effect after the replacement
 
     def _retained(self, stored: StoredBatch) -> bytes | None:
-        """What stays of a batch, empty when nothing does; None when it stays as it is."""
+        """The retained part of a batch: None if it is unchanged, empty if nothing is retained."""
         header = stored.header
         if header.is_control:
             return self._retained_marker(stored)
         aborted = self._transactions.is_aborted(header)
         is_last = self._last_offsets.get(header.producer_id) == header.last_offset
-        needed = is_last or header.next_offset == self._task.end_offset
+        must_retain = is_last or header.next_offset == self._task.end_offset
         if not header.record_count:
-            return None if needed else b""
+            return None if must_retain else b""
         try:
             payload, records = keyed_records(stored.buffer, header)
         except CorruptRecordError:
             return None
         if aborted:
-            return retain_records(header, payload, []) if needed else b""
+            return retain_records(header, payload, []) if must_retain else b""
         horizon = delete_horizon_ms(header)
         past_horizon = horizon is not None and horizon <= self._timestamp_ms
         kept = [
@@ -269,10 +272,10 @@ class Cleaner:
             new_horizon = self._new_horizon_ms()
         if len(kept) == len(records) and new_horizon is None:
             return None
-        return retain_records(header, payload, kept, new_horizon) if kept or needed else b""
+        return retain_records(header, payload, kept, new_horizon) if kept or must_retain else b""
 
     def _retained_marker(self, stored: StoredBatch) -> bytes | None:
-        """Like `_retained` for a control batch."""
+        """`_retained` for a control batch."""
         header = stored.header
         at_end = header.next_offset == self._task.end_offset
         try:
@@ -295,7 +298,7 @@ class Cleaner:
 
 
 class LogCleaner:
-    """Finds the log that needs cleaning most and cleans it, again and again. The one caller is the broker's loop."""
+    """Compacts logs one after another, the one with the highest dirty ratio first."""
 
     def __init__(
         self,
@@ -319,17 +322,17 @@ class LogCleaner:
         self.completed_passes = 0
 
     def start(self) -> None:
-        """Has logs looked for after the usual pause."""
+        """Schedules the next pass after `log.cleaner.backoff.ms`."""
         self._start_timer.set(self._clock.now_ms() + self.backoff_ms)
 
     def stop(self) -> None:
-        """Gives up the pass in progress; what it has swapped in stays."""
-        self._drop()
+        """Stops the current pass; segments that it has replaced stay replaced."""
+        self._stop_pass()
         self._start_timer.cancel()
         self._resume_timer.cancel()
 
     def start_next_pass(self) -> None:
-        """Begins to clean the log that needs it most, if one does."""
+        """Starts a pass over the log with the highest dirty ratio, if one needs compaction."""
         now_ms, timestamp_ms = self._clock.now_ms(), self._clock.timestamp_ms()
         found: list[tuple[float, Partition, LogToClean]] = []
         for partition in self._partitions:
@@ -340,7 +343,7 @@ class LogCleaner:
                 cleaned_offset = self._data.cleaner_offsets.get(topic_partition, 0)
                 task = log_to_clean(partition.log, cleaned_offset, timestamp_ms, partition.last_stable_offset)
             except StorageError as error:
-                self._failed(partition, error)
+                self._on_failure(partition, error)
                 continue
             if task and (task.is_overdue or task.dirty_ratio > partition.log.config.min_cleanable_dirty_ratio):
                 found.append((task.dirty_ratio, partition, task))
@@ -353,7 +356,7 @@ class LogCleaner:
         self._resume_timer.set(now_ms)
 
     def resume_pass(self) -> None:
-        """Goes on with the pass for a few milliseconds."""
+        """Continues the pass for a few milliseconds."""
         if self._pass is None or self._run is None:
             return
         until_ms = self._clock.now_ms() + _SLICE_MS
@@ -366,22 +369,25 @@ class LogCleaner:
         except StopIteration:
             self.completed_passes += 1
         except InvalidBatchError as error:
-            self._failed(self._pass.partition, StorageError(error.reason))
+            self._on_failure(self._pass.partition, StorageError(error.reason))
         except StorageError as error:
-            self._failed(self._pass.partition, error)
-        except Exception:  # a bug, which the caller reports: other logs are cleaned on
-            self._failed(self._pass.partition, StorageError("Cleaning failed: unexpected error, see the broker log."))
-            self._drop()
+            self._on_failure(self._pass.partition, error)
+        except Exception:  # the caller reports it; other logs are still compacted
+            unexpected = StorageError("Cleaning failed: unexpected error, see the broker log.")
+            self._on_failure(self._pass.partition, unexpected)
+            self._stop_pass()
             self.start()
             raise
-        self._drop()
+        self._stop_pass()
         self._start_timer.set(self._clock.now_ms())
 
-    def _drop(self) -> None:
+    def _stop_pass(self) -> None:
         run, self._run, self._pass = self._run, None, None
         if run is not None:
             run.close()
 
-    def _failed(self, partition: Partition, error: StorageError) -> None:
-        self._report(f"{partition.topic_partition} cannot be compacted, it is served as it is: {error}")
-        self._not_before[partition.topic_partition] = self._clock.now_ms() + _PAUSE_AFTER_FAILURE_MS
+    def _on_failure(self, partition: Partition, error: StorageError) -> None:
+        self._report(
+            f"[partition={partition.topic_partition}] Compaction failed, retrying in {_RETRY_BACKOFF_MS} ms: {error}"
+        )
+        self._not_before[partition.topic_partition] = self._clock.now_ms() + _RETRY_BACKOFF_MS

@@ -1,6 +1,8 @@
-"""The topics and partitions of one broker: created, found by name or id, opened, deleted.
+"""Topics and partitions of one broker: create, find, open, alter, delete.
 
-Knows storage and logs; knows no request. What a client did wrong is raised as `ApiError`, with the code to answer.
+Errors that a client caused are raised as `ApiError`.
+
+Source: Kafka `LogManager`, `ReplicationControlManager`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class LogManager:
-    """Every partition of this broker. The one caller is the broker's loop."""
+    """Every partition of this broker. Called by the broker's event loop only."""
 
     def __init__(self, data: DataDirectory, topic_defaults: TopicConfig, report: Reporter) -> None:
         self._data = data
@@ -34,7 +36,7 @@ class LogManager:
         self._names: dict[uuid.UUID, str] = {}
 
     def open_all(self) -> None:
-        """Opens the log of every partition of the catalogue."""
+        """Opens the log of every partition of the catalog."""
         for entry in self._data.topics.values():
             self._names[entry.topic_id] = entry.name
             for topic_partition in entry.partitions:
@@ -42,48 +44,57 @@ class LogManager:
                 partition.open(self._data.recovery_point(topic_partition))
 
     def close_all(self) -> Mapping[TopicPartition, int]:
-        """Closes every log; returns the log ends of those that closed well."""
-        ends = {}
+        """Closes every log; returns the log end offsets of those that closed without error."""
+        end_offsets = {}
         for topic_partition, partition in self._partitions.items():
             try:
                 partition.close()
                 if not partition.offline_reason:
-                    ends[topic_partition] = partition.log.log_end_offset
+                    end_offsets[topic_partition] = partition.log.log_end_offset
             except StorageError as error:
-                self._report(f"{topic_partition} was not closed cleanly: {error}")
+                self._report(f"[partition={topic_partition}] The log was not closed cleanly: {error}")
         self.files.close()
-        return ends
+        return end_offsets
 
-    # --- look-up ---
+    # --- lookup ---
 
     @property
     def topics(self) -> Mapping[str, TopicEntry]:
         return self._data.topics
 
     def topic_name(self, topic_id: uuid.UUID) -> str:
-        """Raises: ApiError for an id that no topic has."""
+        """The name of a topic id.
+
+        Raises: ApiError for an unknown id.
+        """
         name = self._names.get(topic_id)
         if name is None:
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic_id}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"Unknown topic id {topic_id}.")
         return name
 
     def topic(self, name: str) -> TopicEntry:
-        """Raises: ApiError for a topic that does not exist."""
+        """The catalog entry of a topic.
+
+        Raises: ApiError for an unknown topic.
+        """
         entry = self._data.topics.get(name)
         if entry is None:
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unknown topic {name}.")
         return entry
 
     def partition(self, name: str, number: int) -> Partition:
-        """Raises: ApiError for one that does not exist or is offline."""
+        """An online partition.
+
+        Raises: ApiError for an unknown partition and for one that is offline.
+        """
         partition = self._partitions.get(TopicPartition(name, number))
         if partition is None:
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {number} of a topic {name}")
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unknown partition {number} of topic {name}.")
         partition.check_online()
         return partition
 
     def offline_reason(self, topic_partition: TopicPartition) -> str:
-        """Why a partition cannot be used, empty when it can."""
+        """Why a partition is offline, empty when it is online."""
         return self._partitions[topic_partition].offline_reason
 
     def __iter__(self) -> Iterator[Partition]:
@@ -95,32 +106,34 @@ class LogManager:
     # --- topics ---
 
     def check_name(self, name: str) -> None:
-        """Raises: ApiError for a name that no topic can have."""
+        """Raises: ApiError for an illegal topic name."""
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
-            text = f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - are allowed, . and .. are not"
+            text = f"Topic name {name!r} is illegal. Use 1 to 249 characters of a-z A-Z 0-9 . _ -, not . or .. alone."
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
 
     def check_new_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicConfig:
-        """The configuration a new topic would have.
+        """Validates a new topic and returns its configuration, without creating it.
 
         Raises: ApiError.
         """
         self.check_name(name)
         if name in self._data.topics:
-            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} already exists")
-        # metric names have _ for both, so Kafka takes no two topics that differ in this alone
-        twin = next((other for other in self._data.topics if other.replace(".", "_") == name.replace(".", "_")), None)
-        if twin is not None:
-            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name} collides with topic {twin}")
+            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name} already exists.")
+        # Kafka's metric names replace . by _, so it rejects names that differ in nothing else
+        metric_name = name.replace(".", "_")
+        other = next((other for other in self._data.topics if other.replace(".", "_") == metric_name), None)
+        if other is not None:
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic {name} collides with existing topic {other}.")
         if not 1 <= partition_count <= 100_000:
-            raise ApiError(ErrorCode.INVALID_PARTITIONS, f"a topic has 1 to 100000 partitions, not {partition_count}")
+            text = f"A topic must have 1 to 100000 partitions, got {partition_count}."
+            raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
         try:
             return topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
-        """Makes a topic; durable when this returns.
+        """Creates a topic; durable on return.
 
         Raises: ApiError.
         """
@@ -132,7 +145,7 @@ class LogManager:
         return entry
 
     def add_partitions(self, name: str, partition_count: int) -> None:
-        """Raises the number of partitions of a topic.
+        """Adds partitions to a topic, up to `partition_count`; durable on return.
 
         Raises: ApiError.
         """
@@ -142,7 +155,7 @@ class LogManager:
         )
 
     def alter_topic(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
-        """Gives a topic other settings, which hold at once; durable when this returns.
+        """Replaces the settings of a topic, which apply at once; durable on return.
 
         Raises: ApiError.
         """
@@ -152,7 +165,7 @@ class LogManager:
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
         if name in INTERNAL_TOPICS and config.cleanup_policy != ("compact",):
-            text = f"{name} holds the latest of every group or transaction; its cleanup.policy stays compact"
+            text = f"cleanup.policy of internal topic {name} must be compact."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if validate_only:
             return
@@ -172,35 +185,35 @@ class LogManager:
                     self._partitions[topic_partition].log.config = self.config_of(entry)
 
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
-        """Removes a topic and its files; returns the partitions that are gone.
+        """Deletes a topic and its files; returns its partitions.
 
         Raises: ApiError.
         """
         entry = self.topic(name)
-        doomed = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
+        deleted = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
         del self._names[entry.topic_id]
 
         def remove_files() -> None:
-            for partition in doomed:
-                partition.offline_reason = f"topic {name} was deleted"
+            for partition in deleted:
+                partition.offline_reason = f"Topic {name} was deleted."
                 partition.log.delete()
 
         try:
             self._data.remove_topic(name, remove_files)
         except (StorageError, OSError) as error:
-            # the catalogue knows that it is to be removed, and the next start does so
-            self._report(f"files of the deleted topic {name} remain until the next start: {error}")
+            # the catalog lists the directories, and the next start removes them
+            self._report(f"[topic={name}] Files of the deleted topic remain until the next start: {error}")
         return entry.partitions
 
     def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
-        """Moves a log start; durable when this returns. Returns the log start.
+        """Raises the log start offset to `before_offset` (-1: high watermark) and returns it; durable on return.
 
         Raises: ApiError.
         """
         log = self.partition(*topic_partition).log
         offset = log.log_end_offset if before_offset == -1 else before_offset
         if not 0 <= offset <= log.log_end_offset:
-            text = f"{topic_partition} ends at offset {log.log_end_offset}; records up to {offset} cannot be deleted"
+            text = f"Offset {offset} of {topic_partition} is out of range: the log end offset is {log.log_end_offset}."
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if offset > log.log_start_offset:
             try:
@@ -211,7 +224,7 @@ class LogManager:
         return log.log_start_offset
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
-        """A topic's configuration over the broker's defaults."""
+        """The configuration of a topic: its settings over the broker's defaults."""
         return topic_config(entry.settings, self._topic_defaults)
 
     def _create_partitions(self, entry: TopicEntry, first: int) -> None:
@@ -223,7 +236,7 @@ class LogManager:
         except StorageError as error:
             for topic_partition in new:
                 self._partitions.pop(topic_partition, None)
-            self._report(f"topic {entry.name} was not created: {error}")
+            self._report(f"[topic={entry.name}] Partitions were not created: {error}")
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
     def _new_partition(self, entry: TopicEntry, topic_partition: TopicPartition) -> Partition:

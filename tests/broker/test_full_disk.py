@@ -39,7 +39,7 @@ def test_a_file_at_its_size_limit_rejects_only_its_own_records(tmp_path):
         assert metadata(connection, "full").topics[0].error_code == 0
         assert fetched_values(fetch(connection, "full", 0)) == stored
         resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        assert produce(connection, "full", small).base_offset == len(stored)  # there is room again
+        assert produce(connection, "full", small).base_offset == len(stored)  # the limit is removed
         broker.kill()
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert fetched_values(fetch(connection, "full", 0)) == [*stored, b"y"]
@@ -57,7 +57,7 @@ def test_an_unwritable_directory_rejects_new_topics_and_serves_existing_ones(tmp
         monkeypatch.setattr(files_module.os, "replace", refuse)
         refused = create_topic(connection, "new")
         assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert "Read-only file system; check space and permissions" in refused.error_message
+        assert "Read-only file system. Check space and permissions" in refused.error_message
         assert metadata(connection, "new").topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert fetched_values(fetch(connection, "t", 0)) == [b"a"]
         monkeypatch.undo()
@@ -68,8 +68,8 @@ def test_an_unwritable_directory_is_an_error_at_start(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("spark_groupsource.storage.data_directory.os.open", refuse)
-    with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system; check permissions"):
+    monkeypatch.setattr("spark_groupsource.storage.ownership.os.open", refuse)
+    with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system. Check permissions"):
         EmbeddedBroker(tmp_path).start()
 
 
@@ -78,17 +78,17 @@ def test_compaction_on_a_full_disk_is_reported_and_retried(tmp_path, monkeypatch
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
 
         def full(self, batch, header):
-            raise StorageError("no space left; free space or repair the disk")
+            raise StorageError("No space left on device.")
 
         monkeypatch.setattr(swap_module.CleanedSegment, "append", full)
         create_topic(connection, "t", cleanup_policy="compact", segment_bytes="1024")
         for number in range(30):
             record = encode_batch([Record(b"k%d" % number, b"x" * 100, 1)])
             assert produce(connection, "t", record).error_code == 0
-        wait_until(lambda: any("t-0 cannot be compacted" in line for line in broker.reports), "the report")
+        wait_until(lambda: any("[partition=t-0] Compaction failed" in line for line in broker.reports), "the report")
         assert len(fetched_values(fetch(connection, "t", 0))) > 0
         assert produce(connection, "t", encode_batch([Record(b"k", b"v", 1)])).error_code == 0
-        assert len([line for line in broker.reports if "cannot be compacted" in line]) == 1
+        assert len([line for line in broker.reports if "Compaction failed" in line]) == 1
         assert not list(tmp_path.glob("t-0/*.cleaned"))
 
 
@@ -150,7 +150,7 @@ def test_a_full_disk_rejects_records_and_recovers(tmp_path, monkeypatch):
         monkeypatch.setattr(segment_module, "write_exactly", half)
         response = produce(connection, "t", batch(b"b"))
         assert response.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert "No space left on device; free space" in response.error_message
+        assert "No space left on device. Free space" in response.error_message
         assert metadata(connection, "t").topics[0].error_code == 0
         monkeypatch.undo()
         assert produce(connection, "t", batch(b"c")).base_offset == 1

@@ -1,4 +1,4 @@
-"""The data directory: its lock, its catalogue, and what a crash between two steps leaves."""
+"""Data directory: lock, catalog, checkpoints, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def opened(path) -> DataDirectory:
     return data
 
 
-def test_topics_ids_and_log_starts_are_kept(tmp_path):
+def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     data = opened(tmp_path)
     entry = TopicEntry("t", uuid.uuid4(), 3, {"retention.ms": "5"})
     data.put_topic(entry)
@@ -35,7 +35,7 @@ def test_topics_ids_and_log_starts_are_kept(tmp_path):
     data.close(None)
 
 
-def test_the_log_starts_are_kept_in_kafkas_format(tmp_path):
+def test_log_start_checkpoint_has_kafkas_format(tmp_path):
     data = opened(tmp_path)
     data.set_log_start_offset(TopicPartition("t", 1), 42)
     data.set_log_start_offset(TopicPartition("a", 0), 1)
@@ -43,7 +43,7 @@ def test_the_log_starts_are_kept_in_kafkas_format(tmp_path):
     assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n2\na 0 1\nt 1 42\n"
 
 
-def test_one_broker_at_a_time(tmp_path):
+def test_a_locked_directory_is_rejected(tmp_path):
     first = opened(tmp_path)
     with pytest.raises(StorageError, match="is in use by another broker"):
         opened(tmp_path)
@@ -51,20 +51,20 @@ def test_one_broker_at_a_time(tmp_path):
     opened(tmp_path).close(None)
 
 
-def test_another_node_is_refused(tmp_path):
+def test_a_directory_of_another_node_is_rejected(tmp_path):
     opened(tmp_path).close({})
     with pytest.raises(StorageError, match="belongs to node 1, this broker is node 2. Set node.id"):
         DataDirectory(tmp_path).open(2)
     opened(tmp_path).close({})  # and the lock is free again
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used: .*. Choose another"):
         opened(tmp_path / "file" / "data")
 
 
-def test_a_crash_while_a_topic_is_deleted_is_made_good(tmp_path):
+def test_open_completes_an_interrupted_topic_deletion(tmp_path):
     data = opened(tmp_path)
     data.put_topic(TopicEntry("t", uuid.uuid4(), 2))
     for number in range(2):
@@ -82,7 +82,7 @@ def test_a_crash_while_a_topic_is_deleted_is_made_good(tmp_path):
     data.close(None)
 
 
-def test_a_damaged_note_of_a_clean_stop_counts_as_a_crash(tmp_path):
+def test_a_corrupt_clean_shutdown_file_counts_as_unclean_shutdown(tmp_path):
     opened(tmp_path).close({TopicPartition("t", 0): 7})
     (tmp_path / "clean-shutdown.json").write_bytes(b"\0")
     data = opened(tmp_path)

@@ -1,4 +1,4 @@
-"""What is read out of a Kafka broker's directory, on directories made by hand; real ones are in the matrix."""
+"""Adoption of Kafka directories built by hand; tests/matrix adopts real ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def removed(name: str) -> bytes:
 BEGIN, END, ABORT = b"\1\x17\0\0", b"\1\x18\0\0", b"\1\x19\0\0"
 
 
-def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: KafkaDirectory) -> None:
+def test_topics_settings_and_producer_ids_are_read_from_the_metadata_log(directory: KafkaDirectory) -> None:
     directory.partition("t", 0)
     directory.partition("t", 1)
     directory.partition("u", 0)
@@ -103,7 +103,7 @@ def test_topics_settings_and_producer_ids_come_from_the_metadata_log(directory: 
     again.close(None)
 
 
-def test_a_snapshot_stands_for_the_log_before_it(directory: KafkaDirectory) -> None:
+def test_metadata_log_is_replayed_from_the_newest_snapshot(directory: KafkaDirectory) -> None:
     directory.partition("t", 0)
     directory.partition("u", 0)
     directory.metadata(*topic("gone", 0))
@@ -114,7 +114,7 @@ def test_a_snapshot_stands_for_the_log_before_it(directory: KafkaDirectory) -> N
     assert set(directory.open().topics) == {"t", "u"}
 
 
-def test_without_a_metadata_log_the_partitions_tell(directory: KafkaDirectory) -> None:
+def test_topics_are_read_from_partition_directories_without_metadata_log(directory: KafkaDirectory) -> None:
     directory.partition("t", 0)
     (directory.partition("t", 1) / "partition.metadata").unlink()
     directory.partition("__consumer_offsets", 0)
@@ -124,7 +124,7 @@ def test_without_a_metadata_log_the_partitions_tell(directory: KafkaDirectory) -
     assert "get the default settings" in directory.reports[0]
 
 
-def test_what_is_being_deleted_and_what_belongs_to_nothing_stays_out(directory: KafkaDirectory) -> None:
+def test_deleted_and_stray_partition_directories_are_ignored(directory: KafkaDirectory) -> None:
     directory.partition("t", 0)
     stray = directory.partition("u", 0)
     directory.partition("gone", 0).rename(directory.path / f"gone-0.{'0' * 32}-delete")
@@ -148,7 +148,7 @@ def batch(base_offset: int, *deltas: int, **options: int) -> bytes:
         ((), False),
     ],
 )
-def test_begin_gaps_epochs_and_producers_come_from_the_logs(
+def test_log_start_gaps_epochs_and_producer_ids_are_read_from_the_logs(
     directory: KafkaDirectory, batches: tuple[bytes, ...], gaps: bool
 ) -> None:
     directory.partition("t", 0, *batches, base=5)
@@ -164,7 +164,7 @@ def test_begin_gaps_epochs_and_producers_come_from_the_logs(
     assert leaders.leader(place).epoch > 6
 
 
-def test_what_compaction_had_noted_is_kept(directory: KafkaDirectory) -> None:
+def test_kafkas_checkpoints_are_kept(directory: KafkaDirectory) -> None:
     directory.partition("t", 0, batch(0, 0), batch(4, 0))
     directory.partition("u", 0)
     (directory.path / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 4\n")
@@ -178,7 +178,7 @@ Harm = Callable[[KafkaDirectory], object]
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "reason"),
     [
         (lambda d: d.partition("u", 1), "lacks partitions 0 of topic u"),
         (lambda d: d.metadata(*topic("t", 0), *topic("u", 0, 1)), "lacks partitions 0, 1 of topic u"),
@@ -189,17 +189,19 @@ Harm = Callable[[KafkaDirectory], object]
         (lambda d: (d.path / "cleaner-offset-checkpoint").write_text("0\n1\nx\n"), "checkpoint is corrupt"),
     ],
 )
-def test_what_cannot_be_taken_over_is_named_and_left(directory: KafkaDirectory, harm: Harm, told: str) -> None:
+def test_an_incomplete_or_corrupt_directory_is_rejected_and_unchanged(
+    directory: KafkaDirectory, harm: Harm, reason: str
+) -> None:
     directory.partition("t", 0)
     harm(directory)
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=reason):
         directory.open()
     (directory.path / ".lock").unlink()
     assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
 
 
-def test_reading_changes_nothing(directory: KafkaDirectory) -> None:
+def test_reading_a_kafka_directory_changes_no_file(directory: KafkaDirectory) -> None:
     directory.partition("t", 0, batch(0, 0))
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
     found = read_kafka_directory(directory.path, {}, {}, directory.reports.append)

@@ -1,4 +1,4 @@
-"""Compaction: what stays, what goes, what a crash in any step leaves, and that nobody is kept waiting."""
+"""Compaction: retained and removed records, transactions, crashes in every step."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def fill(store: Store, seed: int, batches: int = 80, keys: int = 12, tombstones:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_each_key_the_latest_stays_and_offsets_do_not_change(tmp_path, seed):
+def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path, seed):
     store = Store(tmp_path)
     written = fill(store, seed)
     size, active = store.log.size_bytes, store.log.segments[-1].base_offset
@@ -126,7 +126,7 @@ def test_of_each_key_the_latest_stays_and_offsets_do_not_change(tmp_path, seed):
     assert store.contents() == compacted(written, active)
 
 
-def test_tombstones_go_when_their_time_is_over(tmp_path):
+def test_tombstones_are_removed_after_delete_retention(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"), (b"b", b"1"))
     store.append((b"a", None))
@@ -143,7 +143,7 @@ def test_tombstones_go_when_their_time_is_over(tmp_path):
     assert [key for _, key, _ in store.contents()] == [b"b", b"c", b"d0", b"d1"]
 
 
-def test_what_is_young_is_left_alone(tmp_path):
+def test_records_younger_than_min_compaction_lag_are_retained(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), min_compaction_lag_ms=1_000))
     for stamp in (1_000, 2_000, 3_000):
         store.append((b"k", b"%d" % stamp), timestamp_ms=stamp)
@@ -154,7 +154,7 @@ def test_what_is_young_is_left_alone(tmp_path):
     assert store.data.cleaner_offsets[store.log.topic_partition] == 2
 
 
-def test_how_much_is_new_and_what_is_overdue(tmp_path):
+def test_dirty_ratio_and_max_compaction_lag_select_a_log(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), max_compaction_lag_ms=5_000))
     for _ in range(4):
         store.append((b"k", b"x" * 1000))
@@ -166,18 +166,18 @@ def test_how_much_is_new_and_what_is_overdue(tmp_path):
     assert log_to_clean(store.log, 4, 6_001) is None
 
 
-def test_a_pass_that_knows_few_keys_goes_on_in_the_next(tmp_path):
+def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
     store = Store(tmp_path)
     written = fill(store, 1, keys=40, tombstones=False)
     active = store.log.segments[-1].base_offset
     passes = 0
-    while store.clean(most_keys=10):
+    while store.clean(max_keys=10):
         passes += 1
     assert passes > 3
     assert store.contents() == compacted(written, active)
 
 
-def test_small_segments_are_put_together(tmp_path):
+def test_small_segments_are_merged(tmp_path):
     store = Store(tmp_path)
     fill(store, 3, batches=300, keys=3)
     before = len(store.log.segments)
@@ -193,7 +193,7 @@ def test_small_segments_are_put_together(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_producer_is_known_after_its_records_are_gone(tmp_path):
+def test_producer_state_survives_compaction_of_its_records(tmp_path):
     store = Store(tmp_path)
     for sequence in range(3):
         store.append((b"k", b"%d" % sequence), producer_id=7, producer_epoch=0, base_sequence=sequence)
@@ -210,7 +210,7 @@ def test_a_producer_is_known_after_its_records_are_gone(tmp_path):
     assert store.append((b"k", b"3"), producer_id=7, producer_epoch=0, base_sequence=3) == 44
 
 
-def test_the_end_is_reached_where_the_last_records_are_gone(tmp_path):
+def test_log_end_is_reachable_if_the_last_records_are_removed(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
     store.append((b"b", None))
@@ -226,7 +226,7 @@ def test_the_end_is_reached_where_the_last_records_are_gone(tmp_path):
     assert [key for _, key, _ in store.contents()] == [b"a", b"c", b"d"]  # and reading came to the end
 
 
-def test_a_log_that_was_compacted_keeps_its_gaps_when_its_policy_changes(tmp_path):
+def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
     store = Store(tmp_path)
     fill(store, 5)
     store.clean()
@@ -244,7 +244,7 @@ def test_a_log_that_was_compacted_keeps_its_gaps_when_its_policy_changes(tmp_pat
         assert keyed(log, 0) == expected and log.corrupt_range is None
 
 
-def test_bytes_that_are_no_records_stay(tmp_path):
+def test_undecodable_batches_are_retained(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
     senseless = bytearray(encode_batch([Record(b"a", b"3", 1_000)]))
@@ -306,7 +306,7 @@ def visible(store: Store) -> dict[bytes, bytes | None]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def test_committed_records_supersede_and_aborted_ones_go(tmp_path):
+def test_committed_records_supersede_and_aborted_records_are_removed(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
     store.append((b"a", b"old"), (b"b", b"stays"))
@@ -334,7 +334,7 @@ def test_committed_records_supersede_and_aborted_ones_go(tmp_path):
         assert visible(store) == before and store.partition.last_stable_offset == store.log.log_end_offset
 
 
-def test_markers_go_when_nothing_of_their_transaction_is_left_for_long(tmp_path):
+def test_markers_are_removed_after_their_transaction_and_delete_retention(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
     for committed in (True, False):
@@ -359,7 +359,7 @@ def test_markers_go_when_nothing_of_their_transaction_is_left_for_long(tmp_path)
     assert visible(store)[b"a"] == b"plain" and visible(store)[b"last"] == b"of its producer"
 
 
-def test_nothing_behind_an_open_transaction_is_cleaned(tmp_path):
+def test_compaction_ends_at_the_first_open_transaction(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
     store.append((b"a", b"1"))
@@ -379,7 +379,7 @@ def test_nothing_behind_an_open_transaction_is_cleaned(tmp_path):
     assert visible(store) == {b"a": b"2", b"b": b"3"}
 
 
-def test_the_list_of_aborted_transactions_follows_its_segment(tmp_path):
+def test_transaction_index_is_compacted_with_its_segment(tmp_path):
     """An aborted transaction over two segments, of which the later one is not cleaned yet."""
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -402,7 +402,7 @@ def test_the_list_of_aborted_transactions_follows_its_segment(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_readers_of_committed_records_find_the_same_after_each_pass_and_start(tmp_path, seed):
+def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
     chance = random.Random(seed)
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -433,7 +433,7 @@ def test_readers_of_committed_records_find_the_same_after_each_pass_and_start(tm
 # --- a crash in any step ---
 
 
-def test_a_crash_in_any_step_leaves_the_log_before_or_after(tmp_path):
+def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
     store = Store(tmp_path / "d")
     written = fill(store, 11, batches=60)
     store.partition.close()
@@ -476,7 +476,7 @@ def test_a_crash_in_any_step_leaves_the_log_before_or_after(tmp_path):
     assert len(before) in seen and len(after) in seen
 
 
-def test_a_swap_is_finished_when_it_was_interrupted_twice(tmp_path):
+def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
     store = Store(tmp_path)
     fill(store, 2)
     expected = store.contents()
@@ -494,7 +494,7 @@ def test_a_swap_is_finished_when_it_was_interrupted_twice(tmp_path):
     assert len(store.log.segments) == 2 and store.contents() == expected
 
 
-def test_a_disk_that_fails_while_cleaning_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+def test_a_write_error_during_compaction_leaves_the_log_unchanged(tmp_path, monkeypatch):
     store = Store(tmp_path)
     written = fill(store, 4)
 
@@ -509,7 +509,7 @@ def test_a_disk_that_fails_while_cleaning_leaves_the_log_as_it_was(tmp_path, mon
     assert store.clean()
 
 
-def test_long_keys_are_told_apart():
+def test_long_keys_are_distinguished():
     latest = OffsetMap()
     keys = [b"x" * 31, b"x" * 32, b"x" * 33, b"x" * 34, b"#" * 32, b""]
     for number, key in enumerate(keys):
@@ -518,7 +518,7 @@ def test_long_keys_are_told_apart():
     assert latest.get(b"y") == -1
 
 
-def test_values_read_across_a_segment_that_is_all_gap(tmp_path):
+def test_reads_continue_after_a_segment_without_batches(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), segment_bytes=1024, max_message_bytes=5000))
     for number in range(6):
         store.append((b"k", b"%d" % number * 600))
@@ -528,7 +528,7 @@ def test_values_read_across_a_segment_that_is_all_gap(tmp_path):
     assert [offset for offset, _ in values_from(store.log, 0)] == [5, 6]
 
 
-def test_all_batches_in_flight_are_known_after_a_kill_wherever_the_segment_rolled(tmp_path):
+def test_duplicates_are_detected_after_a_kill_wherever_the_segment_rolled(tmp_path):
     store = Store(tmp_path)
 
     def send(sequence):

@@ -1,4 +1,4 @@
-"""Append, read, roll, look-up by time, and what recovery makes of torn tails and damage."""
+"""Partition log: append, read, roll, lookup by timestamp, recovery of incomplete tails and corruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "t-0"
 
 
-def test_offsets_count_up_and_every_record_comes_back(directory):
+def test_offsets_are_consecutive_and_every_record_is_read(directory):
     log, _ = open_log(directory)
     stored = fill(log)
     assert [offset for offset, _ in stored] == list(range(90))
@@ -32,7 +32,7 @@ def test_offsets_count_up_and_every_record_comes_back(directory):
 
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
 @pytest.mark.parametrize("reopened", [False, True])
-def test_reading_from_any_offset_with_any_limit(directory, config, reopened):
+def test_reads_start_at_any_offset_with_any_limit(directory, config, reopened):
     log, _ = open_log(directory, config=config)
     stored = fill(log)
     if reopened:
@@ -51,7 +51,7 @@ def test_reading_from_any_offset_with_any_limit(directory, config, reopened):
         assert values_from(log, offset, 300) == stored[offset:]
 
 
-def test_segments_roll_and_are_named_by_their_first_offset(directory):
+def test_segments_roll_and_are_named_by_their_base_offset(directory):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
     names = [path.stem for path in logs(directory)]
@@ -60,7 +60,7 @@ def test_segments_roll_and_are_named_by_their_first_offset(directory):
     assert names == [f"{segment.base_offset:020d}" for segment in log.segments]
 
 
-def test_an_index_entry_names_the_last_offset_of_the_batch_at_its_position(directory):
+def test_an_index_entry_has_the_last_offset_of_its_batch(directory):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
     log.close()
@@ -75,7 +75,7 @@ def test_an_index_entry_names_the_last_offset_of_the_batch_at_its_position(direc
 
 
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
-def test_the_first_record_at_or_after_a_time(directory, config):
+def test_lookup_by_timestamp_returns_the_first_record_at_or_after_it(directory, config):
     log, _ = open_log(directory, config=config)
     fill(log)  # batch n holds the stamps 1000 + 10 n and the two that follow
     for timestamp_ms, expected in [(0, (1000, 0)), (1001, (1001, 1)), (1003, (1010, 3)), (1292, (1292, 89))]:
@@ -86,7 +86,7 @@ def test_the_first_record_at_or_after_a_time(directory, config):
     assert log.offset_for_timestamp(0) == (1011, 4)
 
 
-def test_times_that_run_backward(directory):
+def test_lookup_by_timestamp_with_descending_timestamps(directory):
     log, _ = open_log(directory, config=SMALL)
     for stamp in (5000, 1000, 3000, 7000, 2000) * 10:
         append(log, batch(b"x" * 50, timestamp_ms=stamp))
@@ -95,7 +95,7 @@ def test_times_that_run_backward(directory):
     assert log.latest_timestamp() == (7000, 3)
 
 
-def test_deleted_records_are_gone_and_their_segments_too(directory):
+def test_delete_records_removes_records_and_segments(directory):
     log, _ = open_log(directory, config=SMALL)
     stored = fill(log)
     count = len(logs(directory))
@@ -109,7 +109,7 @@ def test_deleted_records_are_gone_and_their_segments_too(directory):
     assert (log.log_start_offset, values_from(log, 50)) == (50, stored[50:])
 
 
-def test_old_segments_and_those_that_are_too_many_expire(directory):
+def test_retention_deletes_old_and_excess_segments(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, retention_ms=100))
     fill(log)
     assert log.retention_start_offset(1_050) == 0
@@ -121,7 +121,7 @@ def test_old_segments_and_those_that_are_too_many_expire(directory):
     assert sum(s.size for s in log.segments if s.base_offset >= limit) >= 2_000
 
 
-def test_a_compacted_topic_does_not_expire(directory):
+def test_retention_ignores_compacted_topics(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy=("compact",)))
     fill(log)
     assert log.retention_start_offset(10**15) == 0
@@ -131,7 +131,7 @@ def test_a_compacted_topic_does_not_expire(directory):
 
 
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
-def test_a_log_that_was_not_closed_is_read_whole(directory, config):
+def test_a_log_is_complete_after_an_unclean_shutdown(directory, config):
     log, _ = open_log(directory, config=config)
     stored = fill(log)
     log, reports = open_log(directory, config=config)
@@ -139,7 +139,7 @@ def test_a_log_that_was_not_closed_is_read_whole(directory, config):
     assert append(log, batch(b"next")) == 90
 
 
-def test_every_torn_tail_is_cut_and_nothing_before_it(directory):
+def test_every_incomplete_tail_is_truncated_and_nothing_before_it(directory):
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
     (path,) = logs(directory)
@@ -155,7 +155,7 @@ def test_every_torn_tail_is_cut_and_nothing_before_it(directory):
         assert append(log, batch(b"next")) == 6
 
 
-def test_zeros_behind_the_log_are_a_torn_tail(directory):
+def test_zeros_after_the_log_are_an_incomplete_tail(directory):
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
     (path,) = logs(directory)
@@ -174,7 +174,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 @pytest.mark.parametrize("clean", [False, True], ids=["killed", "stopped"])
 @pytest.mark.parametrize("place", range(0, 80, 1))
-def test_a_flipped_bit_is_reported_and_never_served_past(directory, clean, place):
+def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, place):
     """Whichever byte of the second batch it is: head, checksum or records."""
     log, _ = open_log(directory, config=TopicConfig(index_interval_bytes=0))
     stored = fill(log, batches=3)
@@ -211,7 +211,7 @@ def values_from_one(log, offset):
     ]
 
 
-def test_what_is_given_up_lets_the_rest_be_served_again(directory):
+def test_delete_records_up_to_a_corrupt_range_makes_the_rest_readable(directory):
     log, _ = open_log(directory)
     stored = fill(log, batches=4)
     (path,) = logs(directory)
@@ -225,7 +225,7 @@ def test_what_is_given_up_lets_the_rest_be_served_again(directory):
     assert values_from(log, 6)[-1] == (12, b"next")
 
 
-def test_a_damaged_last_batch_is_no_torn_tail(directory):
+def test_a_corrupt_last_batch_is_not_truncated(directory):
     """It was whole, so it may have been acknowledged; it is kept, and new records need it to be given up first."""
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
@@ -245,7 +245,7 @@ def test_a_damaged_last_batch_is_no_torn_tail(directory):
     assert values_from(log, 9) == [(9, b"next")]
 
 
-def test_damage_in_a_closed_segment_is_found_when_it_is_read(directory):
+def test_corruption_in_a_completed_segment_is_found_by_a_read(directory):
     log, _ = open_log(directory, config=SMALL)
     stored = fill(log)
     log.close()
@@ -266,7 +266,7 @@ def test_damage_in_a_closed_segment_is_found_when_it_is_read(directory):
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("harm", ["missing", "cut", "senseless"])
-def test_a_bad_index_is_made_anew(directory, suffix, harm):
+def test_a_bad_index_is_rebuilt(directory, suffix, harm):
     log, _ = open_log(directory, config=SMALL)
     stored = fill(log)
     log.close()
@@ -285,13 +285,13 @@ def test_a_bad_index_is_made_anew(directory, suffix, harm):
     assert {path: path.read_bytes() for path in good} == good
 
 
-def test_a_directory_without_segments_is_named(directory):
+def test_a_directory_without_segments_is_reported(directory):
     directory.mkdir()
     with pytest.raises(StorageError, match="has no segment of t-0. Restore"):
         open_log(directory)
 
 
-def test_a_file_that_ends_early_is_named(directory):
+def test_a_segment_that_becomes_shorter_is_reported(directory):
     log, _ = open_log(directory)
     fill(log, batches=3)
     logs(directory)[0].write_bytes(b"")
@@ -299,7 +299,7 @@ def test_a_file_that_ends_early_is_named(directory):
         log.read(0, 1000)
 
 
-def test_segments_that_vanished_are_named(tmp_path):
+def test_missing_segments_are_reported(tmp_path):
     config = TopicConfig(segment_bytes=1024)
     log, _ = open_log(tmp_path / "t-0", config=config)
     stored = fill(log)
@@ -316,7 +316,7 @@ def test_segments_that_vanished_are_named(tmp_path):
         values_from(log, int(second.stem))
 
 
-def test_a_file_that_became_shorter_since_a_clean_stop_is_damage(tmp_path):
+def test_a_segment_shorter_than_at_a_clean_shutdown_is_corrupt(tmp_path):
     log, _ = open_log(tmp_path / "t-0")
     fill(log, batches=3)
     log.close()
@@ -333,7 +333,7 @@ def test_a_file_that_became_shorter_since_a_clean_stop_is_damage(tmp_path):
     assert append(log, batch(b"x")) == 9
 
 
-def test_a_segment_rolls_when_it_spans_too_much_time(tmp_path):
+def test_a_segment_rolls_by_segment_ms(tmp_path):
     config = TopicConfig(segment_ms=1_000)
     log, _ = open_log(tmp_path / "t-0", config=config)
     for stamp in (5_000, 5_500, 6_000, 6_001, 6_900, 7_001):

@@ -1,4 +1,4 @@
-"""What transactions leave in one partition: open ones hold the last stable offset, aborted ones are listed."""
+"""Transactions of one partition: last stable offset, transaction index, producer fencing, recovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = 5_000
 
 
 class Logged:
-    """A partition in a directory; `reopen` is a kill and a start, unless it was closed."""
+    """A partition in a directory; `reopen` without `close` is a restart after a kill."""
 
     def __init__(self, directory, config: TopicConfig = TopicConfig()) -> None:
         self.directory, self.config = directory, config
@@ -50,7 +50,7 @@ class Logged:
 
     @property
     def state(self):
-        """What of transactions a restart must find again."""
+        """The transaction state that a restart must recover."""
         producers = {
             number: (entry.epoch, entry.coordinator_epoch, entry.first_offset)
             for number, entry in self.partition.producers().items()
@@ -75,7 +75,7 @@ def test_open_transactions_hold_the_last_stable_offset(logged):
     logged.send(2, 0, b"c")
     assert logged.partition.last_stable_offset == 0
     logged.end(1, True)
-    assert logged.partition.last_stable_offset == 2, "the other's begins there"
+    assert logged.partition.last_stable_offset == 2, "the first offset of the other transaction"
     logged.send(1, 2, b"d")
     logged.end(2, True)
     assert logged.partition.last_stable_offset == 4
@@ -84,14 +84,14 @@ def test_open_transactions_hold_the_last_stable_offset(logged):
     assert logged.state[1] == []
 
 
-def test_what_was_aborted_is_listed_with_the_stable_offset_behind_it(logged):
+def test_aborted_transactions_are_indexed_with_the_last_stable_offset(logged):
     logged.send(1, 0, b"a")
     logged.send(2, 0, b"b")
     logged.end(2, False)
     logged.end(1, False)
     logged.send(1, 1, b"c")
     logged.end(1, True)
-    logged.end(9, False)  # nothing of it is here
+    logged.end(9, False)  # it has no records in this partition
     assert logged.state[1] == [AbortedTransaction(2, 1, 2, 0), AbortedTransaction(1, 0, 3, 4)]
     assert logged.partition.transaction_index.overlapping(3, 9) == [AbortedTransaction(1, 0, 3, 4)]
     assert logged.partition.transaction_index.overlapping(0, 1) == [AbortedTransaction(1, 0, 3, 4)]
@@ -109,7 +109,7 @@ def test_markers_are_control_batches_of_their_producer(logged):
     assert value == bytes.fromhex("0000 00000007")
 
 
-def test_zombies_are_fenced(logged):
+def test_old_producer_and_coordinator_epochs_are_fenced(logged):
     logged.send(1, 0, b"a", epoch=3)
     assert logged.refused(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert logged.refused(logged.end, 1, True, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -120,14 +120,14 @@ def test_zombies_are_fenced(logged):
     logged.send(1, 0, b"b", epoch=4)
 
 
-def test_a_plain_batch_while_a_transaction_is_open_is_refused(logged):
+def test_a_non_transactional_batch_during_a_transaction_is_rejected(logged):
     logged.send(1, 0, b"a")
     assert logged.refused(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE
     logged.end(1, True)
     logged.send(1, 1, b"b", transactional=False)
 
 
-def test_the_first_batch_of_a_transaction_is_verified_and_no_other(logged):
+def test_only_the_first_batch_of_a_transaction_is_verified(logged):
     asked = []
 
     def verify(header) -> None:
@@ -160,7 +160,7 @@ def scenario(logged: Logged) -> None:
 
 
 @pytest.mark.parametrize("clean", (True, False))
-def test_a_start_finds_the_same(logged, clean):
+def test_a_restart_recovers_producers_and_transactions(logged, clean):
     scenario(logged)
     known = logged.state
     assert known[0] == 5 and len(known[1]) == 3
@@ -174,33 +174,33 @@ def test_a_start_finds_the_same(logged, clean):
 
 
 @pytest.mark.parametrize("damage", (b"torn", b"\x00\x07" + bytes(32)))
-def test_a_damaged_index_is_made_anew_from_the_log(logged, damage):
+def test_a_corrupt_transaction_index_is_rebuilt_from_the_log(logged, damage):
     scenario(logged)
     known = logged.state
     path = sorted(logged.directory.glob("*.txnindex"))[0]
-    sound = path.read_bytes()
-    path.write_bytes(sound + damage)
+    valid = path.read_bytes()
+    path.write_bytes(valid + damage)
     logged.reopen()
-    assert logged.state == known and path.read_bytes() == sound
-    assert any("the log is replayed instead" in line for line in logged.reports)
+    assert logged.state == known and path.read_bytes() == valid
+    assert any("The log is replayed instead" in line for line in logged.reports)
 
 
-def test_rows_that_a_crash_left_out_are_written_again(logged):
+def test_transaction_index_rows_lost_in_a_crash_are_restored(logged):
     scenario(logged)
     active = logged.partition.log.segments[-1].path.with_suffix(".txnindex")
-    sound = active.read_bytes()
+    valid = active.read_bytes()
     active.unlink()
     logged.reopen()
-    assert active.read_bytes() == sound
+    assert active.read_bytes() == valid
     logged.reopen()
-    assert len(logged.state[1]) == 3, "and not twice"
+    assert len(logged.state[1]) == 3, "not duplicated"
 
 
-def test_deleted_records_take_their_index_along(logged):
+def test_delete_records_removes_transaction_index_files(logged):
     scenario(logged)
     logged.partition.log.delete_records(6)
     assert len(sorted(logged.directory.glob("*.txnindex"))) == 1
-    assert logged.partition.last_stable_offset == 6, "never below the log start"
+    assert logged.partition.last_stable_offset == 6, "not below the log start offset"
 
 
 def test_reads_end_at_the_last_stable_offset(logged):
@@ -217,13 +217,13 @@ def test_reads_end_at_the_last_stable_offset(logged):
     assert len(log.read(2, 10_000)) > 0
 
 
-def test_index_rows_are_kafkas():
+def test_transaction_index_rows_have_kafkas_format():
     row = AbortedTransaction(producer_id=1, first_offset=2, last_offset=5, last_stable_offset=6)
     data = encode_rows([row])
     assert data.hex() == "0000" + "0000000000000001" + "0000000000000002" + "0000000000000005" + "0000000000000006"
     assert decode_rows(data) == [row]
     with pytest.raises(CorruptRecordError, match="invalid row"):
-        decode_rows(data + data)  # markers rise
+        decode_rows(data + data)  # markers must ascend
     replaced = TransactionIndex([row])
     replaced.replace(0, 10, [])
     assert replaced.overlapping(0, 100) == []

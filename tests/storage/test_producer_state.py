@@ -1,4 +1,4 @@
-"""Sequence numbers of idempotent producers."""
+"""Producer state: sequence numbers, producer epochs, expiration, snapshots."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def refused(states, header) -> ErrorCode:
     return caught.value.code
 
 
-def test_batches_follow_one_another():
+def test_batches_with_consecutive_sequence_numbers_are_accepted():
     states = stored(numbered(0), numbered(2), numbered(4))
     assert states.check(numbered(6)) is None
     assert refused(states, numbered(7)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_the_last_five_are_known_as_duplicates_and_older_ones_are_out_of_order():
+def test_the_last_five_batches_are_duplicates_and_older_ones_out_of_order():
     states = stored(*(numbered(2 * number) for number in range(6)))
     for number in range(1, 6):
         assert states.check(numbered(2 * number)).base_offset == 2 * number
@@ -45,11 +45,11 @@ def test_the_last_five_are_known_as_duplicates_and_older_ones_are_out_of_order()
     assert refused(states, numbered(10, count=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_an_unknown_producer_may_begin_anywhere():
+def test_an_unknown_producer_may_start_at_any_sequence_number():
     assert ProducerStateManager().check(numbered(500)) is None
 
 
-def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
+def test_inactive_producers_without_open_transaction_expire():
     values = {"producer_epoch": 0, "base_sequence": 0}
     old = next(iter_batches(batch(b"x", producer_id=1, timestamp_ms=1_000, **values)))
     new = next(iter_batches(batch(b"x", producer_id=2, timestamp_ms=1_001, **values)))
@@ -62,10 +62,10 @@ def test_who_wrote_nothing_for_long_is_forgotten_unless_a_transaction_is_open():
     states.complete_transaction(3, 0, 0, 1_500)
     states.remove_expired(1_500)
     assert len(states) == 0
-    assert states.check(old) is None  # known no more, so it is taken again
+    assert states.check(old) is None  # the producer is unknown now
 
 
-def test_a_new_epoch_begins_at_0_and_ends_the_old_one():
+def test_a_new_producer_epoch_starts_at_sequence_0_and_fences_the_old_one():
     states = stored(numbered(0), numbered(2))
     assert refused(states, numbered(4, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert states.check(numbered(0, epoch=1)) is None
@@ -74,7 +74,7 @@ def test_a_new_epoch_begins_at_0_and_ends_the_old_one():
     assert states.check(numbered(2, epoch=1)) is None
 
 
-def test_sequence_numbers_begin_again_after_the_largest():
+def test_sequence_numbers_wrap_to_0():
     last = 2**31 - 1
     states = stored(numbered(last - 1), numbered(0))
     assert states.check(numbered(last - 1)).base_offset == 0
@@ -84,13 +84,13 @@ def test_sequence_numbers_begin_again_after_the_largest():
     assert states.encode() == ProducerStateManager.decode(states.encode()).encode()
 
 
-def test_batches_without_a_producer_leave_no_trace():
+def test_batches_without_producer_id_have_no_state():
     states = ProducerStateManager()
     states.update(next(iter_batches(batch(b"x"))), 0)
     assert len(states) == 0
 
 
-def test_a_snapshot_keeps_the_last_batch_of_each_producer():
+def test_a_snapshot_retains_the_batches_of_each_producer():
     states = stored(numbered(0), numbered(2), numbered(0, producer_id=8, epoch=3))
     again = ProducerStateManager.decode(states.encode())
     assert again.check(numbered(2)).base_offset == 2
@@ -99,7 +99,7 @@ def test_a_snapshot_keeps_the_last_batch_of_each_producer():
     assert refused(again, numbered(3)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_damaged_snapshot_is_refused_whatever_byte_it_is():
+def test_a_snapshot_with_any_corrupt_byte_is_rejected():
     data = stored(numbered(0)).encode()
     for position in range(len(data)):
         changed = bytearray(data)
