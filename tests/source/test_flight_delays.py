@@ -82,8 +82,8 @@ def test_values_are_decoded_to_columns():
 
 def test_error_of_spark_is_reduced_to_its_cause():
     text = "[STREAM_FAILED] x\nTraceback\nspark_groupsource.errors.ConfigurationError: topic t is not there\n z"
-    assert flight_delays.cause_of(Exception(text)) == "topic t is not there"
-    assert flight_delays.cause_of(Exception("\nother\nmore")) == "other"
+    assert flight_delays.cause_line(Exception(text)) == "topic t is not there"
+    assert flight_delays.cause_line(Exception("\nother\nmore")) == "other"
 
 
 class Job:
