@@ -40,6 +40,7 @@ class ClassicGroup:
         awaiting_join_count: members whose JoinGroup awaits its response.
         subscribed_topics: topics of all members, None if unknown.
         is_initial_rebalance: whether the join phase began in Empty and therefore waits for the initial rebalance delay.
+        protocol_support: protocol name -> number of members that support it.
         new_member_added: whether a member joined during the current window of the initial rebalance delay.
         initial_delay_ms: length of the current window of the initial rebalance delay.
         initial_remaining_ms: what remains for further windows.
@@ -63,7 +64,7 @@ class ClassicGroup:
         self.new_member_added = False
         self.initial_remaining_ms = 0
         self.initial_delay_ms = 0
-        self._protocol_support: dict[str, int] = {}
+        self.protocol_support: dict[str, int] = {}
 
     # --- state
 
@@ -216,13 +217,13 @@ class ClassicGroup:
             return bool(protocol_type) and bool(protocol_names)
         count = len(self.members)
         return protocol_type == self.protocol_type and any(
-            self._protocol_support.get(name) == count for name in protocol_names
+            self.protocol_support.get(name) == count for name in protocol_names
         )
 
     def candidate_protocols(self) -> frozenset[str]:
         """Returns the protocols that every member supports."""
         count = len(self.members)
-        return frozenset(name for name, support in self._protocol_support.items() if support == count)
+        return frozenset(name for name, support in self.protocol_support.items() if support == count)
 
     def select_protocol(self) -> str:
         """Returns the protocol that the members vote for. O(members).
@@ -233,11 +234,11 @@ class ClassicGroup:
 
     def _count_protocols(self, member: Member, step: int) -> None:
         for name in member.protocol_names:
-            support = self._protocol_support.get(name, 0) + step
+            support = self.protocol_support.get(name, 0) + step
             if support:
-                self._protocol_support[name] = support
+                self.protocol_support[name] = support
             else:
-                del self._protocol_support[name]
+                del self.protocol_support[name]
 
     # --- generations
 

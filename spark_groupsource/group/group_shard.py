@@ -98,7 +98,7 @@ class GroupShard:
         self.store = GroupStore()
         self.state = ShardState.LOADING
         self.groups: dict[str, ClassicGroup] = {}
-        self._handlers: Mapping[int, Callable[[OutcomeBuilder, Any, RequestContext], None]] = {
+        self.handlers: Mapping[int, Callable[[OutcomeBuilder, Any, RequestContext], None]] = {
             JoinGroupRequest.API_KEY: self._join,
             SyncGroupRequest.API_KEY: self._sync,
             HeartbeatRequest.API_KEY: self._heartbeat,
@@ -126,7 +126,7 @@ class GroupShard:
         if error is not None:
             builder.reply(context.token, error_response(request, error, context.api_version))
         else:
-            self._handlers[request.API_KEY](builder, request, context)
+            self.handlers[request.API_KEY](builder, request, context)
         return builder.outcome()
 
     def expire(self, timer: GroupTimer, instant: Instant) -> Outcome:

@@ -1,11 +1,13 @@
-"""The coordinator under random clients, networks, logs and restarts, one seed at a time.
+"""Simulation of the group coordinator with random clients, network faults, append failures and restarts.
 
     python tests/group/simulation.py --seed 7 --schedules 100000
     python tests/group/simulation.py --seed 7 --only 1234 --trace
     python tests/group/simulation.py --replay failure.txt --trace
 
-A schedule is drawn from seed and number (`sim_schedule.py` lists what can happen), run on clocks of its own
-(`sim_world.py`), and checked after every event (`sim_checks.py`). A failure prints seed, number and the schedule,
+A schedule is drawn from seed and number (`simulation_schedule.py` lists what can happen), run on clocks of its own
+(`simulation_run.py`), and checked after every event (
+    `simulation_checks.py`
+). A failure prints seed, number and the schedule,
 shortened to what is needed; the lines can be kept in a file and given to ``--replay``, - being standard input.
 """
 
@@ -16,12 +18,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from sim_schedule import Event, Schedule, draw, from_text, shorten, to_text
-from sim_world import run
+from simulation_run import run
+from simulation_schedule import Event, Schedule, draw, from_text, shorten, to_text
 
 
 class Failure(NamedTuple):
-    """A schedule that fails, shortened, and how."""
+    """A failing schedule, shortened, and its violation."""
 
     seed: int
     number: int
@@ -38,7 +40,7 @@ class Failure(NamedTuple):
 
 
 def simulate(seed: int, numbers: range) -> Failure | None:
-    """Runs the schedules of these numbers up to the first that fails."""
+    """Runs schedules until the first failure."""
     for number in numbers:
         events = draw(seed, number)
         what = run(events)
@@ -48,14 +50,14 @@ def simulate(seed: int, numbers: range) -> Failure | None:
 
 
 def shortened(seed: int, number: int, events: Schedule, what: str) -> Failure:
-    """The failure with as few events as violate the same thing."""
+    """Returns the failure with a minimal schedule that violates the same invariant."""
     kind = what.partition(":")[0]
     few = shorten(events, lambda fewer: (run(fewer) or "").partition(":")[0] == kind)
     return Failure(seed, number, run(few) or what, few, len(events))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a schedule fails."""
+    """Exits with status 1 if a schedule fails."""
     parser = argparse.ArgumentParser(description="Simulates the group coordinator.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=10_000)

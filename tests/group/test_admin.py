@@ -1,4 +1,4 @@
-"""DescribeGroups, ListGroups, DeleteGroups, and whose turn it is while a partition loads."""
+"""DescribeGroups, ListGroups, DeleteGroups, and requests during loading and unloading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def context() -> GroupContext:
 
 @pytest.mark.conformance("GC-141", "JM-112")
 @pytest.mark.parametrize("version", range(7))
-def test_an_unknown_group_is_described_as_dead(context: GroupContext, version: int) -> None:
+def test_unknown_group_is_described_as_dead(context: GroupContext, version: int) -> None:
     described = context.describe("unknown", version)
     assert (described.group_state, list(described.members)) == ("Dead", [])
     if version >= 6:
@@ -53,7 +53,7 @@ def test_describe_where_the_partition_is_not_owned(context: GroupContext) -> Non
 
 
 @pytest.mark.conformance("JM-110")
-def test_what_could_not_be_stored_is_not_described(context: GroupContext) -> None:
+def test_assignment_that_was_not_stored_is_not_described(context: GroupContext) -> None:
     context.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
     assert context.join().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert context.describe().group_state == "Dead"
@@ -68,7 +68,7 @@ def test_what_could_not_be_stored_is_not_described(context: GroupContext) -> Non
 
 @pytest.mark.conformance("GC-142", "GC-143", "JM-110", "MB-010")
 @pytest.mark.parametrize("instance", [None, "one"])
-def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
+def test_stable_group_is_described_with_its_members(context: GroupContext, instance: str | None) -> None:
     answer = context.join(instance=instance, protocols=[("range", b"wants")], client_id="app-0")
     context.advance(50)
     context.sync(answer.member_id, 1, {answer.member_id: b"has"}, instance=instance)
@@ -81,7 +81,7 @@ def test_a_stable_group(context: GroupContext, instance: str | None) -> None:
 
 
 @pytest.mark.conformance("GC-144", "JM-111", "MB-009")
-def test_a_rebalancing_group_shows_no_protocol_and_no_metadata(context: GroupContext) -> None:
+def test_rebalancing_group_is_described_without_protocol_and_metadata(context: GroupContext) -> None:
     (member,) = context.stable(protocols=[("range", b"wants")])
     context.join(protocols=[("range", b"wants")])
     assert context.state() is PREPARING_REBALANCE
@@ -91,7 +91,7 @@ def test_a_rebalancing_group_shows_no_protocol_and_no_metadata(context: GroupCon
     assert [m.member_assignment for m in described.members] == [member.member_id.encode(), b""]
 
 
-def test_authorized_operations_only_if_asked_for(context: GroupContext) -> None:
+def test_authorized_operations_are_described_only_on_request(context: GroupContext) -> None:
     context.stable()
     assert context.describe().authorized_operations is None
     request = DescribeGroupsRequest(groups=[GROUP], include_authorized_operations=True)
@@ -103,7 +103,7 @@ def test_authorized_operations_only_if_asked_for(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-136", "GC-137", "GC-138", "JM-109", "ST-070")
-def test_groups_are_listed_under_their_present_state(context: GroupContext) -> None:
+def test_groups_are_listed_by_state(context: GroupContext) -> None:
     def states() -> list[str]:
         names = ("Empty", "preparingrebalance", "COMPLETINGREBALANCE", "stable", "Dead", "Unknown")
         return [name for name in names if GROUP in context.list([name])]
@@ -150,7 +150,7 @@ def test_groups_are_listed_by_type(context: GroupContext) -> None:
     assert GROUP in context.list()
 
 
-def test_groups_of_which_only_offsets_are_known_are_listed(context: GroupContext) -> None:
+def test_groups_with_offsets_only_are_listed(context: GroupContext) -> None:
     context.commit(1, group="simple")
     again = GroupContext(log=context.log)
     assert again.list()["simple"].protocol_type == ""
@@ -161,13 +161,13 @@ def test_groups_of_which_only_offsets_are_known_are_listed(context: GroupContext
 
 
 @pytest.mark.conformance("GC-145", "ST-067")
-def test_a_group_with_members_is_not_deleted(context: GroupContext) -> None:
+def test_group_with_members_is_not_deleted(context: GroupContext) -> None:
     context.stable()
     assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NON_EMPTY_GROUP}
 
 
 @pytest.mark.conformance("GC-146")
-def test_a_null_group_id(context: GroupContext) -> None:
+def test_delete_of_a_null_group_id_is_rejected(context: GroupContext) -> None:
     request = DeleteGroupsRequest(groups_names=[None])
     outcome = context.shard.handle(request, RequestContext("t", 2, "c", "/h", "id"), Instant(0, 0))
     (result,) = outcome.replies[0].response.results
@@ -188,7 +188,7 @@ def test_unknown_and_dead_groups_are_not_found(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-148", "JM-129")
-def test_an_empty_group_is_deleted_with_one_tombstone(context: GroupContext) -> None:
+def test_empty_group_is_deleted_with_one_tombstone(context: GroupContext) -> None:
     (member,) = context.stable()
     context.leave((member.member_id, None))
     records = len(context.log)
@@ -198,7 +198,7 @@ def test_an_empty_group_is_deleted_with_one_tombstone(context: GroupContext) -> 
     assert context.join("made-up").error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_commit_before_a_deletion_is_durable_makes_a_group_without_a_past(context: GroupContext) -> None:
+def test_commit_before_a_deletion_is_durable_creates_a_new_group(context: GroupContext) -> None:
     (member,) = context.stable()
     context.leave((member.member_id, None))
     context.hold_appends = True
@@ -214,7 +214,7 @@ def test_a_commit_before_a_deletion_is_durable_makes_a_group_without_a_past(cont
 
 
 @pytest.mark.conformance("GC-149", "OM-046")
-def test_an_empty_group_is_deleted_with_its_offsets(context: GroupContext) -> None:
+def test_empty_group_is_deleted_with_its_offsets(context: GroupContext) -> None:
     (member,) = context.stable()
     context.commit(1, member.member_id, 1, partitions=(0, 1))
     context.leave((member.member_id, None))
@@ -226,7 +226,7 @@ def test_an_empty_group_is_deleted_with_its_offsets(context: GroupContext) -> No
     assert GroupContext(log=context.log).list() == {}
 
 
-def test_pending_ids_do_not_keep_a_group_from_being_deleted(context: GroupContext) -> None:
+def test_group_with_pending_member_ids_is_deleted(context: GroupContext) -> None:
     pending = context.join(version=4)
     assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NONE}
     assert context.state() is DEAD
@@ -234,7 +234,7 @@ def test_pending_ids_do_not_keep_a_group_from_being_deleted(context: GroupContex
     assert context.join(pending.member_id, version=4).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_group_whose_tombstones_cannot_be_stored_stays(context: GroupContext) -> None:
+def test_group_is_kept_if_its_tombstones_cannot_be_stored(context: GroupContext) -> None:
     context.commit(1)
     context.append_error = ErrorCode.KAFKA_STORAGE_ERROR
     assert context.delete_groups(GROUP) == {GROUP: ErrorCode.NOT_COORDINATOR}
@@ -247,7 +247,7 @@ def test_a_group_whose_tombstones_cannot_be_stored_stays(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-001")
-def test_while_a_partition_loads() -> None:
+def test_requests_during_loading_get_a_loading_error() -> None:
     shard = GroupShard(0, CONFIG)
 
     def error(request: object, version: int) -> int:
@@ -283,14 +283,14 @@ def test_while_a_partition_loads() -> None:
 
 
 @pytest.mark.conformance("JM-133", "ST-071")
-def test_unloading_answers_parked_joins(context: GroupContext) -> None:
+def test_unloading_responds_to_delayed_joins(context: GroupContext) -> None:
     leader, follower, silent = context.stable(3)
     members = [leader, follower]
-    parked = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
+    is_delayed = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
     elsewhere = context.join(group="other")
     groups = list(context.shard.groups.values())
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    for answer, member in zip(parked, members, strict=True):
+    for answer, member in zip(is_delayed, members, strict=True):
         assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
     assert elsewhere.error is ErrorCode.NOT_COORDINATOR
     assert [group.state for group in groups] == [DEAD, DEAD]
@@ -308,11 +308,11 @@ def test_unloading_removes_groups_and_offsets(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("JM-134", "ST-072")
-def test_unloading_answers_parked_syncs(context: GroupContext) -> None:
+def test_unloading_responds_to_delayed_syncs(context: GroupContext) -> None:
     _, *followers = context.completing(3)
-    parked = [context.sync(follower.member_id, 1) for follower in followers]
+    is_delayed = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    assert [answer.error for answer in parked] == [ErrorCode.NOT_COORDINATOR] * 2
+    assert [answer.error for answer in is_delayed] == [ErrorCode.NOT_COORDINATOR] * 2
     assert len(context.log) == records  # no tombstones: the next owner loads it all
     assert context.state() is DEAD

@@ -1,4 +1,4 @@
-"""The book-keeping of a group and of its members."""
+"""Counters, protocols and generations of a group and its members."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_protocols_are_equal_only_with_names_order_and_bytes() -> None:
 
 
 @pytest.mark.conformance("MB-002", "MB-005")
-def test_a_member_votes_for_its_first_candidate() -> None:
+def test_member_votes_for_its_first_candidate() -> None:
     one = member("a", "range", "sticky")
     assert one.vote({"sticky", "range"}) == "range"
     assert one.vote({"sticky"}) == "sticky"
@@ -63,7 +63,7 @@ def test_static_members_and_protocol_names() -> None:
 
 
 @pytest.mark.conformance("MB-008")
-def test_what_counts_as_alive() -> None:
+def test_members_with_delayed_requests_count_as_alive() -> None:
     one = member("a")
     assert not one.has_satisfied_heartbeat
     one.awaiting_join = PARKED
@@ -78,7 +78,7 @@ def test_what_counts_as_alive() -> None:
 
 
 @pytest.mark.conformance("ST-022", "ST-023", "ST-024")
-def test_the_vote() -> None:
+def test_protocol_with_most_votes_is_selected() -> None:
     group = group_of(member("a", "range", "sticky"))
     assert group.select_protocol() == "range"
     group.add(member("b", "sticky", "range"))
@@ -93,7 +93,7 @@ def test_the_vote() -> None:
 
 
 @pytest.mark.conformance("ST-025")
-def test_support() -> None:
+def test_supported_protocols() -> None:
     group = group_of()
     assert group.supports_protocols("consumer", ["anything"])
     assert not group.supports_protocols("", ["range"])
@@ -107,7 +107,7 @@ def test_support() -> None:
     assert not group.supports_protocols("consumer", ["sticky"])
 
 
-def test_a_name_offered_twice_counts_once() -> None:
+def test_name_offered_twice_counts_once() -> None:
     group = group_of(member("a", "range", "range"), member("b", "sticky", "range"))
     assert group.candidate_protocols() == {"range"}
 
@@ -116,7 +116,7 @@ def test_a_name_offered_twice_counts_once() -> None:
 
 
 @pytest.mark.conformance("ST-039")
-def test_an_update_replaces_protocols_and_timeouts() -> None:
+def test_update_replaces_protocols_and_timeouts() -> None:
     one = member("a", "range")
     group = group_of(one, member("b", "range", "sticky"))
     group.update(one, (("sticky", b""),), 5_000, 700)
@@ -148,7 +148,7 @@ def test_pending_ids() -> None:
 
 
 @pytest.mark.conformance("ST-053")
-def test_one_instance_one_member() -> None:
+def test_group_instance_id_belongs_to_one_member() -> None:
     group = group_of(member("a", instance="one"))
     with pytest.raises(ValueError, match="instance id 'one' is already"):
         group.add(member("b", instance="one"))
@@ -171,7 +171,7 @@ def test_pending_syncs() -> None:
 
 
 @pytest.mark.conformance("ST-042", "ST-044", "ST-059", "ST-060")
-def test_a_parked_join_is_taken_once() -> None:
+def test_delayed_join_is_taken_once() -> None:
     one = member("a")
     group = group_of(one)
     assert group.take_awaiting_join(one) is None
@@ -185,7 +185,7 @@ def test_a_parked_join_is_taken_once() -> None:
 
 
 @pytest.mark.conformance("ST-063", "ST-064")
-def test_the_leader_stays_if_it_has_joined_else_one_that_has_takes_over() -> None:
+def test_leader_that_has_not_joined_is_replaced() -> None:
     leader, other = member("a"), member("b", join=PARKED)
     group = group_of(leader, other)
     assert group.leader_id == "a"
@@ -199,7 +199,7 @@ def test_the_leader_stays_if_it_has_joined_else_one_that_has_takes_over() -> Non
     assert not group.maybe_elect_joined_leader()
 
 
-def test_the_lead_passes_on_with_the_leader_s_removal() -> None:
+def test_removal_of_the_leader_elects_another_member() -> None:
     group = group_of(member("a"), member("b"))
     group.remove("a")
     assert group.leader_id == "b"
@@ -207,7 +207,7 @@ def test_the_lead_passes_on_with_the_leader_s_removal() -> None:
     assert group.leader_id is None
 
 
-def test_the_member_check() -> None:
+def test_validate_member() -> None:
     group = group_of(member("a", instance="one"), member("b"))
     assert group.validate_member("a", "one") is ErrorCode.NONE
     assert group.validate_member("b", None) is ErrorCode.NONE
@@ -220,7 +220,7 @@ def test_the_member_check() -> None:
 
 
 @pytest.mark.conformance("ST-029", "ST-030")
-def test_the_next_generation() -> None:
+def test_init_next_generation() -> None:
     group = group_of(member("a"))
     group.transition(PREPARING_REBALANCE, 1)
     group.init_next_generation(2)

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
-from group_invariants import check_books, check_state, check_timers
+from group_invariants import check_counters, check_state, check_timers
 from support.group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
 
 from spark_groupsource.errors import ErrorCode
@@ -46,7 +46,7 @@ LONG_MS = 60_000
 
 
 class Who(Enum):
-    """Who asks; where the group has no members any more, those that were."""
+    """Sender of a request; in a group without members, former members."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -60,7 +60,7 @@ class Who(Enum):
 
 
 class Generation(Enum):
-    """What the request says of the generation, as distance from the right one; NO is -1."""
+    """Generation of the request relative to the current one; NO is -1."""
 
     RIGHT = 0
     LAST = -1
@@ -69,7 +69,7 @@ class Generation(Enum):
 
 
 class Cast(NamedTuple):
-    """The ids each of `Who` asks with: (member id, instance id)."""
+    """Returns (member id, group instance id) of each `Who`."""
 
     ids: dict[Who, tuple[str, str | None]]
     generation_id: int
@@ -79,14 +79,14 @@ class Cast(NamedTuple):
 
 
 def staged(context: GroupContext, state: GroupState) -> Cast:
-    """A group in `state`: where it has members, three of them; and an id that was told."""
+    """Returns a group in `state` with three members, if it has any, and a pending member id."""
     context.commit(7)
     leader = context.join(rebalance_ms=LONG_MS)
     gone = context.join(instance="i", rebalance_ms=LONG_MS)
     # a second one with the instance id fences the first, still before the round is over
     static = context.join(instance="i", rebalance_ms=LONG_MS)
     follower = context.join(rebalance_ms=LONG_MS)
-    while leader.parked:
+    while leader.is_delayed:
         context.advance(DELAY_MS)
     assert leader.response.leader == leader.member_id
     generation_id = leader.response.generation_id
@@ -117,7 +117,7 @@ def staged(context: GroupContext, state: GroupState) -> Cast:
 
 
 def snapshot(context: GroupContext) -> object:
-    """All a request could change."""
+    """Returns everything that a request could change."""
     group = context.shard.group(GROUP)
     soft = group and (
         group.state,
@@ -132,18 +132,18 @@ def snapshot(context: GroupContext) -> object:
 
 
 def member_error(state: GroupState, who: Who) -> ErrorCode:
-    """What a group says of who asks, before it looks at anything else."""
+    """Returns the result of the member check."""
     if state is EMPTY or who in (Who.MISNAMED, Who.PENDING, Who.STRANGER, Who.NOBODY):
         return UNKNOWN
     return FENCED if who in (Who.FENCED, Who.RETURNED) else NONE
 
 
 Expected = tuple[ErrorCode | None, bool]
-"""The error, None for a request that is parked, and whether the session is renewed."""
+"""The error, None for a delayed request, and whether the session is renewed."""
 
 
 def expected_of_member(state: GroupState, ask: GroupOperation, who: Who, generation: Generation) -> Expected:
-    """Member, then generation, then state."""
+    """Checks member, then generation, then state."""
     answer = GROUP_RULES[state][ask]
     if state is DEAD or (state is EMPTY and ask is GroupOperation.SYNC):
         return answer.error, False
@@ -205,25 +205,25 @@ def check(context: GroupContext, before: object, answer: ErrorCode | None, expec
     if renews:
         assert context.session_deadline(asker) == context.clock.now_ms() + SESSION_MS
     elif error not in (None, NONE):
-        assert snapshot(context) == before, "a refused request has changed something"
+        assert snapshot(context) == before, "a rejected request has changed the state"
     group = context.shard.group(GROUP)
     if group is not None and group.state is not DEAD:
-        check_books(group)
+        check_counters(group)
         check_timers(group, context.timers)
         check_state(group, appends_pending=False)
 
 
 def ask(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Generation, changed: bool) -> Any:
-    """The error of the answer; None where the request is parked."""
+    """Returns the error of the response, None if it is delayed."""
     member_id, instance_id = cast.ids[who]
     generation_id = cast.generation(generation)
     if api is JoinGroupRequest:
         protocols = CHANGED if changed else RANGE
         answer = context.join(member_id, instance=instance_id, protocols=protocols, rebalance_ms=LONG_MS)
-        return None if answer.parked else answer.error
+        return None if answer.is_delayed else answer.error
     if api is SyncGroupRequest:
         answer = context.sync(member_id, generation_id, instance=instance_id)
-        return None if answer.parked else answer.error
+        return None if answer.is_delayed else answer.error
     if api is HeartbeatRequest:
         return context.heartbeat(member_id, generation_id, instance=instance_id)
     if api is LeaveGroupRequest:
@@ -251,7 +251,7 @@ def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, c
     return expected_of_transactional_commit(state, who, generation)
 
 
-# which of the questions a request answers
+# the expectation for each request
 OF_MEMBERS = {
     JoinGroupRequest: ((Generation.RIGHT,), (False, True)),
     SyncGroupRequest: (tuple(Generation), (False,)),
@@ -291,7 +291,7 @@ def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -
 
 @pytest.mark.parametrize("api", OF_ANYBODY, ids=lambda api: api.__name__)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
-def test_every_request_of_anybody_in_every_state(state: GroupState, api: Any) -> None:
+def test_every_request_without_a_member_in_every_state(state: GroupState, api: Any) -> None:
     context = GroupContext()
     staged(context, state)
     before = snapshot(context)
@@ -323,6 +323,6 @@ def test_every_request_of_anybody_in_every_state(state: GroupState, api: Any) ->
         assert context.shard.group(GROUP) is None and context.fetch() == {}
 
 
-def test_every_request_of_the_coordinator_is_walked() -> None:
-    handled = set(GroupContext().shard._handlers)
+def test_every_group_request_is_covered() -> None:
+    handled = set(GroupContext().shard.handlers)
     assert handled == {api.API_KEY for api in (*OF_MEMBERS, *OF_ANYBODY)}

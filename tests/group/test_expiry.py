@@ -1,4 +1,4 @@
-"""Offsets whose time is over, groups that go with them, and offsets of deleted partitions."""
+"""Expiration of offsets and groups, and offsets of deleted partitions."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def context() -> GroupContext:
 
 
 def expire(context: GroupContext) -> int:
-    """Runs the task; returns how many records it left."""
+    """Runs the expiration; returns the number of records appended."""
     before = len(context.log)
     context.settle(context.shard.expire_offsets(context.clock.instant()))
     return len(context.log) - before
 
 
 @pytest.mark.conformance("GC-002")
-def test_the_longest_retention_does_not_overflow() -> None:
+def test_longest_retention_does_not_overflow() -> None:
     assert GroupConfig(offsets_retention_minutes=2_147_483_647).offsets_retention_ms == 2_147_483_647 * 60_000
 
 
 @pytest.mark.conformance("SM-052", "ST-068", "OM-051")
-def test_a_simple_group_s_offsets_expire_after_their_commit(context: GroupContext) -> None:
+def test_offsets_of_a_simple_group_expire_after_their_commit(context: GroupContext) -> None:
     context.commit(1)
     context.clock.advance_ms(10)
     context.commit(2, partitions=(1,))
@@ -51,7 +51,7 @@ def test_a_simple_group_s_offsets_expire_after_their_commit(context: GroupContex
 
 
 @pytest.mark.conformance("SM-001", "OM-060")
-def test_the_task_tells_only_what_it_removed(context: GroupContext) -> None:
+def test_event_has_the_number_of_removed_offsets(context: GroupContext) -> None:
     context.commit(1)
     expire(context)
     assert "offsets_expired" not in context.kinds()
@@ -63,7 +63,7 @@ def test_the_task_tells_only_what_it_removed(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-051", "ST-026", "ST-068")
-def test_an_empty_group_s_offsets_expire_after_it_emptied(context: GroupContext) -> None:
+def test_offsets_of_an_empty_group_expire_after_it_became_empty(context: GroupContext) -> None:
     (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
     context.commit(1, member.member_id, 1)
     context.clock.advance_ms(2 * RETENTION_MS)
@@ -78,7 +78,7 @@ def test_an_empty_group_s_offsets_expire_after_it_emptied(context: GroupContext)
 
 
 @pytest.mark.conformance("ST-026")
-def test_nothing_expires_once_a_member_is_back(context: GroupContext) -> None:
+def test_nothing_expires_after_a_member_has_rejoined(context: GroupContext) -> None:
     (member,) = context.stable(protocols=subscribing("topic"))
     context.commit(1, member.member_id, 1)
     context.leave((member.member_id, None))
@@ -89,7 +89,7 @@ def test_nothing_expires_once_a_member_is_back(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-051")
-def test_in_an_empty_group_an_expiry_of_its_own_counts_before_the_group_s(context: GroupContext) -> None:
+def test_expire_timestamp_has_precedence_in_an_empty_group(context: GroupContext) -> None:
     (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
     context.commit(1, member.member_id, 1, retention_ms=5, version=4)
     context.commit(2, member.member_id, 1, partitions=(1,), retention_ms=3 * RETENTION_MS, version=4)
@@ -108,7 +108,7 @@ def test_in_an_empty_group_an_expiry_of_its_own_counts_before_the_group_s(contex
 
 
 @pytest.mark.conformance("SM-050")
-def test_a_loaded_group_without_a_record_goes_with_its_offsets(context: GroupContext) -> None:
+def test_loaded_group_without_a_record_is_removed_with_its_offsets(context: GroupContext) -> None:
     context.commit(1, partitions=(0, 1))
     loaded = GroupContext(SHORT, log=context.log)
     assert (loaded.state(), loaded.group().generation_id) == (EMPTY, 0)
@@ -124,8 +124,10 @@ def test_a_loaded_group_without_a_record_goes_with_its_offsets(context: GroupCon
 @pytest.mark.parametrize(
     "state", [EMPTY, PREPARING_REBALANCE, COMPLETING_REBALANCE, STABLE], ids=lambda state: state.value
 )
-def test_which_groups_lose_offsets(context: GroupContext, state: GroupState, protocol_type: str) -> None:
-    """An Empty one all, a Stable one of consumers what nobody subscribes to, every other one none."""
+def test_expiration_depends_on_state_and_protocol_type(
+    context: GroupContext, state: GroupState, protocol_type: str
+) -> None:
+    """An Empty group loses all offsets, a Stable consumer group those without subscription, other groups none."""
     (member,) = context.completing(
         session_ms=600_000, rebalance_ms=600_000, protocol_type=protocol_type, protocols=subscribing("topic")
     )
@@ -150,7 +152,7 @@ def test_which_groups_lose_offsets(context: GroupContext, state: GroupState, pro
 
 
 @pytest.mark.conformance("SM-047", "ST-068")
-def test_an_expiry_of_its_own_counts_first(context: GroupContext) -> None:
+def test_expire_timestamp_has_precedence(context: GroupContext) -> None:
     context.commit(1, retention_ms=5, version=4)
     context.commit(2, partitions=(1,), retention_ms=2 * RETENTION_MS, version=4)
     context.clock.advance_ms(4)
@@ -165,7 +167,7 @@ def test_an_expiry_of_its_own_counts_first(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-053", "OM-051", "ST-068")
-def test_a_stable_group_loses_only_what_nobody_subscribes_to(context: GroupContext) -> None:
+def test_stable_group_keeps_offsets_of_subscribed_topics(context: GroupContext) -> None:
     (member,) = context.stable(session_ms=600_000, protocols=subscribing("topic"))
     context.commit(1, member.member_id, 1)
     context.commit(2, member.member_id, 1, topic="old")
@@ -179,7 +181,9 @@ def test_a_stable_group_loses_only_what_nobody_subscribes_to(context: GroupConte
 
 @pytest.mark.conformance("OM-050", "ST-068")
 @pytest.mark.parametrize("how", [{"protocols": [("range", b"\x00")]}, {"protocol_type": "connect"}], ids=str)
-def test_groups_whose_topics_are_unknown_lose_nothing(context: GroupContext, how: dict[str, object]) -> None:
+def test_offsets_of_groups_with_unknown_subscriptions_do_not_expire(
+    context: GroupContext, how: dict[str, object]
+) -> None:
     (member,) = context.stable(session_ms=600_000, **how)  # type: ignore[arg-type]
     context.commit(1, member.member_id, 1)
     context.clock.advance_ms(10 * RETENTION_MS)
@@ -187,7 +191,7 @@ def test_groups_whose_topics_are_unknown_lose_nothing(context: GroupContext, how
 
 
 @pytest.mark.conformance("SM-048", "OM-048", "JM-130")
-def test_an_empty_group_without_offsets_goes_at_once(context: GroupContext) -> None:
+def test_empty_group_without_offsets_is_removed(context: GroupContext) -> None:
     assert expire(context) == 0  # no group at all
     (member,) = context.stable(session_ms=600_000)
     assert expire(context) == 0
@@ -203,14 +207,14 @@ def test_an_empty_group_without_offsets_goes_at_once(context: GroupContext) -> N
     assert context.state() is DEAD
 
 
-def test_a_group_with_a_pending_id_is_left_alone(context: GroupContext) -> None:
+def test_group_with_a_pending_member_id_is_kept(context: GroupContext) -> None:
     pending = context.join(version=4)
     assert expire(context) == 0
     context.join(pending.member_id, version=4)
     assert context.state() is PREPARING_REBALANCE
 
 
-def test_a_group_whose_last_offset_was_deleted_goes_without_a_record(context: GroupContext) -> None:
+def test_group_is_removed_without_a_record_after_its_last_offset_was_deleted(context: GroupContext) -> None:
     for remove in (lambda: expire(context), lambda: context.delete_groups(GROUP)):
         context.commit(1)
         context.delete_offsets(("topic", 0))
@@ -221,7 +225,7 @@ def test_a_group_whose_last_offset_was_deleted_goes_without_a_record(context: Gr
         assert context.state() is DEAD
 
 
-def test_groups_nobody_asked_for_since_the_load_expire_too(context: GroupContext) -> None:
+def test_groups_without_requests_since_loading_expire_too(context: GroupContext) -> None:
     context.commit(1)
     again = GroupContext(SHORT, log=context.log)
     again.clock.advance_ms(context.clock.timestamp_ms() + RETENTION_MS - again.clock.timestamp_ms())
@@ -230,7 +234,7 @@ def test_groups_nobody_asked_for_since_the_load_expire_too(context: GroupContext
 
 
 @pytest.mark.conformance("OM-062")
-def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext) -> None:
+def test_offsets_of_deleted_partitions_are_removed_from_every_group(context: GroupContext) -> None:
     (member,) = context.stable(protocols=subscribing("topic"))
     context.commit(1, member.member_id, 1, partitions=(0, 1))
     context.commit(2, group="simple")
@@ -243,7 +247,7 @@ def test_offsets_of_deleted_partitions_go_from_every_group(context: GroupContext
 
 
 @pytest.mark.conformance("OM-062")
-def test_offsets_of_deleted_partitions_go_though_their_transaction_is_open(context: GroupContext) -> None:
+def test_offsets_of_deleted_partitions_are_removed_during_a_transaction(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
     context.commit(2, partitions=(0,))
     records = len(context.log)

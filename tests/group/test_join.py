@@ -1,11 +1,11 @@
-"""JoinGroup of dynamic members: who is let in, with which answer, and when."""
+"""JoinGroup of dynamic members."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from support.group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, Answer, GroupContext
+from support.group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, GroupContext, ResponseHandle
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
@@ -18,7 +18,7 @@ def context() -> GroupContext:
     return GroupContext()
 
 
-def errors(answers: list[Answer]) -> list[str]:
+def errors(answers: list[ResponseHandle]) -> list[str]:
     return sorted(answer.error.name for answer in answers)
 
 
@@ -43,7 +43,7 @@ def test_session_timeout_out_of_bounds(context: GroupContext, session_ms: int) -
 
 @pytest.mark.parametrize("session_ms", [10, 600_000])
 def test_bounds_of_the_session_timeout_are_inclusive(context: GroupContext, session_ms: int) -> None:
-    assert context.join(session_ms=session_ms).parked
+    assert context.join(session_ms=session_ms).is_delayed
 
 
 @pytest.mark.conformance("GC-013")
@@ -97,7 +97,7 @@ def test_first_join_of_a_new_group(context: GroupContext) -> None:
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_every_version_gets_its_own_form(version: int) -> None:
+def test_join_response_of_every_version(version: int) -> None:
     context = GroupContext()
     answer = context.join(version=version)
     if version >= 4:
@@ -111,7 +111,7 @@ def test_every_version_gets_its_own_form(version: int) -> None:
     assert member.rebalance_timeout_ms == (SESSION_MS if version == 0 else REBALANCE_MS)
 
 
-def test_version_0_has_its_session_timeout_for_rebalance_timeout(context: GroupContext) -> None:
+def test_version_0_uses_the_session_timeout_as_rebalance_timeout(context: GroupContext) -> None:
     context.join(version=0, session_ms=70)
     assert context.group().rebalance_timeout_ms == 70
 
@@ -140,7 +140,7 @@ def test_no_protocols(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-022", "JM-018")
-def test_no_protocol_in_common_with_the_parked_member(context: GroupContext) -> None:
+def test_no_protocol_in_common_with_the_waiting_member(context: GroupContext) -> None:
     first = context.join(protocols=[("range", b"")])
     assert context.join(protocols=[("roundrobin", b"")]).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     context.advance(DELAY_MS)
@@ -149,7 +149,7 @@ def test_no_protocol_in_common_with_the_parked_member(context: GroupContext) -> 
 
 
 @pytest.mark.conformance("GC-026", "JM-019")
-def test_second_join_without_protocols_leaves_the_id_pending(context: GroupContext) -> None:
+def test_second_join_without_protocols_keeps_the_member_id_pending(context: GroupContext) -> None:
     required = context.join(version=4)
     assert required.error is ErrorCode.MEMBER_ID_REQUIRED
     refused = context.join(required.member_id, protocols=(), version=4)
@@ -169,7 +169,7 @@ def test_errors_carry_no_protocol_type(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-060", "JM-025")
-def test_leader_and_follower_learn_the_protocol_type(context: GroupContext) -> None:
+def test_leader_and_follower_get_the_protocol_type(context: GroupContext) -> None:
     answers = [context.join(instance=instance, version=7) for instance in ("a", "b")]
     context.advance(2 * DELAY_MS)
     assert [answer.response.protocol_type for answer in answers] == ["consumer", "consumer"]
@@ -180,7 +180,7 @@ def test_leader_and_follower_learn_the_protocol_type(context: GroupContext) -> N
 
 
 @pytest.mark.conformance("GC-004", "JM-007")
-def test_a_full_group_refuses_a_new_member(context: GroupContext) -> None:
+def test_full_group_rejects_a_new_member(context: GroupContext) -> None:
     context.completing(4)
     assert context.state() is COMPLETING_REBALANCE
     answer = context.join()
@@ -188,7 +188,7 @@ def test_a_full_group_refuses_a_new_member(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-005", "JM-008")
-def test_more_pending_ids_than_the_group_may_hold(context: GroupContext) -> None:
+def test_pending_member_ids_do_not_count_for_group_max_size(context: GroupContext) -> None:
     ids = [context.join(version=4).member_id for _ in range(5)]
     for _ in range(2):
         answers = [context.join(member_id, version=4) for member_id in ids]
@@ -212,19 +212,19 @@ def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> No
 
 
 @pytest.mark.conformance("GC-008", "JM-011")
-def test_parked_members_may_join_again_without_being_counted_twice(context: GroupContext) -> None:
+def test_members_that_join_twice_count_once(context: GroupContext) -> None:
     ids = [context.join(version=4).member_id for _ in range(5)]
     first = [context.join(member_id, version=4) for member_id in ids]
     assert context.state() is PREPARING_REBALANCE
     second = [context.join(member_id, version=4) for member_id in ids]
     context.advance(4 * DELAY_MS)
     assert errors(second) == FOUR_OF_FIVE
-    # whoever asked first is told to ask again, so that no request waits for ever
+    # the first request gets an error, so that every request gets a response
     assert {answer.error for answer in first[:4]} == {ErrorCode.REBALANCE_IN_PROGRESS}
 
 
 @pytest.mark.conformance("GC-009", "JM-012", "JM-005")
-def test_the_last_to_rejoin_a_group_over_its_limit_are_turned_away() -> None:
+def test_last_members_to_rejoin_a_group_over_its_limit_are_rejected() -> None:
     wide = GroupContext(replace(CONFIG, group_max_size=6))
     members = wide.stable(6)
     context = GroupContext(CONFIG, log=wide.log)
@@ -243,7 +243,7 @@ def test_the_last_to_rejoin_a_group_over_its_limit_are_turned_away() -> None:
 
 
 @pytest.mark.conformance("GC-018", "JM-048")
-def test_after_the_phase_the_session_timeout_counts_not_the_new_member_timeout(context: GroupContext) -> None:
+def test_session_timeout_applies_after_the_join_phase(context: GroupContext) -> None:
     session_ms = NEW_MEMBER_MS + 5_000
     (member,) = context.completing(session_ms=session_ms, rebalance_ms=2 * session_ms)
     assert not context.group().members[member.member_id].is_new
@@ -254,12 +254,12 @@ def test_after_the_phase_the_session_timeout_counts_not_the_new_member_timeout(c
 
 
 @pytest.mark.conformance("GC-019", "JM-017")
-def test_a_new_member_parked_too_long_is_sent_away_and_the_old_one_stays(context: GroupContext) -> None:
+def test_new_member_is_removed_after_the_join_timeout(context: GroupContext) -> None:
     long_ms = NEW_MEMBER_MS + 5_000
     (member,) = context.stable(rebalance_ms=2 * NEW_MEMBER_MS, session_ms=long_ms)
     newcomer = context.join(rebalance_ms=2 * NEW_MEMBER_MS, session_ms=long_ms)
     context.advance(NEW_MEMBER_MS - 1)
-    assert newcomer.parked
+    assert newcomer.is_delayed
     context.advance(1)
     assert (newcomer.error, newcomer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "")
     assert list(context.group().members) == [member.member_id]
@@ -288,11 +288,11 @@ def test_new_members_silent_after_sync_are_removed(context: GroupContext) -> Non
 
 
 @pytest.mark.conformance("JM-031")
-def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_so() -> None:
+def test_removal_of_the_only_new_member_stores_an_empty_group() -> None:
     context = GroupContext(replace(CONFIG, group_initial_rebalance_delay_ms=NEW_MEMBER_MS + 100))
     newcomer = context.join(session_ms=600_000, rebalance_ms=600_000)
     context.advance(NEW_MEMBER_MS - 1)
-    assert newcomer.parked
+    assert newcomer.is_delayed
     context.advance(1)
     assert (newcomer.error, newcomer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "")
     assert not context.group().members
@@ -306,7 +306,7 @@ def test_a_parked_new_member_that_is_removed_empties_the_group_and_the_log_says_
 
 
 @pytest.mark.conformance("GC-085", "JM-103", "JM-030")
-def test_a_pending_id_disappears_without_a_rebalance(context: GroupContext) -> None:
+def test_pending_member_id_expires_without_a_rebalance(context: GroupContext) -> None:
     (member,) = context.stable()
     required = context.join(version=4)
     assert required.error is ErrorCode.MEMBER_ID_REQUIRED
@@ -322,17 +322,17 @@ def test_a_pending_id_disappears_without_a_rebalance(context: GroupContext) -> N
     assert "pending_member_expired" in context.kinds()
 
 
-def rebalancing_with_a_pending_id(context: GroupContext) -> tuple[list[Answer], str]:
+def rebalancing_with_a_pending_id(context: GroupContext) -> tuple[list[ResponseHandle], str]:
     first, second = context.stable(2)
     pending = context.join(version=4).member_id
     answers = [context.join(first.member_id), context.join(second.member_id)]
     assert context.state() is PREPARING_REBALANCE
-    assert all(answer.parked for answer in answers)
+    assert all(answer.is_delayed for answer in answers)
     return answers, pending
 
 
 @pytest.mark.conformance("GC-086", "JM-086")
-def test_a_phase_waits_for_a_pending_id(context: GroupContext) -> None:
+def test_join_phase_waits_for_a_pending_member_id(context: GroupContext) -> None:
     answers, pending = rebalancing_with_a_pending_id(context)
     answers.append(context.join(pending, version=4))
     assert {answer.error for answer in answers} == {ErrorCode.NONE}
@@ -342,7 +342,7 @@ def test_a_phase_waits_for_a_pending_id(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-087", "JM-087")
-def test_a_phase_completes_when_a_pending_id_times_out(context: GroupContext) -> None:
+def test_join_phase_completes_when_a_pending_member_id_expires(context: GroupContext) -> None:
     answers, _ = rebalancing_with_a_pending_id(context)
     context.advance(SESSION_MS)
     assert {answer.error for answer in answers} == {ErrorCode.NONE}
@@ -350,7 +350,7 @@ def test_a_phase_completes_when_a_pending_id_times_out(context: GroupContext) ->
 
 
 @pytest.mark.conformance("GC-088", "JM-114")
-def test_a_phase_completes_when_a_pending_id_leaves(context: GroupContext) -> None:
+def test_join_phase_completes_when_a_pending_member_id_leaves(context: GroupContext) -> None:
     answers, pending = rebalancing_with_a_pending_id(context)
     assert context.leave_errors((pending, None)) == [ErrorCode.NONE]
     assert {answer.error for answer in answers} == {ErrorCode.NONE}
@@ -358,7 +358,7 @@ def test_a_phase_completes_when_a_pending_id_leaves(context: GroupContext) -> No
 
 
 @pytest.mark.conformance("JM-033")
-def test_a_pending_id_with_an_instance_id_is_a_bug(context: GroupContext) -> None:
+def test_pending_member_id_with_an_instance_id_raises(context: GroupContext) -> None:
     pending = context.join(version=5).member_id
     with pytest.raises(RuntimeError, match=pending):
         context.join(pending, instance="instance", version=5)
@@ -368,7 +368,7 @@ def test_a_pending_id_with_an_instance_id_is_a_bug(context: GroupContext) -> Non
 
 
 @pytest.mark.conformance("GC-083", "JM-081", "JM-037")
-def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> None:
+def test_unchanged_follower_gets_an_immediate_response(context: GroupContext) -> None:
     leader, follower = context.stable(2)
     answer = context.join(follower.member_id)
     assert answer.error is ErrorCode.NONE
@@ -379,7 +379,7 @@ def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> Non
 
 
 @pytest.mark.conformance("GC-084", "JM-085", "JM-035", "GC-121", "JM-088")
-def test_an_unchanged_leader_asks_for_a_rebalance(context: GroupContext) -> None:
+def test_rejoin_of_the_leader_starts_a_rebalance(context: GroupContext) -> None:
     (member,) = context.stable()
     answer = context.join(member.member_id)
     assert answer.response.generation_id == 2
@@ -387,14 +387,14 @@ def test_an_unchanged_leader_asks_for_a_rebalance(context: GroupContext) -> None
 
 
 @pytest.mark.conformance("JM-036")
-def test_a_follower_with_other_metadata_asks_for_a_rebalance(context: GroupContext) -> None:
+def test_follower_with_changed_metadata_starts_a_rebalance(context: GroupContext) -> None:
     _, follower = context.stable(2)
-    assert context.join(follower.member_id, protocols=[("range", b"other")]).parked
+    assert context.join(follower.member_id, protocols=[("range", b"other")]).is_delayed
     assert context.state() is PREPARING_REBALANCE
 
 
 @pytest.mark.conformance("JM-034")
-def test_other_metadata_while_completing_begins_again(context: GroupContext) -> None:
+def test_changed_metadata_in_completing_rebalance_starts_a_rebalance(context: GroupContext) -> None:
     (member,) = context.completing()
     answer = context.join(member.member_id, protocols=[("range", b"other")])
     assert answer.response.generation_id == 2
@@ -402,7 +402,7 @@ def test_other_metadata_while_completing_begins_again(context: GroupContext) -> 
 
 
 @pytest.mark.parametrize("who, listed", [(0, 2), (1, 0)])
-def test_a_lost_join_answer_is_repeated(context: GroupContext, who: int, listed: int) -> None:
+def test_retry_of_a_join_returns_the_generation(context: GroupContext, who: int, listed: int) -> None:
     members = context.completing(2)
     answer = context.join(members[who].member_id)
     assert answer.response.generation_id == 1
@@ -414,57 +414,59 @@ def test_a_lost_join_answer_is_repeated(context: GroupContext, who: int, listed:
     "protocols",
     [[("a", b""), ("range", b"")], [("range", b"x")], [("range", b""), ("a", b"")]],
 )
-def test_order_names_and_bytes_all_count(context: GroupContext, protocols: list[tuple[str, bytes]]) -> None:
+def test_protocol_order_names_and_metadata_are_compared(
+    context: GroupContext, protocols: list[tuple[str, bytes]]
+) -> None:
     _, follower = context.stable(2)
-    assert context.join(follower.member_id, protocols=protocols).parked
+    assert context.join(follower.member_id, protocols=protocols).is_delayed
 
 
 # --- the initial delay
 
 
 @pytest.mark.conformance("GC-157", "JM-026")
-def test_the_first_join_waits_the_initial_delay(context: GroupContext) -> None:
+def test_first_join_waits_for_the_initial_rebalance_delay(context: GroupContext) -> None:
     answer = context.join()
     context.advance(DELAY_MS - 1)
-    assert answer.parked
+    assert answer.is_delayed
     context.advance(1)
     assert answer.error is ErrorCode.NONE
 
 
 @pytest.mark.conformance("GC-158", "JM-027")
-def test_company_in_the_first_window_adds_a_second(context: GroupContext) -> None:
+def test_new_member_extends_the_initial_rebalance_delay(context: GroupContext) -> None:
     first = context.join()
     context.advance(DELAY_MS // 2)
     second = context.join()
     context.advance(DELAY_MS // 2)
-    assert first.parked
+    assert first.is_delayed
     context.advance(DELAY_MS - 1)
-    assert first.parked and second.parked
+    assert first.is_delayed and second.is_delayed
     context.advance(1)
     assert first.error is second.error is ErrorCode.NONE
 
 
 @pytest.mark.conformance("GC-159", "JM-028")
-def test_the_initial_delay_ends_with_the_rebalance_timeout(context: GroupContext) -> None:
+def test_initial_delay_ends_with_the_rebalance_timeout(context: GroupContext) -> None:
     first = context.join(rebalance_ms=2 * DELAY_MS)
     context.advance(DELAY_MS - 1)
     second = context.join(rebalance_ms=2 * DELAY_MS)
     context.advance(2)
     third = context.join(rebalance_ms=2 * DELAY_MS)
     context.advance(DELAY_MS - 2)
-    assert [a.parked for a in (first, second, third)] == [True] * 3
+    assert [a.is_delayed for a in (first, second, third)] == [True] * 3
     context.advance(1)
     assert [a.error for a in (first, second, third)] == [ErrorCode.NONE] * 3
 
 
-def test_the_delay_of_a_group_that_was_emptied_is_extended_too(context: GroupContext) -> None:
+def test_initial_rebalance_delay_of_an_emptied_group_is_extended(context: GroupContext) -> None:
     (member,) = context.stable()
     context.leave((member.member_id, None))
     first = context.join()
     context.advance(DELAY_MS // 2)
     context.join()
     context.advance(DELAY_MS)
-    assert first.parked
+    assert first.is_delayed
     context.advance(DELAY_MS)
     assert first.response.generation_id == 3
 
@@ -476,16 +478,16 @@ def test_pending_ids_do_not_extend_the_delay(context: GroupContext) -> None:
     assert first.error is ErrorCode.NONE
 
 
-def test_no_delay_completes_at_the_next_tick() -> None:
+def test_zero_delay_completes_at_the_next_tick() -> None:
     context = GroupContext(replace(CONFIG, group_initial_rebalance_delay_ms=0))
     answer = context.join()
-    assert answer.parked
+    assert answer.is_delayed
     context.advance(0)
     assert answer.error is ErrorCode.NONE
 
 
 @pytest.mark.conformance("JM-040")
-def test_a_group_that_died_during_the_delay_is_left_alone(context: GroupContext) -> None:
+def test_join_timer_of_a_dead_group_has_no_effect(context: GroupContext) -> None:
     context.join()
     context.kill()
     context.advance(DELAY_MS)
@@ -496,7 +498,7 @@ def test_a_group_that_died_during_the_delay_is_left_alone(context: GroupContext)
 
 
 @pytest.mark.conformance("JM-002")
-def test_a_join_that_makes_a_group_is_recorded(context: GroupContext) -> None:
+def test_new_group_is_stored(context: GroupContext) -> None:
     context.join(version=4)
     assert len(context.log) == 1
     stored = context.shard.store.groups[GROUP]
@@ -505,7 +507,7 @@ def test_a_join_that_makes_a_group_is_recorded(context: GroupContext) -> None:
 
 @pytest.mark.conformance("JM-003", "JM-047")
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_group_that_cannot_be_recorded_is_not_made(context: GroupContext, version: int) -> None:
+def test_new_group_that_cannot_be_stored_is_not_created(context: GroupContext, version: int) -> None:
     context.append_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     answer = context.join(version=version)
     assert answer.error is ErrorCode.NOT_COORDINATOR
@@ -514,7 +516,7 @@ def test_a_group_that_cannot_be_recorded_is_not_made(context: GroupContext, vers
     assert (context.describe().group_state, context.list()) == ("Dead", {})
 
 
-def test_the_client_s_reason_is_told(context: GroupContext) -> None:
+def test_reason_of_the_client_is_logged(context: GroupContext) -> None:
     context.stable()
     context.join(version=9, reason="topic metadata has changed")
     newcomer = context.join(version=9)

@@ -34,7 +34,7 @@ def test_unknown_group_with_a_generation(context: GroupContext, version: int) ->
 
 @pytest.mark.conformance("GC-097", "OM-011", "OM-012")
 @pytest.mark.parametrize("instance", [None, "instance"])
-def test_unknown_group_without_a_generation_becomes_a_simple_one(context: GroupContext, instance: str | None) -> None:
+def test_commit_without_a_generation_creates_a_simple_group(context: GroupContext, instance: str | None) -> None:
     assert context.commit(1, instance=instance) == NONE
     assert context.state() is EMPTY
     assert context.group().protocol_type is None
@@ -50,7 +50,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-041")
-def test_partition_not_owned(context: GroupContext) -> None:
+def test_request_after_unloading_gets_not_coordinator(context: GroupContext) -> None:
     context.shard.on_unloaded(context.clock.instant())
     assert context.commit(1) == [ErrorCode.NOT_COORDINATOR]
     assert context.log == []
@@ -72,7 +72,7 @@ def test_members_are_checked(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-111", "GC-112", "GC-113", "OM-007", "ST-065")
-def test_while_completing(context: GroupContext) -> None:
+def test_commit_in_completing_rebalance(context: GroupContext) -> None:
     (member,) = context.completing()
     assert context.state() is COMPLETING_REBALANCE
     assert context.commit(1, member.member_id, 1) == [ErrorCode.REBALANCE_IN_PROGRESS]
@@ -81,7 +81,7 @@ def test_while_completing(context: GroupContext) -> None:
     assert context.fetch() == {}
 
 
-def test_while_preparing_the_old_generation_still_commits(context: GroupContext) -> None:
+def test_previous_generation_commits_in_preparing_rebalance(context: GroupContext) -> None:
     (member,) = context.stable()
     context.join()
     assert context.state() is PREPARING_REBALANCE
@@ -98,7 +98,7 @@ def test_after_the_group_is_empty(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-114")
-def test_without_generation_an_empty_group_checks_no_ids(context: GroupContext) -> None:
+def test_commit_without_a_generation_to_an_empty_group_ignores_member_ids(context: GroupContext) -> None:
     (member,) = context.stable(instances=["one"])
     context.leave(("", "one"))
     assert context.commit(1, "made-up") == NONE
@@ -106,7 +106,7 @@ def test_without_generation_an_empty_group_checks_no_ids(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-100")
-def test_the_group_id_may_be_empty(context: GroupContext) -> None:
+def test_group_id_may_be_empty(context: GroupContext) -> None:
     assert context.commit(1, group="") == NONE
     assert context.fetch(("topic", 0), group="") == {TP: 1}
     assert context.describe("").group_state == "Empty"
@@ -173,7 +173,7 @@ def test_only_too_large_metadata_appends_nothing() -> None:
     assert context.state() is DEAD
 
 
-def test_the_limit_counts_utf_16_units() -> None:
+def test_metadata_limit_counts_utf_16_units() -> None:
     context = GroupContext(replace(CONFIG, offset_metadata_max_bytes=2))
     assert context.commit(1, metadata="消费") == NONE  # six bytes of UTF-8
     assert context.commit(1, metadata="😀") == NONE  # two units
@@ -194,19 +194,21 @@ def test_the_limit_counts_utf_16_units() -> None:
         (ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_MESSAGE),
     ],
 )
-def test_a_commit_that_cannot_be_stored(context: GroupContext, append_error: ErrorCode, told: ErrorCode) -> None:
+def test_commit_that_cannot_be_stored_returns_the_error(
+    context: GroupContext, append_error: ErrorCode, told: ErrorCode
+) -> None:
     context.append_error = append_error
     assert context.commit(1, partitions=(0, 1)) == [told, told]
     assert context.fetch(("topic", 0)) == {TP: -1}
     assert context.state() is DEAD
 
 
-def test_a_commit_is_answered_only_when_it_is_durable(context: GroupContext) -> None:
+def test_commit_response_is_sent_when_the_commit_is_durable(context: GroupContext) -> None:
     context.hold_appends = True
     with pytest.raises(AssertionError, match="not answered"):
         context.commit(1)
     context.release_appends()
-    assert context.parked_count() == 0
+    assert context.delayed_count() == 0
 
 
 # --- fetch
@@ -226,7 +228,7 @@ def test_never_committed(context: GroupContext, version: int) -> None:
 
 
 @pytest.mark.conformance("OM-027", "OM-031", "SM-012")
-def test_a_dead_group_has_no_offsets(context: GroupContext) -> None:
+def test_dead_group_has_no_offsets(context: GroupContext) -> None:
     context.commit(1)
     context.kill()
     assert context.fetch(("topic", 0)) == {TP: -1}
@@ -311,7 +313,7 @@ def test_delete_in_a_stable_consumer_group(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-153")
-def test_metadata_nobody_can_parse_counts_as_subscribed_to_everything(context: GroupContext) -> None:
+def test_unparsable_metadata_counts_as_subscribed_to_every_topic(context: GroupContext) -> None:
     (member,) = context.stable(protocols=[("range", b"\x00")])
     context.commit(1, member.member_id, 1)
     answer = context.delete_offsets(TP)

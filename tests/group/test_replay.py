@@ -1,4 +1,4 @@
-"""Replay: records as bytes in, groups out; what a restart finds; sessions that begin anew."""
+"""Replay of records: known bytes, state after loading, sessions after a restart."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_offset_records_of_known_bytes(hex_value: str, expected: OffsetValue) ->
     assert context.describe("g1").group_state == "Empty"
 
 
-def test_a_group_record_of_known_bytes() -> None:
+def test_group_record_of_known_bytes() -> None:
     value = bytes.fromhex("0003 0008 636f6e73756d6572 00000005 ffff ffff 0000018bcfe56800 00000000")
     group = GroupContext(log=[(GROUP_KEY, value)]).group("g1")
     assert (group.state, group.generation_id, group.protocol_type) == (EMPTY, 5, "consumer")
     assert (group.protocol_name, group.leader_id, group.state_timestamp_ms) == (None, None, COMMITTED_MS)
 
 
-def test_what_is_written_has_these_bytes() -> None:
+def test_written_records_have_known_bytes() -> None:
     context = GroupContext()
     context.commit(42, group="g1", topic="orders", partitions=(3,), metadata="m", leader_epoch=7)
     ((key, value),) = context.log
@@ -92,13 +92,13 @@ def test_what_is_written_has_these_bytes() -> None:
 
 @pytest.mark.conformance("SM-029")
 @pytest.mark.parametrize("key", [KEY, GROUP_KEY], ids=["offset", "group"])
-def test_a_value_of_an_unknown_version_is_an_error(key: bytes) -> None:
+def test_value_of_an_unknown_version_is_an_error(key: bytes) -> None:
     with pytest.raises(CorruptRecordError, match="version 5"):
         GroupStore().replay(key, b"\x00\x05" + bytes(40))
 
 
 @pytest.mark.conformance("SM-068", "SM-069")
-def test_records_of_unknown_types_are_skipped_and_told() -> None:
+def test_records_of_unknown_types_are_skipped_and_logged() -> None:
     context = GroupContext(log=[(b"\x00\x03\x00\x01g", b"\x00\x00"), (KEY, offset_value(1)), (b"\x00\x63", None)])
     assert list(context.list()) == ["g1"]
     assert any("skipping 2 records of unknown types" in event.text for event in context.events)
@@ -115,7 +115,7 @@ def test_versions_that_are_read_and_written() -> None:
 
 
 @pytest.mark.conformance("SM-063", "SM-064")
-def test_tagged_fields_of_the_future_are_ignored() -> None:
+def test_unknown_tagged_fields_are_ignored() -> None:
     tagged = bytes.fromhex("01 07 03 616263")  # one field, tag 7, three bytes
     offset = bytes.fromhex("0004 000000000000002a 00000007 02 6d 0000018bcfe56800") + tagged
     group = bytes.fromhex("0004 09 636f6e73756d6572 00000005 00 00 0000018bcfe56800 01") + tagged
@@ -128,7 +128,7 @@ def test_tagged_fields_of_the_future_are_ignored() -> None:
 
 
 @pytest.mark.conformance("SM-002")
-def test_offsets_without_a_group_record_make_an_empty_group() -> None:
+def test_offsets_without_a_group_record_create_an_empty_group() -> None:
     context = GroupContext(log=[(offset_key(0), offset_value(1)), (offset_key(1), offset_value(2))])
     group = context.group()
     assert (group.state, group.generation_id, group.protocol_type) == (EMPTY, 0, None)
@@ -136,7 +136,7 @@ def test_offsets_without_a_group_record_make_an_empty_group() -> None:
 
 
 @pytest.mark.conformance("SM-003", "SM-027")
-def test_an_empty_group_with_offsets() -> None:
+def test_empty_group_with_offsets() -> None:
     context = GroupContext(log=[(offset_key(), offset_value(1)), (group_key(), stored_group())])
     group = context.group()
     assert (group.state, group.generation_id, group.protocol_type) == (EMPTY, 5, "consumer")
@@ -145,14 +145,14 @@ def test_an_empty_group_with_offsets() -> None:
 
 
 @pytest.mark.conformance("SM-033")
-def test_a_simple_group_is_stored_and_read_back() -> None:
+def test_simple_group_is_stored_and_read_back() -> None:
     context = GroupContext(log=[(group_key(), stored_group(protocol_type=""))])
     assert context.group().protocol_type is None
     assert context.list()[GROUP].protocol_type == ""
 
 
 @pytest.mark.conformance("SM-013", "SM-019", "SM-023")
-def test_the_last_record_of_a_key_wins_and_null_removes() -> None:
+def test_last_record_of_a_key_wins_and_null_removes() -> None:
     log = [
         (offset_key(0), offset_value(1)),
         (offset_key(1), offset_value(2)),
@@ -170,7 +170,7 @@ def test_the_last_record_of_a_key_wins_and_null_removes() -> None:
 
 
 @pytest.mark.conformance("SM-022")
-def test_offsets_after_a_group_tombstone_make_an_empty_group_again() -> None:
+def test_offsets_after_a_group_tombstone_create_an_empty_group() -> None:
     log = [(group_key(), stored_group(member_value())), (group_key(), None), (offset_key(), offset_value(1))]
     group = GroupContext(log=log).group()
     assert (group.state, group.generation_id) == (EMPTY, 0)
@@ -185,7 +185,7 @@ def test_records_and_tombstones_in_any_order_are_harmless() -> None:
 
 
 @pytest.mark.conformance("SM-014", "JM-004", "SM-026")
-def test_a_group_with_members_is_stable_at_once() -> None:
+def test_group_with_members_is_stable_at_once() -> None:
     subscription = subscribing("topic")[0][1]
     members = [member_value("a", subscription=subscription), member_value("b", subscription=subscription)]
     context = GroupContext(log=[(offset_key(), offset_value(1)), (group_key(), stored_group(*members))])
@@ -201,7 +201,7 @@ def test_a_group_with_members_is_stable_at_once() -> None:
 
 
 @pytest.mark.conformance("SM-025")
-def test_a_static_member_is_known_by_its_instance() -> None:
+def test_static_member_is_known_by_its_instance() -> None:
     context = GroupContext(log=[(group_key(), stored_group(member_value(instance="one")))])
     assert context.group().static_members == {"one": "m"}
     assert context.heartbeat("other", 5, instance="one") is ErrorCode.FENCED_INSTANCE_ID
@@ -238,7 +238,7 @@ def test_every_loaded_member_gets_a_full_session() -> None:
 
 
 @pytest.mark.conformance("JM-005")
-def test_a_loaded_group_over_its_limit_is_rebalanced() -> None:
+def test_loaded_group_over_its_limit_is_rebalanced() -> None:
     members = [member_value(f"m{i}") for i in range(3)]
     config = replace(CONFIG, group_max_size=2)
     context = GroupContext(config, log=[(group_key(), stored_group(*members))])
@@ -250,7 +250,7 @@ def test_a_loaded_group_over_its_limit_is_rebalanced() -> None:
 # --- restart
 
 
-def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
+def test_restarted_coordinator_continues_the_generation() -> None:
     before = GroupContext()
     leader, follower = before.stable(2)
     before.commit(7, follower.member_id, 1)
@@ -264,7 +264,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     assert (again.response.generation_id, again.response.leader) == (1, leader.member_id)
 
 
-def test_a_round_in_flight_is_lost_and_the_last_stored_one_holds() -> None:
+def test_restart_during_a_rebalance_restores_the_stored_generation() -> None:
     before = GroupContext()
     (member,) = before.stable()
     before.join(member.member_id)
@@ -274,10 +274,10 @@ def test_a_round_in_flight_is_lost_and_the_last_stored_one_holds() -> None:
     assert context.heartbeat(member.member_id, 2) is ErrorCode.ILLEGAL_GENERATION
 
 
-def test_a_member_that_kept_only_one_protocol_may_bring_the_others_again() -> None:
+def test_loaded_member_may_rejoin_with_all_its_protocols() -> None:
     before = GroupContext()
     two = [("range", b"r"), ("sticky", b"s")]
     _, follower = before.stable(2, protocols=two)
     context = GroupContext(log=before.log)
-    assert context.join(follower.member_id, protocols=two).parked  # other metadata than what is stored
+    assert context.join(follower.member_id, protocols=two).is_delayed  # other metadata than what is stored
     assert context.state() is PREPARING_REBALANCE

@@ -1,4 +1,4 @@
-"""Where groups live, and requests that name several of them."""
+"""Partition of a group, and requests that name groups of several partitions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def coordinator() -> Coordinator:
     return made
 
 
-def test_answers_come_in_the_order_of_the_request(coordinator: Coordinator) -> None:
+def test_groups_are_returned_in_the_order_of_the_request(coordinator: Coordinator) -> None:
     described = coordinator.ask(DescribeGroupsRequest(groups=["c", "none", "a", "c"]), 5).groups
     assert [(g.group_id, g.group_state) for g in described] == [
         ("c", "Empty"), ("none", "Dead"), ("a", "Empty"), ("c", "Empty")
@@ -90,18 +90,18 @@ def test_every_shard_lists_its_groups(coordinator: Coordinator) -> None:
     assert (listed.error_code, len(listed.groups)) == (ErrorCode.NOT_COORDINATOR, 2)
 
 
-def test_groups_are_deleted_wherever_they_live(coordinator: Coordinator) -> None:
+def test_groups_of_several_shards_are_deleted(coordinator: Coordinator) -> None:
     results = coordinator.ask(DeleteGroupsRequest(groups_names=["b", "none", "a", "b"]), 2).results
     assert [(r.group_id, r.error_code) for r in results] == [("b", 0), ("none", ErrorCode.GROUP_ID_NOT_FOUND), ("a", 0)]
     assert [group.group_id for group in coordinator.ask(ListGroupsRequest(), 4).groups] == ["c"]
 
 
-def test_a_request_that_names_no_group(coordinator: Coordinator) -> None:
+def test_request_without_groups(coordinator: Coordinator) -> None:
     assert list(coordinator.ask(DescribeGroupsRequest(groups=[]), 5).groups) == []
 
 
 @pytest.mark.parametrize("version", [1, 7])
-def test_a_request_of_one_group_goes_as_it_is(coordinator: Coordinator, version: int) -> None:
+def test_request_of_one_group_is_not_split(coordinator: Coordinator, version: int) -> None:
     request = HeartbeatRequest(group_id="a", generation_id=0, member_id="m")
     assert split_request(request, 4, PARTITIONS) == {coordinator_partition("a", PARTITIONS): request}
     assert coordinator.ask(request, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID

@@ -1,4 +1,4 @@
-"""Heartbeat, LeaveGroup and the end of sessions."""
+"""Heartbeat, LeaveGroup and session expiration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def context() -> GroupContext:
 
 
 @pytest.mark.conformance("GC-065", "GC-122", "GC-131")
-def test_partition_not_owned(context: GroupContext) -> None:
+def test_request_after_unloading_gets_not_coordinator(context: GroupContext) -> None:
     context.shard.on_unloaded(context.clock.instant())
     assert context.heartbeat("member", 1) is ErrorCode.NOT_COORDINATOR
     assert context.leave(("member", None)).error is ErrorCode.NOT_COORDINATOR
@@ -82,7 +82,7 @@ def test_heartbeat_in_stable(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-073", "JM-098")
-def test_silence_for_a_session_timeout(context: GroupContext) -> None:
+def test_member_without_heartbeats_is_removed(context: GroupContext) -> None:
     (member,) = context.stable()
     context.advance(SESSION_MS - 1)
     assert member.member_id in context.group().members
@@ -110,19 +110,19 @@ def test_commits_keep_a_session(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-076", "JM-100")
-def test_a_member_silent_during_a_rebalance_lets_it_complete(context: GroupContext) -> None:
+def test_rebalance_completes_without_a_member_that_sends_no_heartbeats(context: GroupContext) -> None:
     (member,) = context.stable(rebalance_ms=10 * SESSION_MS)
     newcomer = context.join(rebalance_ms=10 * SESSION_MS)
     for _ in range(4):
         context.advance(SESSION_MS - 1)
         assert context.heartbeat(member.member_id, 1) is ErrorCode.REBALANCE_IN_PROGRESS
-    assert newcomer.parked
+    assert newcomer.is_delayed
     context.advance(SESSION_MS)
     assert [m.member_id for m in newcomer.response.members] == [newcomer.member_id]
 
 
 @pytest.mark.conformance("JM-039")
-def test_a_dynamic_member_that_misses_the_phase_is_removed(context: GroupContext) -> None:
+def test_dynamic_member_that_does_not_rejoin_is_removed(context: GroupContext) -> None:
     (member,) = context.stable(session_ms=10 * REBALANCE_MS)
     newcomer = context.join()
     context.advance(REBALANCE_MS)
@@ -131,18 +131,18 @@ def test_a_dynamic_member_that_misses_the_phase_is_removed(context: GroupContext
     assert any(member.member_id in e.text for e in context.events if e.kind == "members_not_rejoined")
 
 
-def test_a_parked_member_is_not_expired(context: GroupContext) -> None:
+def test_member_with_a_delayed_request_does_not_expire(context: GroupContext) -> None:
     leader, follower = context.stable(2, rebalance_ms=10 * SESSION_MS)
-    parked = context.join(leader.member_id, rebalance_ms=10 * SESSION_MS)
+    is_delayed = context.join(leader.member_id, rebalance_ms=10 * SESSION_MS)
     for _ in range(5):
         context.heartbeat(follower.member_id, 1)
         context.advance(SESSION_MS - 1)
-    assert parked.parked
+    assert is_delayed.is_delayed
     assert leader.member_id in context.group().members
 
 
 @pytest.mark.conformance("GC-160")
-def test_a_session_timer_of_a_dead_group_touches_nothing(context: GroupContext) -> None:
+def test_session_timer_of_a_dead_group_has_no_effect(context: GroupContext) -> None:
     (member,) = context.stable()
     context.kill()
     context.advance(SESSION_MS)
@@ -150,7 +150,7 @@ def test_a_session_timer_of_a_dead_group_touches_nothing(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-161")
-def test_timers_of_what_is_gone_mean_nothing(context: GroupContext) -> None:
+def test_timers_of_removed_members_and_groups_have_no_effect(context: GroupContext) -> None:
     context.stable()
     gone = [SessionTimer(GROUP, "gone"), SessionTimer("gone", "gone"), JoinTimer("gone")]
     for key in (*gone, JoinTimer(GROUP), SyncTimer(GROUP)):
@@ -184,7 +184,7 @@ def test_leave_of_a_dead_group(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-127", "JM-119", "SM-032")
 @pytest.mark.parametrize("version", range(6))
-def test_a_member_leaves(context: GroupContext, version: int) -> None:
+def test_leave_starts_a_rebalance(context: GroupContext, version: int) -> None:
     (member,) = context.stable()
     records = len(context.log)
     assert context.leave((member.member_id, None), version=version).error is ErrorCode.NONE
@@ -198,7 +198,7 @@ def test_a_member_leaves(context: GroupContext, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_old_versions_put_the_member_s_error_on_top(context: GroupContext, version: int) -> None:
+def test_old_versions_return_the_error_of_the_member_as_top_level_error(context: GroupContext, version: int) -> None:
     context.stable()
     assert context.leave(("made-up", None), version=version).error is UNKNOWN
 
@@ -210,7 +210,7 @@ def test_leave_with_a_fenced_instance(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-129", "JM-121")
-def test_an_instance_is_removed_without_its_member_id(context: GroupContext) -> None:
+def test_instance_is_removed_without_its_member_id(context: GroupContext) -> None:
     context.stable(instances=["one"])
     assert context.leave_errors(("", "one")) == [ErrorCode.NONE]
     assert context.state() is EMPTY
@@ -236,7 +236,7 @@ def test_one_of_two_is_unknown(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-135", "JM-126", "ST-052")
-def test_a_pending_id_leaves_with_an_unknown_instance(context: GroupContext) -> None:
+def test_pending_id_leaves_with_an_unknown_instance(context: GroupContext) -> None:
     context.stable(instances=["one"])
     pending = context.join(version=4).member_id
     assert context.leave_errors(("", "unknown"), (pending, None)) == [UNKNOWN, ErrorCode.NONE]
@@ -258,31 +258,31 @@ def test_leader_follower_and_pending_id_leave_at_once(context: GroupContext, wit
     assert context.state() is EMPTY
 
 
-def test_a_parked_join_of_one_who_leaves_is_answered(context: GroupContext) -> None:
+def test_leaving_member_gets_a_response_to_its_delayed_join(context: GroupContext) -> None:
     _, follower = context.stable(2)
-    parked = context.join(follower.member_id, protocols=[("range", b"new")])
+    is_delayed = context.join(follower.member_id, protocols=[("range", b"new")])
     context.leave((follower.member_id, None))
-    assert parked.error is UNKNOWN
+    assert is_delayed.error is UNKNOWN
     assert context.state() is PREPARING_REBALANCE
 
 
-def test_a_parked_sync_of_one_who_leaves_is_answered(context: GroupContext) -> None:
+def test_leaving_member_gets_a_response_to_its_delayed_sync(context: GroupContext) -> None:
     _, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
+    is_delayed = context.sync(follower.member_id, 1)
     context.leave((follower.member_id, None))
-    assert parked.error is UNKNOWN
+    assert is_delayed.error is UNKNOWN
     assert context.state() is PREPARING_REBALANCE
 
 
-def test_the_last_missing_member_leaving_completes_the_phase(context: GroupContext) -> None:
+def test_last_missing_member_leaving_completes_the_phase(context: GroupContext) -> None:
     leader, follower = context.stable(2)
-    parked = context.join(leader.member_id)
+    is_delayed = context.join(leader.member_id)
     context.leave((follower.member_id, None))
-    assert parked.response.generation_id == 2
+    assert is_delayed.response.generation_id == 2
     assert context.state() is COMPLETING_REBALANCE
 
 
-def test_all_leaving_in_the_initial_delay_ends_it_empty(context: GroupContext) -> None:
+def test_group_is_empty_after_all_members_left_during_the_initial_delay(context: GroupContext) -> None:
     answer = context.join(version=3)
     member_id = next(iter(context.group().members))
     context.leave((member_id, None))
@@ -292,7 +292,7 @@ def test_all_leaving_in_the_initial_delay_ends_it_empty(context: GroupContext) -
     assert (context.state(), context.group().generation_id) == (EMPTY, 1)
 
 
-def test_a_leave_whose_empty_group_cannot_be_stored_is_still_answered(context: GroupContext) -> None:
+def test_leave_succeeds_if_the_empty_group_cannot_be_stored(context: GroupContext) -> None:
     (member,) = context.stable()
     context.append_error = ErrorCode.KAFKA_STORAGE_ERROR
     assert context.leave_errors((member.member_id, None)) == [ErrorCode.NONE]

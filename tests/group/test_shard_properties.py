@@ -1,10 +1,10 @@
-"""Whatever clients do and whatever the log refuses: the books balance, and a restart finds what was promised."""
+"""Random requests and append failures: the invariants hold, and a restart restores the stored state."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from group_invariants import check_books, check_state, check_timers, promised
+from group_invariants import check_counters, check_state, check_timers, promised
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -26,7 +26,7 @@ RARELY = st.sampled_from([False, False, False, True])
 
 
 class Coordinator(RuleBasedStateMachine):
-    """Clients that know more or less what they do, and a log that sometimes fails."""
+    """Random clients, and a log that sometimes fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Coordinator(RuleBasedStateMachine):
         self.finish_the_round("a")
 
     def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
-        """A member that is, one that was, or nobody."""
+        """Returns a current member, a former member or none."""
         group = self.context.shard.group(group_id)
         members = list(group.members.values()) if group else []
         generation_id = group.generation_id if group else 0
@@ -80,7 +80,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(group=GROUPS)
     def finish_the_round(self, group: str) -> None:
-        """Lets the clients of a group do what it takes to be Stable, if the log lets them."""
+        """Makes a group Stable, unless appends fail."""
         self.context.release_appends()
         self.all_join(group)
         if not self.context.shard.store.contains(group):
@@ -153,10 +153,10 @@ class Coordinator(RuleBasedStateMachine):
             return
         self.context.release_appends()
         self.context.settle(self.context.shard.on_unloaded(self.context.clock.instant()))
-        assert self.context.parked_count() == 0
+        assert self.context.delayed_count() == 0
         ids = self.context._ids
         self.context = GroupContext(self.context.config, log=self.context.log)
-        self.context._ids = ids  # fresh ids stay fresh
+        self.context._ids = ids  # new ids stay unique
         self.failed = False
 
     @invariant()
@@ -169,7 +169,7 @@ class Coordinator(RuleBasedStateMachine):
     @invariant()
     def every_group_is_sound(self) -> None:
         for group in self.context.shard.groups.values():
-            check_books(group)
+            check_counters(group)
             check_timers(group, self.context.timers)
             check_state(group, appends_pending=bool(self.context._held))
 

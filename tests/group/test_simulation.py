@@ -1,6 +1,6 @@
-"""Two thousand schedules of one seed; and that the simulation finds, and shortens, what is broken on purpose.
+"""Schedules of one seed pass, and the simulation finds injected defects and shortens their schedules.
 
-SIMULATION_SEED and SIMULATION_SCHEDULES choose others; for long runs there is `python tests/group/simulation.py`.
+SIMULATION_SEED and SIMULATION_SCHEDULES select other schedules.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from sim_schedule import draw, from_text, shorten, to_text
-from sim_world import run
 from simulation import main, simulate
+from simulation_run import run
+from simulation_schedule import draw, from_text, shorten, to_text
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import SessionTimer, committed_offsets, group_shard, member_sessions, rebalance, sync_group
@@ -32,12 +32,12 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_happens_the_invariants_hold_and_everybody_gets_in(part: int) -> None:
+def test_invariants_hold_and_every_client_joins(part: int) -> None:
     failure = simulate(SEED, range(part, SCHEDULES, PARTS))
     assert failure is None, str(failure)
 
 
-# --- what is broken on purpose
+# --- injected defects
 
 
 def two_leaders(patch: Patch) -> None:
@@ -48,18 +48,18 @@ def two_leaders(patch: Patch) -> None:
     )
 
 
-def generations_do_not_count(patch: Patch) -> None:
+def commits_of_any_generation_are_accepted(patch: Patch) -> None:
     def believe(turn: OutcomeBuilder, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
         return ErrorCode.NONE
 
     patch.setattr(committed_offsets, "_check_commit", believe)
 
 
-def heartbeats_are_believed(patch: Patch) -> None:
+def heartbeats_are_not_checked(patch: Patch) -> None:
     patch.setattr(member_sessions, "_heartbeat", lambda turn, group, request: ErrorCode.NONE)
 
 
-def followers_get_the_leader_s_share(patch: Patch) -> None:
+def followers_get_the_assignment_of_the_leader(patch: Patch) -> None:
     def hand_out(group: ClassicGroup, assignment: bytes) -> Any:
         return sync_success_response(group, group.members[group.leader_id or ""].assignment)
 
@@ -80,7 +80,7 @@ def failed_commits_are_acknowledged(patch: Patch) -> None:
     patch.setattr(committed_offsets, "failed_commit_response", lambda response, error: response)
 
 
-def replay_forgets_a_member(patch: Patch) -> None:
+def replay_loses_a_member(patch: Patch) -> None:
     read = ClassicGroup.from_value.__func__  # type: ignore[attr-defined]
 
     def forget(cls: type[ClassicGroup], group_id: str, value: Any) -> Any:
@@ -91,7 +91,7 @@ def replay_forgets_a_member(patch: Patch) -> None:
     patch.setattr(ClassicGroup, "from_value", classmethod(forget))
 
 
-def replay_keeps_what_was_deleted(patch: Patch) -> None:
+def replay_ignores_tombstones(patch: Patch) -> None:
     replay = GroupStore.replay
 
     def keep(store: GroupStore, key: bytes, value: bytes | None, *args: Any) -> None:
@@ -101,7 +101,7 @@ def replay_keeps_what_was_deleted(patch: Patch) -> None:
     patch.setattr(GroupStore, "replay", keep)
 
 
-def aborted_offsets_count(patch: Patch) -> None:
+def aborted_offsets_are_committed(patch: Patch) -> None:
     end = PendingTransactionalOffsets.end
     patch.setattr(
         PendingTransactionalOffsets, "end", lambda pending, producer_id, committed: end(pending, producer_id, True)
@@ -112,7 +112,7 @@ def subscribed_offsets_expire(patch: Patch) -> None:
     patch.setattr(ClassicGroup, "subscribes_to", lambda group, topic: False)
 
 
-def ids_that_were_told_are_forgotten(patch: Patch) -> None:
+def pending_member_ids_are_lost(patch: Patch) -> None:
     patch.setattr(ClassicGroup, "add_pending_join", lambda group, member_id: None)
 
 
@@ -120,37 +120,37 @@ def join_phases_do_not_end(patch: Patch) -> None:
     patch.setattr(rebalance, "expire_join", lambda turn, group: None)
 
 
-def nobody_is_told_of_a_round(patch: Patch) -> None:
+def leaving_starts_no_rebalance(patch: Patch) -> None:
     patch.setattr(member_sessions, "rebalance_or_complete", lambda turn, group, reason: None)
 
 
-def restarts_begin_no_sessions(patch: Patch) -> None:
-    patch.setattr(group_shard, "SessionTimer", lambda group_id, member_id: SessionTimer(group_id, "nobody"))
+def loading_starts_no_sessions(patch: Patch) -> None:
+    patch.setattr(group_shard, "SessionTimer", lambda group_id, member_id: SessionTimer(group_id, "unknown"))
 
 
 BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [
     (two_leaders, "leader", 3),
-    (generations_do_not_count, "generation", 4),
-    (heartbeats_are_believed, "generation", 4),
-    (followers_get_the_leader_s_share, "owner", 3),
+    (commits_of_any_generation_are_accepted, "generation", 4),
+    (heartbeats_are_not_checked, "generation", 4),
+    (followers_get_the_assignment_of_the_leader, "owner", 3),
     (commits_are_dropped, "acknowledged", 2),
     (failed_commits_are_acknowledged, "acknowledged", 3),
-    (replay_forgets_a_member, "replay", 3),
-    (replay_keeps_what_was_deleted, "replay", 4),
-    (aborted_offsets_count, "replay", 3),
+    (replay_loses_a_member, "replay", 3),
+    (replay_ignores_tombstones, "replay", 4),
+    (aborted_offsets_are_committed, "replay", 3),
     (subscribed_offsets_expire, "acknowledged", 4),
-    (ids_that_were_told_are_forgotten, "liveness", 2),
+    (pending_member_ids_are_lost, "liveness", 2),
     (join_phases_do_not_end, "books", 2),
-    (nobody_is_told_of_a_round, "books", 3),
-    (restarts_begin_no_sessions, "books", 3),
+    (leaving_starts_no_rebalance, "books", 3),
+    (loading_starts_no_sessions, "books", 3),
 ]
 
 
-@pytest.mark.parametrize("break_it, violated, enough", BROKEN, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_is_broken_is_found_and_shortened(
-    break_it: Callable[[Patch], None], violated: str, enough: int, monkeypatch: Patch
+@pytest.mark.parametrize("inject, violated, enough", BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_injected_defect_is_found_and_its_schedule_shortened(
+    inject: Callable[[Patch], None], violated: str, enough: int, monkeypatch: Patch
 ) -> None:
-    break_it(monkeypatch)
+    inject(monkeypatch)
 
     failure = simulate(SEED, range(1_000))
 
@@ -164,7 +164,7 @@ def test_what_is_broken_is_found_and_shortened(
     assert run(failure.events) is None
 
 
-def test_a_schedule_is_text_and_back() -> None:
+def test_schedule_round_trips_through_text() -> None:
     for number in range(50):
         events = draw(SEED, number)
         assert from_text(to_text(events)) == events == draw(SEED, number)
@@ -172,13 +172,13 @@ def test_a_schedule_is_text_and_back() -> None:
         from_text("1 move 5\ncrash 5")
 
 
-def test_shortening_leaves_what_is_needed() -> None:
+def test_shortened_schedule_still_fails() -> None:
     events = [(number, "move", 1) for number in range(20)]
     needed = {events[3], events[11], events[12]}
     assert shorten(events, lambda fewer: needed <= set(fewer)) == sorted(needed)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Patch) -> None:
+def test_simulation_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Patch) -> None:
     assert main(["--seed", "3", "--schedules", "2"]) == 0
     assert "2 schedules of seed 3: nothing went wrong" in capsys.readouterr().out
     assert main(["--seed", "3", "--only", "5", "--trace"]) == 0

@@ -1,4 +1,4 @@
-"""The tables: which state may follow which, and every state times every ask, walked against a live shard."""
+"""State tables of a group: transitions, and every operation in every state."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def test_only_the_transitions_of_the_table_are_allowed(old: GroupState, new: Gro
         (EMPTY, True),
     ],
 )
-def test_a_rebalance_begins_only_outside_of_one(state: GroupState, allowed: bool) -> None:
+def test_rebalance_starts_only_outside_of_a_join_phase(state: GroupState, allowed: bool) -> None:
     assert can_rebalance(state) is allowed
 
 
-# --- every state times every ask
+# --- every operation in every state
 
 
 def in_state(context: GroupContext, state: GroupState) -> list[Joined]:
@@ -117,15 +117,15 @@ def follower(members: list[Joined]) -> Joined:
 
 def join_error(context: GroupContext, member_id: str, instance: str | None) -> ErrorCode | None:
     answer = context.join(member_id, instance=instance)
-    return None if answer.parked else answer.error
+    return None if answer.is_delayed else answer.error
 
 
 def sync_error(context: GroupContext, member: Joined) -> ErrorCode | None:
     answer = context.sync(member.member_id, member.generation_id, instance=member.instance_id)
-    return None if answer.parked else answer.error
+    return None if answer.is_delayed else answer.error
 
 
-ASKS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
+OPERATIONS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
     GroupOperation.JOIN_NEW: lambda c, m: join_error(c, "", None),
     GroupOperation.JOIN_KNOWN: lambda c, m: join_error(c, follower(m).member_id, follower(m).instance_id),
     GroupOperation.REPLACE_STATIC: lambda c, m: join_error(c, "", "i-1"),
@@ -143,12 +143,12 @@ ASKS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCode | No
     GroupOperation.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
     GroupOperation.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
 }
-PARKING = {GroupAction.ADD_MEMBER, GroupAction.AWAIT_JOIN, GroupAction.AWAIT_SYNC, GroupAction.REBALANCE}
+DELAYING = {GroupAction.ADD_MEMBER, GroupAction.AWAIT_JOIN, GroupAction.AWAIT_SYNC, GroupAction.REBALANCE}
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("ask", OPERATIONS, ids=lambda ask: ask.name)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
-def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: GroupOperation) -> None:
+def test_every_operation_in_every_state_follows_the_table(state: GroupState, ask: GroupOperation) -> None:
     context = GroupContext()
     members = in_state(context, state)
     context.clock.advance_ms(1)
@@ -156,9 +156,9 @@ def test_each_state_answers_each_ask_as_the_table_says(state: GroupState, ask: G
     if ask is GroupOperation.REPLACE_STATIC and state in (EMPTY, DEAD):
         return  # such a group knows no instance; the cell is reached in the test below
 
-    error = ASKS[ask](context, members)
+    error = OPERATIONS[ask](context, members)
 
-    if answer.action in PARKING:
+    if answer.action in DELAYING:
         # everybody but the last to join a phase waits; in PreparingRebalance the follower is that last one
         last = state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
         assert error is (ErrorCode.NONE if last else None)
@@ -183,7 +183,7 @@ def after(state: GroupState, ask: GroupOperation) -> GroupState:
 
 
 @pytest.mark.conformance("GC-054", "JM-070")
-def test_replacing_a_static_member_of_an_empty_group_is_a_bug_that_names_group_and_instance() -> None:
+def test_replacing_a_static_member_of_an_empty_group_raises() -> None:
     context = GroupContext()
     in_state(context, EMPTY)
     context.group().static_members["i-1"] = "ghost"
@@ -218,7 +218,7 @@ def test_offsets_of_another_protocol_type_are_deleted_from_an_empty_group_only(s
         assert context.fetch() == {("kept", 0): 2}
 
 
-def test_the_tables_are_complete() -> None:
+def test_tables_are_complete() -> None:
     assert set(GROUP_TRANSITIONS) == set(GroupState)
     assert set(GROUP_RULES) == set(GroupState)
     for state in GroupState:

@@ -1,11 +1,11 @@
-"""Static members: instance ids outlive member ids, and the later of two claimants wins."""
+"""Static members: group.instance.id, replacement and fencing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Answer, GroupContext, Joined
+from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext, Joined, ResponseHandle
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import JoinTimer, SessionTimer
@@ -28,7 +28,7 @@ def pair(context: GroupContext, **how: Any) -> tuple[Joined, Joined]:
 
 
 def keep_alive(context: GroupContext, member: Joined, duration_ms: int, generation_id: int) -> None:
-    """Lets time pass while one member heartbeats."""
+    """Advances the clock while one member sends heartbeats."""
     for _ in range(4):
         context.advance(duration_ms // 4)
         context.heartbeat(member.member_id, generation_id, instance=member.instance_id)
@@ -38,7 +38,7 @@ def keep_alive(context: GroupContext, member: Joined, duration_ms: int, generati
 
 
 @pytest.mark.conformance("GC-027", "JM-020")
-def test_a_first_join_takes_one_round_trip(context: GroupContext) -> None:
+def test_first_join_takes_one_round_trip(context: GroupContext) -> None:
     answer = context.join(instance=LEADER, version=9)
     context.advance(DELAY_MS)
     assert answer.error is ErrorCode.NONE
@@ -47,7 +47,7 @@ def test_a_first_join_takes_one_round_trip(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-028", "JM-021")
-def test_known_instance_with_a_made_up_member_id(context: GroupContext) -> None:
+def test_known_instance_with_an_unknown_member_id(context: GroupContext) -> None:
     pair(context)
     answer = context.join("made-up", instance=LEADER)
     assert (answer.error, answer.member_id) == (ErrorCode.FENCED_INSTANCE_ID, "made-up")
@@ -75,7 +75,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-036", "JM-057")
-def test_known_id_in_a_group_that_is_empty_now(context: GroupContext) -> None:
+def test_known_member_id_in_an_empty_group(context: GroupContext) -> None:
     leader, follower = pair(context)
     context.leave((leader.member_id, LEADER), (follower.member_id, FOLLOWER))
     assert context.state() is EMPTY
@@ -83,7 +83,7 @@ def test_known_id_in_a_group_that_is_empty_now(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-050", "JM-068")
-def test_every_return_gets_a_fresh_member_id(context: GroupContext) -> None:
+def test_every_rejoin_without_member_id_gets_a_new_one(context: GroupContext) -> None:
     leader, _ = pair(context)
     ids = {leader.member_id}
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_replacing_the_only_member_while_completing_starts_the_next_generation_a
     (member,) = context.completing(instances=[LEADER])
     records = len(context.log)
     replacement = context.join(instance=LEADER)
-    assert not replacement.parked and replacement.error is ErrorCode.NONE
+    assert not replacement.is_delayed and replacement.error is ErrorCode.NONE
     assert replacement.member_id != member.member_id
     assert (replacement.response.generation_id, context.group().generation_id) == (2, 2)
     assert context.state() is COMPLETING_REBALANCE
@@ -110,7 +110,7 @@ def test_replacing_the_only_member_while_completing_starts_the_next_generation_a
 
 
 @pytest.mark.conformance("JM-029")
-def test_a_duplicate_in_the_initial_delay_fences_the_first(context: GroupContext) -> None:
+def test_duplicate_instance_fences_the_first_during_the_initial_delay(context: GroupContext) -> None:
     first = context.join(instance=LEADER)
     second = context.join(instance=LEADER)
     assert first.error is ErrorCode.FENCED_INSTANCE_ID
@@ -120,29 +120,29 @@ def test_a_duplicate_in_the_initial_delay_fences_the_first(context: GroupContext
 
 
 @pytest.mark.conformance("GC-029", "JM-050")
-def test_a_duplicate_fences_a_parked_join(context: GroupContext) -> None:
+def test_duplicate_instance_fences_a_delayed_join(context: GroupContext) -> None:
     _, follower = pair(context)
-    parked = context.join(follower.member_id, instance=FOLLOWER, protocols=[("range", b"new")])
-    assert parked.parked
+    is_delayed = context.join(follower.member_id, instance=FOLLOWER, protocols=[("range", b"new")])
+    assert is_delayed.is_delayed
     duplicate = context.join(instance=FOLLOWER, protocols=[("range", b"new")])
-    assert (parked.error, parked.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
-    assert duplicate.parked
+    assert (is_delayed.error, is_delayed.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
+    assert duplicate.is_delayed
     assert context.state() is PREPARING_REBALANCE
 
 
 @pytest.mark.conformance("GC-030", "JM-051")
-def test_a_duplicate_fences_a_parked_sync_and_begins_again(context: GroupContext) -> None:
+def test_duplicate_instance_fences_a_delayed_sync_and_starts_a_rebalance(context: GroupContext) -> None:
     leader, follower = pair(context)
     rejoined = context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])
     context.join(follower.member_id, instance=FOLLOWER)
     generation = rejoined.response.generation_id
     assert (generation, context.state()) == (2, COMPLETING_REBALANCE)
-    parked = context.sync(follower.member_id, generation, instance=FOLLOWER)
-    assert parked.parked
+    is_delayed = context.sync(follower.member_id, generation, instance=FOLLOWER)
+    assert is_delayed.is_delayed
 
     duplicate = context.join(instance=FOLLOWER)
 
-    assert parked.error is ErrorCode.FENCED_INSTANCE_ID
+    assert is_delayed.error is ErrorCode.FENCED_INSTANCE_ID
     assert context.state() is PREPARING_REBALANCE
     context.advance(REBALANCE_MS)
     assert duplicate.response.generation_id == generation + 1
@@ -151,7 +151,7 @@ def test_a_duplicate_fences_a_parked_sync_and_begins_again(context: GroupContext
 
 
 @pytest.mark.conformance("GC-031", "JM-052")
-def test_the_old_id_is_fenced_after_the_duplicate_joined(context: GroupContext) -> None:
+def test_former_member_id_is_fenced_after_the_replacement(context: GroupContext) -> None:
     leader, follower = pair(context)
     context.join(leader.member_id, instance=LEADER, protocols=[("range", b"new")])
     duplicate = context.join(instance=FOLLOWER)
@@ -164,7 +164,7 @@ def test_the_old_id_is_fenced_after_the_duplicate_joined(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-032", "JM-053")
-def test_a_single_member_rejoins_while_completing(context: GroupContext) -> None:
+def test_single_member_rejoins_while_completing(context: GroupContext) -> None:
     (member,) = context.completing(instances=[LEADER])
     again = context.join(member.member_id, instance=LEADER)
     assert again.response.generation_id == 1
@@ -173,7 +173,7 @@ def test_a_single_member_rejoins_while_completing(context: GroupContext) -> None
 
 
 @pytest.mark.conformance("GC-034", "JM-055")
-def test_a_leader_rejoins_and_the_silent_follower_is_gone(context: GroupContext) -> None:
+def test_follower_that_does_not_rejoin_is_removed(context: GroupContext) -> None:
     leader, _ = pair(context, rebalance_ms=10 * SESSION_MS)
     answer = context.join(leader.member_id, instance=LEADER)
     context.advance(SESSION_MS)
@@ -182,7 +182,7 @@ def test_a_leader_rejoins_and_the_silent_follower_is_gone(context: GroupContext)
 
 
 @pytest.mark.conformance("GC-037", "JM-058")
-def test_a_follower_with_other_protocols_takes_the_lead_from_one_that_does_not_return(context: GroupContext) -> None:
+def test_follower_becomes_leader_if_the_leader_does_not_rejoin(context: GroupContext) -> None:
     leader, follower = pair(context, protocols=TWO)
     answer = context.join(follower.member_id, instance=FOLLOWER, protocols=[("roundrobin", b"")])
     for _ in range(4):
@@ -194,7 +194,7 @@ def test_a_follower_with_other_protocols_takes_the_lead_from_one_that_does_not_r
 
 
 @pytest.mark.conformance("GC-045", "JM-064")
-def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> None:
+def test_unchanged_follower_gets_an_immediate_response(context: GroupContext) -> None:
     leader, follower = pair(context)
     answer = context.join(follower.member_id, instance=FOLLOWER)
     assert answer.response.generation_id == 1
@@ -207,7 +207,7 @@ def test_an_unchanged_follower_is_answered_at_once(context: GroupContext) -> Non
 
 @pytest.mark.conformance("GC-033", "JM-054", "JM-042", "JM-045")
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_a_returning_leader_moves_nothing(context: GroupContext, version: int) -> None:
+def test_returning_leader_causes_no_rebalance(context: GroupContext, version: int) -> None:
     leader, follower = pair(context)
     answer = context.join(instance=LEADER, version=version, protocols=[("range", b"restarted")])
     new_id = answer.member_id
@@ -230,7 +230,7 @@ def test_a_returning_leader_moves_nothing(context: GroupContext, version: int) -
 
 @pytest.mark.conformance("GC-044", "JM-063")
 @pytest.mark.parametrize("version", [5, 9])
-def test_a_returning_follower_moves_nothing(context: GroupContext, version: int) -> None:
+def test_returning_follower_causes_no_rebalance(context: GroupContext, version: int) -> None:
     leader, follower = pair(context)
     answer = context.join(instance=FOLLOWER, version=version)
     assert answer.response.generation_id == 1
@@ -243,17 +243,17 @@ def test_a_returning_follower_moves_nothing(context: GroupContext, version: int)
 
 
 @pytest.mark.conformance("JM-042")
-def test_a_returning_member_is_answered_only_when_it_is_stored(context: GroupContext) -> None:
+def test_returning_member_gets_its_response_when_it_is_stored(context: GroupContext) -> None:
     pair(context)
     context.hold_appends = True
     answer = context.join(instance=FOLLOWER)
-    assert answer.parked
+    assert answer.is_delayed
     stored = {m.group_instance_id: m.member_id for m in context.shard.store.groups[GROUP].members}
     context.release_appends()
     assert stored[FOLLOWER] == answer.member_id
 
 
-def test_a_rebalance_that_overtakes_the_append_answers_the_returning_member(context: GroupContext) -> None:
+def test_rebalance_before_the_append_completes_responds_to_the_returning_member(context: GroupContext) -> None:
     leader, _ = pair(context)
     context.hold_appends = True
     answer = context.join(instance=FOLLOWER)
@@ -264,7 +264,7 @@ def test_a_rebalance_that_overtakes_the_append_answers_the_returning_member(cont
 
 
 @pytest.mark.conformance("GC-042", "JM-061")
-def test_other_protocols_with_the_same_vote_move_nothing(context: GroupContext) -> None:
+def test_changed_protocols_with_the_same_selection_cause_no_rebalance(context: GroupContext) -> None:
     _, follower = pair(context, protocols=TWO)
     answer = context.join(instance=FOLLOWER, protocols=[("range", b"")])
     assert answer.response.generation_id == 1
@@ -274,10 +274,10 @@ def test_other_protocols_with_the_same_vote_move_nothing(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-038", "JM-059", "JM-043")
-def test_protocols_that_change_the_vote_rebalance(context: GroupContext) -> None:
+def test_protocols_that_change_the_selection_cause_a_rebalance(context: GroupContext) -> None:
     leader, _ = pair(context, protocols=TWO)
     answer = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
-    assert answer.parked
+    assert answer.is_delayed
     assert context.state() is PREPARING_REBALANCE
     context.join(leader.member_id, instance=LEADER, protocols=TWO)
     assert answer.response.generation_id == 2
@@ -285,7 +285,7 @@ def test_protocols_that_change_the_vote_rebalance(context: GroupContext) -> None
 
 
 @pytest.mark.conformance("GC-043", "JM-062")
-def test_a_leader_s_rejoin_then_a_follower_s_other_protocols(context: GroupContext) -> None:
+def test_rejoin_of_the_leader_then_changed_protocols_of_a_follower(context: GroupContext) -> None:
     leader, follower = pair(context, protocols=TWO)
     first = context.join(leader.member_id, instance=LEADER, protocols=TWO)
     context.join(follower.member_id, instance=FOLLOWER, protocols=TWO)
@@ -299,7 +299,7 @@ def test_a_leader_s_rejoin_then_a_follower_s_other_protocols(context: GroupConte
 
 @pytest.mark.conformance("GC-039", "JM-060", "JM-044")
 @pytest.mark.parametrize("version", [5, 9])
-def test_a_return_that_cannot_be_stored_is_undone(context: GroupContext, version: int) -> None:
+def test_replacement_that_cannot_be_stored_is_undone(context: GroupContext, version: int) -> None:
     leader, follower = pair(context, protocols=TWO)
     context.append_error = ErrorCode.MESSAGE_TOO_LARGE
     answer = context.join(instance=LEADER, protocols=[("range", b"")], version=version)
@@ -357,7 +357,7 @@ def test_commit_with_another_member_id(context: GroupContext) -> None:
 # --- phases that static members miss
 
 
-def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, Answer]:
+def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, ResponseHandle]:
     """A static leader with a long session and a dynamic follower; the follower rejoins, then leaves."""
     first = context.join(instance=LEADER, session_ms=10 * SESSION_MS)
     second = context.join()
@@ -372,7 +372,7 @@ def only_a_silent_static_leader(context: GroupContext) -> tuple[Joined, Answer]:
 
 
 @pytest.mark.conformance("GC-055", "JM-113")
-def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupContext) -> None:
+def test_join_phase_is_extended_if_only_static_members_are_left(context: GroupContext) -> None:
     only_a_silent_static_leader(context)
     for _ in range(3):
         context.advance(REBALANCE_MS)
@@ -384,7 +384,7 @@ def test_a_phase_with_only_silent_static_members_is_prolonged(context: GroupCont
 
 
 @pytest.mark.conformance("JM-041")
-def test_a_prolonged_phase_completes_when_all_static_members_are_back(context: GroupContext) -> None:
+def test_extended_join_phase_completes_when_all_static_members_have_rejoined(context: GroupContext) -> None:
     leader, follower = pair(context, session_ms=100 * SESSION_MS)
     context.join()
     (newcomer,) = [member_id for member_id, member in context.group().members.items() if not member.is_static]
@@ -400,7 +400,7 @@ def test_a_prolonged_phase_completes_when_all_static_members_are_back(context: G
 
 
 @pytest.mark.conformance("GC-056")
-def test_a_static_leader_that_returns_completes_a_prolonged_phase(context: GroupContext) -> None:
+def test_returning_static_leader_completes_an_extended_join_phase(context: GroupContext) -> None:
     leader, _ = only_a_silent_static_leader(context)
     context.advance(2 * REBALANCE_MS)
     answer = context.join(leader.member_id, instance=LEADER)
@@ -409,7 +409,7 @@ def test_a_static_leader_that_returns_completes_a_prolonged_phase(context: Group
 
 
 @pytest.mark.conformance("GC-057", "JM-071")
-def test_a_static_follower_that_misses_a_phase_stays(context: GroupContext) -> None:
+def test_static_follower_that_does_not_rejoin_is_kept(context: GroupContext) -> None:
     leader, follower = pair(context, session_ms=10 * SESSION_MS)
     answer = context.join(leader.member_id, instance=LEADER, session_ms=10 * SESSION_MS)
     context.advance(REBALANCE_MS)
@@ -418,7 +418,7 @@ def test_a_static_follower_that_misses_a_phase_stays(context: GroupContext) -> N
 
 
 @pytest.mark.conformance("GC-058", "JM-072")
-def test_a_static_leader_that_misses_a_phase_stays_and_loses_the_lead(context: GroupContext) -> None:
+def test_static_leader_that_does_not_rejoin_is_kept_as_follower(context: GroupContext) -> None:
     leader, follower = pair(context, session_ms=10 * SESSION_MS)
     newcomer = context.join(session_ms=10 * SESSION_MS)
     rejoined = context.join(follower.member_id, instance=FOLLOWER, session_ms=10 * SESSION_MS)
@@ -430,7 +430,7 @@ def test_a_static_leader_that_misses_a_phase_stays_and_loses_the_lead(context: G
 
 
 @pytest.mark.conformance("GC-077", "JM-101")
-def test_a_static_member_that_only_heartbeats_is_overtaken_and_later_removed(context: GroupContext) -> None:
+def test_static_member_that_only_sends_heartbeats_is_left_behind_and_removed(context: GroupContext) -> None:
     # two static members, then a third joins: the second heartbeats but does not rejoin
     leader, follower = pair(context)
     newcomer = context.join(instance="third")
@@ -452,7 +452,7 @@ def test_a_static_member_that_only_heartbeats_is_overtaken_and_later_removed(con
     assert [a.response.generation_id for a in answers] == [3, 3]
 
 
-def test_a_group_without_members_is_not_dead(context: GroupContext) -> None:
+def test_group_without_members_is_not_dead(context: GroupContext) -> None:
     leader, follower = pair(context)
     keep_alive(context, leader, SESSION_MS, 1)
     assert follower.member_id not in context.group().members

@@ -1,4 +1,4 @@
-"""SyncGroup and the end of a round: the leader's assignment is stored, then handed out."""
+"""SyncGroup: the assignment of the leader is stored and returned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_dead_group(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-079")
-def test_partition_not_owned(context: GroupContext) -> None:
+def test_request_after_unloading_gets_not_coordinator(context: GroupContext) -> None:
     context.shard.on_unloaded(context.clock.instant())
     assert context.sync("member", 1).error is ErrorCode.NOT_COORDINATOR
 
@@ -67,7 +67,7 @@ def test_another_protocol_type_or_name(context: GroupContext, who: int, wrong: d
     assert context.state() is COMPLETING_REBALANCE
 
 
-def test_version_5_must_name_type_and_name(context: GroupContext) -> None:
+def test_version_5_requires_protocol_type_and_name(context: GroupContext) -> None:
     (member,) = context.completing()
     for absent in ({"protocol_type": None}, {"protocol_name": None}):
         error = context.sync(member.member_id, 1, **absent).error  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_version_5_must_name_type_and_name(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-063", "JM-075")
 @pytest.mark.parametrize("version", range(5))
-def test_older_versions_name_neither(context: GroupContext, version: int) -> None:
+def test_older_versions_have_no_protocol_type_and_name(context: GroupContext, version: int) -> None:
     leader, follower = context.completing(2)
     first = context.sync(leader.member_id, 1, {follower.member_id: b"half"}, version=version)
     second = context.sync(follower.member_id, 1, version=version)
@@ -84,7 +84,7 @@ def test_older_versions_name_neither(context: GroupContext, version: int) -> Non
 
 
 @pytest.mark.conformance("GC-064", "JM-076")
-def test_matching_type_and_name_are_echoed(context: GroupContext) -> None:
+def test_response_has_protocol_type_and_name(context: GroupContext) -> None:
     for member in context.completing(2):
         answer = context.sync(member.member_id, 1, {})
         assert (answer.response.protocol_type, answer.response.protocol_name) == ("consumer", "range")
@@ -94,7 +94,7 @@ def test_matching_type_and_name_are_echoed(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-078", "JM-102")
-def test_an_empty_assignment_is_legal(context: GroupContext) -> None:
+def test_empty_assignment_is_accepted(context: GroupContext) -> None:
     (member,) = context.completing()
     answer = context.sync(member.member_id, 1, {})
     assert (answer.error, answer.response.assignment) == (ErrorCode.NONE, b"")
@@ -113,19 +113,19 @@ def test_follower_after_leader(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-095", "JM-084", "ST-046", "ST-047", "ST-061", "ST-062")
 def test_leader_after_follower(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
-    assert parked.parked
+    is_delayed = context.sync(follower.member_id, 1)
+    assert is_delayed.is_delayed
     context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert parked.response.assignment == b"two"
+    assert is_delayed.response.assignment == b"two"
     # answered once: nothing is parked any more, and nothing happens to it (a second answer would fail in `deliver`)
     assert not any(member.awaiting_sync for member in context.group().members.values())
     assert context.sync(leader.member_id, 1, {follower.member_id: b"three"}).response.assignment == b""
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    assert parked.response.assignment == b"two"
+    assert is_delayed.response.assignment == b"two"
 
 
 @pytest.mark.conformance("SM-035")
-def test_the_round_is_stored_with_members_and_assignments(context: GroupContext) -> None:
+def test_group_is_stored_with_members_and_assignments(context: GroupContext) -> None:
     leader, follower = context.completing(2, protocols=[("range", b"wants")])
     context.sync(leader.member_id, 1, {leader.member_id: b"one", "nobody": b"x"})
     stored = context.shard.store.groups[GROUP]
@@ -137,7 +137,7 @@ def test_the_round_is_stored_with_members_and_assignments(context: GroupContext)
     }
 
 
-def test_a_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> None:
+def test_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> None:
     (leader,) = context.stable()
     records = len(context.log)
     answer = context.sync(leader.member_id, 1, {leader.member_id: b"other"})
@@ -145,31 +145,31 @@ def test_a_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> No
     assert len(context.log) == records
 
 
-def test_nobody_is_answered_before_the_round_is_stored(context: GroupContext) -> None:
+def test_sync_responses_wait_for_the_append(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
+    is_delayed = context.sync(follower.member_id, 1)
     context.hold_appends = True
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert parked.parked and own.parked
+    assert is_delayed.is_delayed and own.is_delayed
     assert context.state() is COMPLETING_REBALANCE
     context.release_appends()
-    assert parked.response.assignment == b"two"
+    assert is_delayed.response.assignment == b"two"
     assert context.state() is STABLE
 
 
-def test_a_round_that_is_stored_too_late_changes_nothing(context: GroupContext) -> None:
+def test_assignment_of_an_earlier_generation_has_no_effect(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
+    is_delayed = context.sync(follower.member_id, 1)
     context.hold_appends = True
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
     context.join()  # somebody new
-    assert parked.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert is_delayed.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
     context.release_appends()
     assert context.state() is PREPARING_REBALANCE
     assert context.group().members[follower.member_id].assignment == b""
 
 
-def test_a_leader_that_syncs_twice_is_answered_once_for_each(context: GroupContext) -> None:
+def test_leader_that_syncs_twice_gets_two_responses(context: GroupContext) -> None:
     leader, _ = context.completing(2)
     context.hold_appends = True
     first = context.sync(leader.member_id, 1, {leader.member_id: b"1"})
@@ -219,14 +219,14 @@ def test_stored_assignment_is_answered_without_error(context: GroupContext) -> N
         (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
     ],
 )
-def test_an_assignment_that_cannot_be_stored(
+def test_assignment_that_cannot_be_stored(
     context: GroupContext, append_error: ErrorCode, answered: ErrorCode
 ) -> None:
     leader, follower = context.completing(2)
-    parked = context.sync(follower.member_id, 1)
+    is_delayed = context.sync(follower.member_id, 1)
     context.append_error = append_error
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert parked.error is own.error is answered
+    assert is_delayed.error is own.error is answered
     assert own.response.assignment == b""
     assert context.state() is PREPARING_REBALANCE
     context.append_error = None
@@ -237,20 +237,20 @@ def test_an_assignment_that_cannot_be_stored(
 # --- the wait for SyncGroup
 
 
-def test_a_group_that_is_deleted_before_its_assignment_is_durable_is_gone(context: GroupContext) -> None:
+def test_group_deleted_before_its_assignment_is_durable_is_removed(context: GroupContext) -> None:
     (member,) = context.completing()
     context.hold_appends = True
-    parked = context.sync(member.member_id, 1, {member.member_id: b"all"})
+    is_delayed = context.sync(member.member_id, 1, {member.member_id: b"all"})
     context.leave((member.member_id, None))
     context.send(DeleteGroupsRequest(groups_names=[GROUP]), 2)
     context.release_appends()
-    assert parked.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert is_delayed.error is ErrorCode.UNKNOWN_MEMBER_ID
     assert context.state() is DEAD and context.list() == {}
-    assert context.parked_count() == 0
+    assert context.delayed_count() == 0
 
 
 @pytest.mark.conformance("GC-089", "JM-104")
-def test_nobody_syncs(context: GroupContext) -> None:
+def test_members_are_removed_if_none_syncs(context: GroupContext) -> None:
     members = context.completing(3, session_ms=2 * REBALANCE_MS)
     context.advance(REBALANCE_MS // 2)
     assert {context.heartbeat(m.member_id, 1) for m in members} == {ErrorCode.NONE}
@@ -290,15 +290,15 @@ def test_all_sync(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-093", "JM-082")
-def test_the_leader_dies_before_its_sync(context: GroupContext) -> None:
+def test_leader_dies_before_its_sync(context: GroupContext) -> None:
     leader, follower = context.completing(2, rebalance_ms=10 * SESSION_MS)
-    parked = context.sync(follower.member_id, 1)
+    is_delayed = context.sync(follower.member_id, 1)
     context.advance(SESSION_MS)
-    assert parked.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert is_delayed.error is ErrorCode.REBALANCE_IN_PROGRESS
     assert leader.member_id not in context.group().members
 
 
-def test_a_new_round_voids_the_wait(context: GroupContext) -> None:
+def test_new_rebalance_cancels_the_sync_timer(context: GroupContext) -> None:
     context.completing(2, session_ms=10 * REBALANCE_MS)
     context.advance(REBALANCE_MS - 1)
     context.join()
@@ -307,27 +307,27 @@ def test_a_new_round_voids_the_wait(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("JM-131")
-def test_a_completed_rebalance_is_told_once(context: GroupContext) -> None:
-    def told() -> list[int]:
+def test_completed_rebalance_is_logged_once(context: GroupContext) -> None:
+    def logged() -> list[int]:
         kinds = ("rebalance_started", "rebalance_stabilized", "assignment_received")
         return [context.kinds().count(kind) for kind in kinds]
 
     leader, follower = context.stable(2)
-    assert told() == [1, 1, 1]
+    assert logged() == [1, 1, 1]
     for _ in range(2):
         assert context.heartbeat(follower.member_id, 1) is ErrorCode.NONE
-    assert told() == [1, 1, 1], "what is no rebalance is not told as one"
+    assert logged() == [1, 1, 1], "only rebalances are logged"
     for member in (leader, follower):
         context.join(member.member_id)
-    assert told() == [2, 2, 1], "a round is complete with the leader's assignment"
+    assert logged() == [2, 2, 1], "a rebalance is complete with the assignment"
     context.join(follower.member_id, protocols=[("range", b"other")])
     context.join(leader.member_id)
-    assert told() == [3, 3, 1], "one that was interrupted never is"
+    assert logged() == [3, 3, 1], "an interrupted rebalance is never complete"
     context.sync(leader.member_id, 3, {})
-    assert told() == [3, 3, 2]
+    assert logged() == [3, 3, 2]
 
 
-def test_a_later_member_shares_the_phase_that_runs(context: GroupContext) -> None:
+def test_later_member_joins_the_current_join_phase(context: GroupContext) -> None:
     (leader,) = context.stable()
     second, third = context.join(), context.join()
     rejoined = context.join(leader.member_id)

@@ -1,4 +1,4 @@
-"""Offsets committed in transactions: pending until the marker, and which commit wins."""
+"""Offsets committed in transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context() -> GroupContext:
 def stable_fetch(
     context: GroupContext, *partitions: tuple[str, int], version: int = 8
 ) -> dict[tuple[str, int], object]:
-    """(topic, partition) -> offset, or the error, as a reader that requires stable offsets is told."""
+    """Returns (topic, partition) -> offset or error, with require_stable."""
     answer = context.fetch_answer(GROUP, partitions or None, version, require_stable=True)
     topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
     found: dict[tuple[str, int], object] = {}
@@ -46,7 +46,7 @@ def stable_fetch(
 
 @pytest.mark.conformance("GC-101", "GC-104", "SM-038", "OM-054")
 @pytest.mark.parametrize("version", (7, 8))
-def test_offsets_are_seen_when_the_transaction_commits(context: GroupContext, version: int) -> None:
+def test_offsets_are_visible_after_the_commit_marker(context: GroupContext, version: int) -> None:
     assert context.commit_in_transaction(25) == [NONE]
     assert context.fetch(P0, version=version) == {P0: -1}
     assert stable_fetch(context, P0, version=version) == {P0: UNSTABLE}
@@ -56,7 +56,7 @@ def test_offsets_are_seen_when_the_transaction_commits(context: GroupContext, ve
 
 
 @pytest.mark.conformance("GC-102", "GC-103", "SM-040")
-def test_offsets_of_an_aborted_transaction_are_never_seen(context: GroupContext) -> None:
+def test_offsets_of_an_aborted_transaction_are_not_visible(context: GroupContext) -> None:
     context.commit_in_transaction(25)
     assert stable_fetch(context, P0) == {P0: UNSTABLE}
     context.end_transaction(7, False)
@@ -65,7 +65,7 @@ def test_offsets_of_an_aborted_transaction_are_never_seen(context: GroupContext)
 
 
 @pytest.mark.conformance("GC-105")
-def test_a_commit_marker_after_the_abort_changes_nothing(context: GroupContext) -> None:
+def test_commit_marker_after_the_abort_has_no_effect(context: GroupContext) -> None:
     context.commit_in_transaction(25)
     context.end_transaction(7, False)
     context.end_transaction(7, True)
@@ -73,7 +73,7 @@ def test_a_commit_marker_after_the_abort_changes_nothing(context: GroupContext) 
 
 
 @pytest.mark.conformance("GC-106")
-def test_one_producer_two_groups_each_with_its_own_partition_s_marker() -> None:
+def test_marker_affects_one_partition_of_the_offsets_topic() -> None:
     one, other = GroupContext(), GroupContext()  # two partitions of the group log
     one.commit_in_transaction(1)
     other.commit_in_transaction(2)
@@ -84,7 +84,7 @@ def test_one_producer_two_groups_each_with_its_own_partition_s_marker() -> None:
 
 
 @pytest.mark.conformance("GC-107", "ST-049")
-def test_each_producer_s_marker_releases_its_own_offsets(context: GroupContext) -> None:
+def test_marker_affects_offsets_of_its_producer_only(context: GroupContext) -> None:
     context.commit_in_transaction(1, producer_id=7)
     context.commit_in_transaction(2, producer_id=8, partitions=(1,))
     pending = context.shard.store.pending
@@ -100,7 +100,7 @@ def test_each_producer_s_marker_releases_its_own_offsets(context: GroupContext) 
 
 
 @pytest.mark.conformance("OM-030")
-def test_pending_partitions_are_unstable_for_who_asks_and_old_for_the_others(context: GroupContext) -> None:
+def test_pending_partitions_are_unstable_only_with_require_stable(context: GroupContext) -> None:
     context.commit(10, partitions=(0, 1))
     context.commit_in_transaction(20)
     assert stable_fetch(context, P0, P1) == {P0: UNSTABLE, P1: 10}
@@ -110,7 +110,7 @@ def test_pending_partitions_are_unstable_for_who_asks_and_old_for_the_others(con
 
 
 @pytest.mark.conformance("OM-034")
-def test_a_fetch_of_everything_lists_no_partition_that_is_only_pending(context: GroupContext) -> None:
+def test_fetch_of_all_topics_omits_pending_partitions(context: GroupContext) -> None:
     context.commit(10)
     context.commit_in_transaction(20, partitions=(0, 1))
     assert stable_fetch(context) == {P0: UNSTABLE}
@@ -120,7 +120,7 @@ def test_a_fetch_of_everything_lists_no_partition_that_is_only_pending(context: 
 
 
 @pytest.mark.conformance("MI-009")
-def test_a_transactional_offset_keeps_what_the_request_says_and_has_no_expiry(context: GroupContext) -> None:
+def test_transactional_offset_has_the_fields_of_the_request_and_does_not_expire(context: GroupContext) -> None:
     context.commit_in_transaction(5, leader_epoch=3, metadata=("note",))
     context.commit_in_transaction(6, partitions=(1,), metadata=(None,))
     context.end_transaction(7, True)
@@ -132,7 +132,7 @@ def test_a_transactional_offset_keeps_what_the_request_says_and_has_no_expiry(co
 
 
 @pytest.mark.conformance("OM-058")
-def test_plain_and_transactional_offsets_of_a_partition_count_once(context: GroupContext) -> None:
+def test_partition_with_both_kinds_of_offset_counts_once(context: GroupContext) -> None:
     def count() -> int:
         return sum(map(len, context.shard.store.offsets.values()))
 
@@ -150,7 +150,7 @@ def test_plain_and_transactional_offsets_of_a_partition_count_once(context: Grou
 
 
 @pytest.mark.conformance("ST-035", "OM-057")
-def test_a_plain_commit_later_in_the_log_beats_the_transaction(context: GroupContext) -> None:
+def test_later_commit_replaces_the_transactional_offset(context: GroupContext) -> None:
     context.commit_in_transaction(100)
     context.commit(50)
     assert stable_fetch(context, P0) == {P0: UNSTABLE}
@@ -159,7 +159,7 @@ def test_a_plain_commit_later_in_the_log_beats_the_transaction(context: GroupCon
 
 
 @pytest.mark.conformance("ST-036")
-def test_a_transaction_later_in_the_log_beats_the_plain_commit(context: GroupContext) -> None:
+def test_later_transactional_offset_replaces_the_commit(context: GroupContext) -> None:
     context.commit(100)
     context.commit_in_transaction(50)
     context.end_transaction(7, True)
@@ -168,7 +168,7 @@ def test_a_transaction_later_in_the_log_beats_the_plain_commit(context: GroupCon
 
 @pytest.mark.conformance("ST-037")
 @pytest.mark.parametrize("plain_first", (True, False))
-def test_an_aborted_transaction_leaves_the_plain_value(context: GroupContext, plain_first: bool) -> None:
+def test_aborted_transaction_keeps_the_committed_offset(context: GroupContext, plain_first: bool) -> None:
     steps = [lambda: context.commit(100), lambda: context.commit_in_transaction(50)]
     for step in steps if plain_first else steps[::-1]:
         step()
@@ -176,7 +176,7 @@ def test_an_aborted_transaction_leaves_the_plain_value(context: GroupContext, pl
     assert context.fetch(P0) == {P0: 100}
 
 
-def test_the_transaction_that_committed_an_offset_last_wins_whoever_ends_first(context: GroupContext) -> None:
+def test_later_transactional_offset_wins_whichever_transaction_ends_first(context: GroupContext) -> None:
     context.commit_in_transaction(1, producer_id=7)
     context.commit_in_transaction(2, producer_id=8)
     context.end_transaction(8, True)
@@ -185,7 +185,7 @@ def test_the_transaction_that_committed_an_offset_last_wins_whoever_ends_first(c
 
 
 @pytest.mark.conformance("OM-055")
-def test_a_tombstone_takes_pending_offsets_of_its_key_along(context: GroupContext) -> None:
+def test_tombstone_removes_pending_offsets_of_its_key(context: GroupContext) -> None:
     context.commit(1, partitions=(0, 1))
     context.commit_in_transaction(2, partitions=(0, 1), producer_id=7)
     context.commit_in_transaction(3, partitions=(0,), producer_id=8)
@@ -197,7 +197,7 @@ def test_a_tombstone_takes_pending_offsets_of_its_key_along(context: GroupContex
 
 
 @pytest.mark.conformance("OM-056")
-def test_markers_make_visible_or_drop_and_those_of_strangers_mean_nothing(context: GroupContext) -> None:
+def test_markers_of_other_producers_have_no_effect(context: GroupContext) -> None:
     context.commit_in_transaction(1, producer_id=5)
     context.commit_in_transaction(2, producer_id=6, partitions=(1,))
     context.end_transaction(99, True)
@@ -211,7 +211,7 @@ def test_markers_make_visible_or_drop_and_those_of_strangers_mean_nothing(contex
 
 
 @pytest.mark.conformance("GC-115")
-def test_a_known_instance_with_a_wrong_or_no_member_id_is_fenced(context: GroupContext) -> None:
+def test_known_instance_with_a_wrong_or_no_member_id_is_fenced(context: GroupContext) -> None:
     leader, _ = context.stable(instances=["i-0", "i-1"])
     for wrong in ("wrong", ""):
         codes = context.commit_in_transaction(1, wrong, leader.generation_id, instance="i-0")
@@ -220,14 +220,14 @@ def test_a_known_instance_with_a_wrong_or_no_member_id_is_fenced(context: GroupC
 
 
 @pytest.mark.conformance("GC-116", "OM-025")
-def test_a_stranger_is_refused(context: GroupContext) -> None:
+def test_unknown_member_is_rejected(context: GroupContext) -> None:
     (member,) = context.stable()
     codes = context.commit_in_transaction(1, "stranger", member.generation_id)
     assert codes == [ErrorCode.UNKNOWN_MEMBER_ID]
 
 
 @pytest.mark.conformance("GC-118", "OM-026")
-def test_another_generation_is_refused(context: GroupContext) -> None:
+def test_other_generation_is_rejected(context: GroupContext) -> None:
     (member,) = context.stable()
     for generation_id in (member.generation_id - 1, member.generation_id + 1):
         codes = context.commit_in_transaction(1, member.member_id, generation_id)
@@ -235,7 +235,7 @@ def test_another_generation_is_refused(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-117", "GC-119", "OM-023")
-def test_a_member_of_the_generation_may_and_its_session_is_not_touched(context: GroupContext) -> None:
+def test_transactional_commit_does_not_renew_the_session(context: GroupContext) -> None:
     (member,) = context.stable()
     deadline = context.session_deadline(member.member_id)
     context.clock.advance_ms(10)
@@ -246,7 +246,7 @@ def test_a_member_of_the_generation_may_and_its_session_is_not_touched(context: 
 
 
 @pytest.mark.conformance("OM-020", "OM-024")
-def test_a_generation_of_an_unknown_group_is_refused(context: GroupContext) -> None:
+def test_generation_of_an_unknown_group_is_rejected(context: GroupContext) -> None:
     assert context.commit_in_transaction(1, "m", 3) == [ErrorCode.ILLEGAL_GENERATION]
     assert context.state() is DEAD
     assert context.commit_in_transaction(1) == [NONE]
@@ -254,7 +254,7 @@ def test_a_generation_of_an_unknown_group_is_refused(context: GroupContext) -> N
 
 
 @pytest.mark.parametrize("version", (0, 2))
-def test_producers_that_do_not_say_who_they_are_may_commit_among_members(context: GroupContext, version: int) -> None:
+def test_transactional_commit_without_member_is_accepted(context: GroupContext, version: int) -> None:
     context.stable()
     assert context.commit_in_transaction(4, version=version) == [NONE]
     context.join()
@@ -265,7 +265,7 @@ def test_producers_that_do_not_say_who_they_are_may_commit_among_members(context
 
 
 @pytest.mark.conformance("GC-163", "SM-046")
-def test_metadata_that_is_too_long_fails_its_own_partition_alone(context: GroupContext) -> None:
+def test_too_long_metadata_fails_its_partition_only(context: GroupContext) -> None:
     long = "x" * (GroupConfig().offset_metadata_max_bytes + 1)
     assert context.commit_in_transaction(1, metadata=(long,)) == [ErrorCode.OFFSET_METADATA_TOO_LARGE]
     assert not context.shard.store.pending
@@ -276,7 +276,7 @@ def test_metadata_that_is_too_long_fails_its_own_partition_alone(context: GroupC
 
 
 @pytest.mark.conformance("SM-039", "ST-038")
-def test_an_append_that_fails_leaves_nothing_pending(context: GroupContext) -> None:
+def test_failed_append_leaves_no_pending_offset(context: GroupContext) -> None:
     context.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
     assert context.commit_in_transaction(1) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     assert not context.shard.store.pending and context.state() is DEAD
@@ -298,11 +298,11 @@ def test_an_append_that_fails_leaves_nothing_pending(context: GroupContext) -> N
         (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
     ],
 )
-def test_what_a_committer_is_told_when_the_transaction_is_not_vouched_for(error: ErrorCode, answer: ErrorCode) -> None:
+def test_error_of_a_commit_whose_transaction_is_not_verified(error: ErrorCode, answer: ErrorCode) -> None:
     assert verification_error(error, 3) is verification_error(error, 4) is answer
 
 
-def test_an_error_that_older_committers_do_not_know_is_told_as_another() -> None:
+def test_error_unknown_to_old_versions_is_replaced() -> None:
     assert verification_error(ErrorCode.TRANSACTION_ABORTABLE, 4) is ErrorCode.TRANSACTION_ABORTABLE
     assert verification_error(ErrorCode.TRANSACTION_ABORTABLE, 3) is ErrorCode.INVALID_TXN_STATE
 
@@ -311,7 +311,7 @@ def test_an_error_that_older_committers_do_not_know_is_told_as_another() -> None
 
 
 @pytest.mark.conformance("OM-042")
-def test_a_deleted_offset_may_be_a_pending_one(context: GroupContext) -> None:
+def test_pending_offset_can_be_deleted(context: GroupContext) -> None:
     context.commit_in_transaction(1)
     before = len(context.log)
     assert context.delete_offsets(P0, P1).error is NONE
@@ -321,7 +321,7 @@ def test_a_deleted_offset_may_be_a_pending_one(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("OM-047")
-def test_a_deleted_group_loses_pending_offsets_too_each_key_once(context: GroupContext) -> None:
+def test_deletion_of_a_group_removes_pending_offsets(context: GroupContext) -> None:
     context.commit(1, partitions=(0, 1))
     context.commit_in_transaction(2, producer_id=7, partitions=(1, 2))
     context.commit_in_transaction(3, producer_id=8, partitions=(2, 3))
@@ -336,7 +336,7 @@ def test_a_deleted_group_loses_pending_offsets_too_each_key_once(context: GroupC
 
 
 @pytest.mark.conformance("OM-052")
-def test_a_pending_offset_keeps_the_one_before_and_the_group_from_expiring() -> None:
+def test_pending_offset_prevents_expiration() -> None:
     context = GroupContext(SHORT)
 
     def expire() -> int:
@@ -356,7 +356,7 @@ def test_a_pending_offset_keeps_the_one_before_and_the_group_from_expiring() -> 
     assert expire() == 0 and list(context.list()) == [GROUP], "nothing but a pending offset"
 
 
-def test_deleted_partitions_take_pending_offsets_along(context: GroupContext) -> None:
+def test_pending_offsets_of_deleted_partitions_are_removed(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
     context.settle(context.shard.on_partitions_deleted([TopicPartition(*P0)], context.clock.instant()))
     context.end_transaction(7, True)
@@ -366,7 +366,7 @@ def test_deleted_partitions_take_pending_offsets_along(context: GroupContext) ->
 # --- loading
 
 
-def test_the_log_tells_a_restart_the_same(context: GroupContext) -> None:
+def test_restart_restores_pending_offsets(context: GroupContext) -> None:
     context.commit(1, partitions=(0, 1, 2))
     context.commit_in_transaction(2, producer_id=7, partitions=(0, 1))
     context.commit_in_transaction(3, producer_id=8, partitions=(1,))
@@ -390,7 +390,7 @@ def test_committed_offsets_without_a_group_record_are_loaded(context: GroupConte
 
 
 @pytest.mark.conformance("SM-005")
-def test_aborted_offsets_alone_are_no_group(context: GroupContext) -> None:
+def test_aborted_offsets_create_no_group(context: GroupContext) -> None:
     context.commit_in_transaction(1)
     context.end_transaction(7, False)
     loaded = context.restarted()
@@ -398,7 +398,7 @@ def test_aborted_offsets_alone_are_no_group(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-006")
-def test_a_group_with_an_open_transaction_is_loaded_with_nothing_visible(context: GroupContext) -> None:
+def test_loaded_group_with_an_open_transaction_has_no_visible_offsets(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
     loaded = context.restarted()
     assert loaded.state() is EMPTY and loaded.fetch() == {}
@@ -406,7 +406,7 @@ def test_a_group_with_an_open_transaction_is_loaded_with_nothing_visible(context
 
 
 @pytest.mark.conformance("SM-007", "SM-008")
-def test_committed_aborted_and_pending_offsets_are_told_apart(context: GroupContext) -> None:
+def test_committed_aborted_and_pending_offsets_are_distinguished(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0,))
     context.end_transaction(7, True)
     context.commit_in_transaction(2, partitions=(0, 1))
@@ -429,7 +429,7 @@ def test_offsets_of_several_producers_are_loaded_in_the_log_s_order(context: Gro
 
 
 @pytest.mark.conformance("SM-010")
-def test_a_later_plain_commit_wins_when_loaded(context: GroupContext) -> None:
+def test_later_plain_commit_wins_when_loaded(context: GroupContext) -> None:
     context.commit_in_transaction(1)
     context.commit(2)
     context.end_transaction(7, True)
@@ -437,7 +437,7 @@ def test_a_later_plain_commit_wins_when_loaded(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("SM-011")
-def test_a_later_transaction_wins_when_loaded(context: GroupContext) -> None:
+def test_later_transaction_wins_when_loaded(context: GroupContext) -> None:
     context.commit(2)
     context.commit_in_transaction(1)
     context.end_transaction(7, True)

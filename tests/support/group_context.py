@@ -1,7 +1,6 @@
-"""Drives a shard as a broker does: handle, append, replay, append_done, replies; timers in a table; a manual clock.
+"""Group coordinator shard under test, driven as the broker drives it.
 
-Every request and every answer goes through the bytes of its version, so that a field a version does not carry is
-missed here as it would be on the wire.
+Every request and response is encoded and decoded in its version, so that fields that the version lacks are missing.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ REBALANCE_MS = 500
 DELAY_MS = 50
 RANGE: Sequence[tuple[str, bytes]] = (("range", b""),)
 
-# the settings of Kafka's own test class
+# the settings of Kafka's GroupCoordinatorTest
 CONFIG = GroupConfig(
     group_min_session_timeout_ms=10,
     group_max_session_timeout_ms=600_000,
@@ -57,12 +56,12 @@ CONFIG = GroupConfig(
 
 
 def subscribing(*topics: str, protocol: str = "range") -> Sequence[tuple[str, bytes]]:
-    """Protocols of a consumer that subscribes to these topics."""
+    """Returns the protocols of a consumer that subscribes to these topics."""
     return ((protocol, encode_subscription(Subscription(topics), 0)),)
 
 
-class Answer:
-    """The answer to one request, which may still be parked."""
+class ResponseHandle:
+    """The response to one request, which may be delayed."""
 
     def __init__(self, request: Any, version: int) -> None:
         self.request = request
@@ -75,7 +74,7 @@ class Answer:
         self._response = response_class.decode(response.encode(version=self.version), version=self.version)
 
     @property
-    def parked(self) -> bool:
+    def is_delayed(self) -> bool:
         return self._response is None
 
     @property
@@ -94,7 +93,7 @@ class Answer:
 
 @dataclass
 class Joined:
-    """A member of a group the context has set up."""
+    """A member of a group."""
 
     member_id: str
     generation_id: int
@@ -127,7 +126,7 @@ class GroupContext:
         self.append_error: ErrorCode | None = None
         self.hold_appends = False
         self._held: list[Outcome] = []
-        self._answers: dict[object, Answer] = {}
+        self._answers: dict[object, ResponseHandle] = {}
         self._ids = 0
         for key, value in log:
             self.append(key, value)
@@ -138,7 +137,7 @@ class GroupContext:
                 self.append(entry[1], entry[2], entry[0])
         self.settle(self.shard.on_loaded(self.clock.instant()))
 
-    # --- the broker's part
+    # --- the broker
 
     def append(self, key: bytes, value: bytes | None, producer_id: int = -1) -> None:
         self.log.append((key, value))
@@ -146,12 +145,12 @@ class GroupContext:
         self.shard.replay(key, value, producer_id=producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
-        """What the broker does when it has written a marker."""
+        """Replays a transaction marker."""
         self.history.append((producer_id, committed))
         self.shard.end_transaction(producer_id, committed)
 
     def restarted(self) -> GroupContext:
-        """A shard that has loaded the same log, at the same time."""
+        """Returns a context whose shard has loaded the same log."""
         return GroupContext(self.config, history=self.history, now_ms=self.clock.now_ms())
 
     def settle(self, outcome: Outcome) -> None:
@@ -188,18 +187,20 @@ class GroupContext:
         for token, response in outcome.replies:
             self._answers[token].deliver(response)
 
-    def send(self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1") -> Answer:
+    def send(
+        self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1"
+    ) -> ResponseHandle:
         request = type(request).decode(request.encode(version=version), version=version)
         assert api_of(request).max_version >= version
         self._ids += 1
         token = object()
-        answer = self._answers[token] = Answer(request, version)
+        answer = self._answers[token] = ResponseHandle(request, version)
         context = RequestContext(token, version, client_id, host, f"uuid-{self._ids}")
         self.settle(self.shard.handle(request, context, self.clock.instant()))
         return answer
 
     def advance(self, duration_ms: int) -> None:
-        """Moves the clock, firing timers on the way, each at its time."""
+        """Advances the clock and fires the timers that expire on the way."""
         end = self.clock.now_ms() + duration_ms
         while True:
             due = min(self.timers.items(), key=lambda item: item[1], default=None)
@@ -210,10 +211,10 @@ class GroupContext:
             self.settle(self.shard.expire(due[0], self.clock.instant()))
         self.clock.advance_ms(end - self.clock.now_ms())
 
-    def parked_count(self) -> int:
-        return sum(answer.parked for answer in self._answers.values())
+    def delayed_count(self) -> int:
+        return sum(answer.is_delayed for answer in self._answers.values())
 
-    # --- looking
+    # --- queries
 
     def group(self, group_id: str = GROUP) -> ClassicGroup:
         group = self.shard.group(group_id)
@@ -231,7 +232,7 @@ class GroupContext:
         return [event.kind for event in self.events]
 
     def kill(self, group_id: str = GROUP) -> None:
-        """Leaves a Dead group where the next request still finds it."""
+        """Makes a group Dead without removing it."""
         group = self.shard.group(group_id) or ClassicGroup(group_id)
         self.shard.groups[group_id] = group
         group.transition(GroupState.DEAD, self.clock.timestamp_ms())
@@ -251,8 +252,8 @@ class GroupContext:
         version: int | None = None,
         reason: str | None = None,
         client_id: str = "client",
-    ) -> Answer:
-        """Version 3 unless said or needed otherwise: then no member id is required first."""
+    ) -> ResponseHandle:
+        """Sends version 3 by default, which does not require a member id."""
         request = JoinGroupRequest(
             group_id=group,
             session_timeout_ms=session_ms,
@@ -278,7 +279,7 @@ class GroupContext:
         protocol_type: str | None = TYPE,
         protocol_name: str | None = "range",
         version: int = 5,
-    ) -> Answer:
+    ) -> ResponseHandle:
         entries = [
             SyncGroupRequest.SyncGroupRequestAssignment(member_id=m, assignment=a)
             for m, a in (assignments or {}).items()
@@ -302,7 +303,7 @@ class GroupContext:
         )
         return self.send(request, 3).error
 
-    def leave(self, *members: tuple[str, str | None], group: str = GROUP, version: int = 5) -> Answer:
+    def leave(self, *members: tuple[str, str | None], group: str = GROUP, version: int = 5) -> ResponseHandle:
         """`members`: (member id, instance id)."""
         if version < 3:
             ((member_id, _),) = members
@@ -373,7 +374,7 @@ class GroupContext:
         leader_epoch: int = -1,
         version: int = 3,
     ) -> list[ErrorCode]:
-        """Below version 3 nobody says who commits; `metadata` is repeated over the partitions."""
+        """Below version 3 the request has no member; every partition gets the same `metadata`."""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         rows = [
             topic_class.TxnOffsetCommitRequestPartition(
@@ -398,14 +399,14 @@ class GroupContext:
         return [ErrorCode(p.error_code) for t in response.topics for p in t.partitions]
 
     def fetch(self, *partitions: tuple[str, int], group: str = GROUP, version: int = 8) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> offset; of everything if none is named."""
+        """Returns (topic, partition) -> offset, of all partitions if none is given."""
         answer = self.fetch_answer(group, partitions or None, version)
         topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
         return {(t.name, p.partition_index): p.committed_offset for t in topics for p in t.partitions}
 
     def fetch_answer(
         self, group: str, partitions: Sequence[tuple[str, int]] | None, version: int, require_stable: bool = False
-    ) -> Answer:
+    ) -> ResponseHandle:
         if version < 8:
             topic_class: Any = OffsetFetchRequest.OffsetFetchRequestTopic
         else:
@@ -420,7 +421,7 @@ class GroupContext:
             request = OffsetFetchRequest(groups=[entry], require_stable=require_stable)
         return self.send(request, version)
 
-    def delete_offsets(self, *partitions: tuple[str, int], group: str = GROUP) -> Answer:
+    def delete_offsets(self, *partitions: tuple[str, int], group: str = GROUP) -> ResponseHandle:
         topic_class = OffsetDeleteRequest.OffsetDeleteRequestTopic
         topics = [
             topic_class(name=t, partitions=[topic_class.OffsetDeleteRequestPartition(partition_index=p)])
@@ -441,7 +442,7 @@ class GroupContext:
         assert response.error_code == ErrorCode.NONE
         return {group.group_id: group for group in response.groups}
 
-    # --- ways into a state
+    # --- groups in a given state
 
     def completing(
         self,
@@ -451,10 +452,10 @@ class GroupContext:
         protocols: Sequence[tuple[str, bytes]] = RANGE,
         **how: Any,
     ) -> list[Joined]:
-        """A group whose first join phase is over; the first member leads."""
+        """Returns the members of a CompletingRebalance group; the first is the leader."""
         who: list[str | None] = list(instances) or [None] * count
         answers = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
-        while any(answer.parked for answer in answers):  # each window with company is followed by one more
+        while any(answer.is_delayed for answer in answers):  # a window with a new member is followed by another one
             assert JoinTimer(how.get("group", GROUP)) in self.timers
             self.advance(DELAY_MS)
         return [
@@ -470,7 +471,7 @@ class GroupContext:
         protocols: Sequence[tuple[str, bytes]] = RANGE,
         **how: Any,
     ) -> list[Joined]:
-        """A group with assignments; each member's is its id in bytes."""
+        """Returns the members of a Stable group; the assignment of each is its member id."""
         members = self.completing(count, instances=instances, protocols=protocols, **how)
         assignments = {member.member_id: member.member_id.encode() for member in members}
         kind = how.get("protocol_type", TYPE)

@@ -1,7 +1,7 @@
-"""One run of a schedule: clients, their network, the broker; then calm, and everybody has to get what is due.
+"""One run of a schedule: clients, network and broker, then a recovery phase without faults.
 
-After the last fault each client that lives must get into a Stable group within `PATIENCE_MS`, all partitions
-subscribed to must have one owner each, and every request must have its answer.
+Within `RECOVERY_TIMEOUT_MS` after the last fault every running client must be in a Stable group, every subscribed
+partition must have one owner, and every request must have its response.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from group_invariants import promised
-from sim_broker import Broker
-from sim_checks import Breach
-from sim_clients import PARTITIONS, SESSION_MS, Client, Foreign, Ours, Spec
-from sim_network import Link, Trace
-from sim_requests import Versions, commit_request, leave_request, transactional_request
-from sim_schedule import HORIZON_MS, Event, Schedule
-from sim_time import Time
+from simulated_broker import Broker
+from simulated_clients import PARTITIONS, SESSION_MS, Client, EagerConsumer, PackageMember, Spec
+from simulated_network import Link, Trace
+from simulation_checks import InvariantViolation
+from simulation_clock import SimulationClock
+from simulation_requests import Versions, commit_request, leave_request, transactional_request
+from simulation_schedule import HORIZON_MS, Event, Schedule
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupConfig, GroupShard
@@ -28,18 +28,18 @@ from spark_groupsource.wire.messages import (
     OffsetDeleteRequest,
 )
 
-PATIENCE_MS = 8_000
+RECOVERY_TIMEOUT_MS = 8_000
 _RESTART_MS = 200
 _LOOK_MS = 20
 _NO_LIMIT = 1_000
 
 
-class World:
-    """Everything of one run."""
+class SimulationRun:
+    """Clients, network and broker of one run."""
 
     def __init__(self, schedule: Schedule, trace: Trace | None = None) -> None:
         self.schedule = schedule
-        self.time = Time()
+        self.time = SimulationClock()
         sizes = [event[2] for event in schedule if event[1] == "config"]
         self.max_size = int(str(sizes[-1])) if sizes else _NO_LIMIT
         config = GroupConfig(
@@ -62,9 +62,9 @@ class World:
             self.time.call_at(int(str(event[0])), self._happens, event)
         self.time.run(HORIZON_MS)
         self._become_calm()
-        self.time.run(HORIZON_MS + PATIENCE_MS, self._is_over)
+        self.time.run(HORIZON_MS + RECOVERY_TIMEOUT_MS, self._is_over)
         if not self._all_is_well():
-            raise Breach(f"liveness: after {PATIENCE_MS} ms of calm {self._misery()}")
+            raise InvariantViolation(f"liveness: after {RECOVERY_TIMEOUT_MS} ms of calm {self._misery()}")
         self.broker.checks.nobody_waits()
         self._check_restart()
 
@@ -77,14 +77,14 @@ class World:
         return link
 
     def next_offset(self) -> int:
-        """No two commits carry the same offset, so each is known wherever it turns up."""
+        """Returns an offset that no other commit of the run has."""
         self._offsets += 1
         return self._offsets
 
     def fenced(self, client: Client) -> None:
         """Another process has its instance id, or its own request that came late."""
         if client.instance_id is None:
-            raise Breach(f"fenced: {client.name} has no instance id")
+            raise InvariantViolation(f"fenced: {client.name} has no instance id")
         client.stop("fenced")
         self.time.call_in(_RESTART_MS, self._restart, client)
 
@@ -95,7 +95,7 @@ class World:
             client.stop("failed")
             self.time.call_in(_RESTART_MS, self._restart, client)
         else:
-            raise Breach(f"refused: {client.name} of group {client.spec.group_id} was told {error.name}")
+            raise InvariantViolation(f"refused: {client.name} of group {client.spec.group_id} was told {error.name}")
 
     def _restart(self, client: Client) -> None:
         who = (client.spec.group_id, client.instance_id)
@@ -107,7 +107,7 @@ class World:
     def _start(self, name: str, spec: Spec) -> None:
         if name in self.clients:
             self.clients[name].stop("replaced")
-        client = self.clients[name] = (Ours if spec.make == "ours" else Foreign)(self, name, spec)
+        client = self.clients[name] = (PackageMember if spec.make == "ours" else EagerConsumer)(self, name, spec)
         client.go()
 
     # --- events
@@ -124,7 +124,7 @@ class World:
             getattr(self, f"_on_{kind}")(*args)
 
     def _on_config(self, max_size: int) -> None:
-        """Known from the beginning."""
+        """All topics, fixed for the run."""
 
     def _on_start(self, name: str, *spec: Any) -> None:
         self._start(name, Spec(*spec))
@@ -219,7 +219,7 @@ class World:
     def _administer(self, request: Any, version: int) -> None:
         self.broker.receive(request, version, "admin", lambda answer: None)
 
-    # --- the end
+    # --- recovery
 
     def _become_calm(self) -> None:
         self.broker.fails_until_ms = self.broker.late_until_ms = 0
@@ -227,7 +227,7 @@ class World:
             link.mend()
 
     def _is_over(self) -> bool:
-        """Whether all is well, looked at from time to time."""
+        """Whether every client has recovered; checked periodically."""
         if self.time.now_ms < self._next_look_ms:
             return False
         self._next_look_ms = self.time.now_ms + _LOOK_MS
@@ -275,7 +275,7 @@ class World:
         return "; ".join(groups + clients + waiting)
 
     def _check_restart(self) -> None:
-        """A coordinator that reads the log, compacted where no transaction is in it, finds every group as it is."""
+        """Checks that a coordinator that loads the log, compacted if it has no transaction, restores every group."""
         fresh = GroupShard(0, self.broker.config)
         log = self.broker.log
         if all(entry.producer_id < 0 for entry in log):
@@ -288,15 +288,15 @@ class World:
             if live is None or found is None or group_id in self.broker.checks.unstored:
                 continue
             if promised(live) != promised(found):
-                raise Breach(f"replay: live {promised(live)}, after a restart {promised(found)}")
+                raise InvariantViolation(f"replay: live {promised(live)}, after a restart {promised(found)}")
 
 
 def run(schedule: Schedule, trace: Callable[[str], None] | None = None) -> str | None:
-    """What went wrong, beginning with one word for what was violated; None if nothing did."""
+    """Returns the violation, starting with one word for the invariant; None if there is none."""
     try:
-        World(schedule, trace).run()
-    except Breach as breach:
+        SimulationRun(schedule, trace).run()
+    except InvariantViolation as breach:
         return str(breach)
-    except Exception as error:  # whatever the coordinator raises is a finding
+    except Exception as error:  # any exception of the coordinator is a failure
         return f"{type(error).__name__}: {error}"
     return None

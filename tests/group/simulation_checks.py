@@ -1,7 +1,7 @@
-"""What must hold after every event of the simulation, as seen from outside: from requests, answers and the log.
+"""Checks after every event of the simulation, based on requests, responses and the log.
 
-One leader, one generation; each partition one owner; acknowledged commits never lost; the replay of the log equals the
-live state. What a breach violates is the first word of its text.
+One leader and one generation; one owner per partition; acknowledged commits are never lost; a replay of the log equals
+the in-memory state. The text of a violation starts with one word for the violated invariant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from group_invariants import check_books, check_state, check_timers, promised
+from group_invariants import check_counters, check_state, check_timers, promised
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import LogRecord
@@ -28,19 +28,19 @@ from spark_groupsource.wire.group_records import (
 )
 
 if TYPE_CHECKING:
-    from sim_broker import Broker, Entry, Waiting
+    from simulated_broker import Broker, Entry, Waiting
 
 read_key = lru_cache(maxsize=10_000)(decode_key)
 read_offset = lru_cache(maxsize=10_000)(decode_offset_value)
 read_group = lru_cache(maxsize=10_000)(decode_group_value)
 
 
-class Breach(AssertionError):
-    """Something that must never be has come to be."""
+class InvariantViolation(AssertionError):
+    """A violated invariant."""
 
 
 class Cause(NamedTuple):
-    """What made the shard decide: a request with its token, or a timer, a load and so on; None is every group."""
+    """Cause of a call of the shard: a request with its token, a timer, a load, ...; group None is every group."""
 
     kind: str
     group_id: str | None = None
@@ -49,7 +49,7 @@ class Cause(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What the group of a request was when it arrived."""
+    """The group of a request at its arrival."""
 
     generation_id: int
     member_ids: frozenset[str]
@@ -57,12 +57,12 @@ class Before(NamedTuple):
 
 
 class Log:
-    """What the log says, read without the package's own replay: the last record of a key counts."""
+    """State of the log, computed without the package: the last record of a key wins."""
 
     def __init__(self) -> None:
         self.groups: dict[str, GroupValue] = {}
         self.offsets: dict[str, dict[TopicPartition, OffsetValue]] = {}
-        # producer -> key -> what it committed, and where in the log
+        # producer -> key -> committed offset and its position in the log
         self.pending: dict[int, dict[OffsetKey, tuple[OffsetValue, int]]] = {}
         self._in_force_since: dict[OffsetKey, int] = {}
         self._position = 0
@@ -91,7 +91,7 @@ class Log:
             del self.offsets[what.group_id]
 
     def end(self, producer_id: int, committed: bool) -> set[str]:
-        """The marker of a transaction; returns the groups it concerns. What came later in the log stays in force."""
+        """Applies the marker of a transaction; returns its groups. Later entries of the log have precedence."""
         ended = self.pending.pop(producer_id, {})
         for key, (value, position) in ended.items():
             if committed and position > self._in_force_since.get(key, -1):
@@ -109,12 +109,12 @@ class Log:
 
 
 def canonical(member_id: str) -> str:
-    """A member as its group sees it: a static one is its instance, whatever id it has at the moment."""
+    """Identity of a member: a static member keeps its identity when its member id changes."""
     return member_id.partition("-")[0] if member_id.startswith("i") else member_id
 
 
 class Checks:
-    """Follows one broker; raises Breach."""
+    """Checks one broker; raises InvariantViolation."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -137,7 +137,7 @@ class Checks:
     # --- requests
 
     def before(self, request: Any) -> Before | None:
-        """What has to be remembered until the request is answered."""
+        """Records the state at the arrival of a request."""
         group_id = getattr(request, "group_id", None)
         if not self._broker.is_loaded or not group_id:
             return None
@@ -147,7 +147,7 @@ class Checks:
         return Before(group.generation_id, frozenset(group.members), dict(group.static_members))
 
     def replied(self, token: int, waiting: Waiting, response: Any) -> None:
-        """An answer is about to leave."""
+        """Checks a response before it is sent."""
         check = getattr(self, f"_replied_{type(waiting.request).__name__}", None)
         if check is not None and self._broker.is_loaded:
             check(token, waiting, response)
@@ -186,7 +186,7 @@ class Checks:
             "{} was given a share of generation {}, {}",
             request.member_id,
             request.generation_id,
-            Shown(group),
+            LazyDescription(group),
         )
         self._check_member(request, group.members.keys(), group.static_members)
         self._acknowledged[group.group_id] = group.generation_id
@@ -210,7 +210,7 @@ class Checks:
             self._check_generation(request, request.generation_id, waiting.decided)
 
     def _check_stored(self, token: int, request: Any, answer: Any) -> set[TopicPartition]:
-        """What is told to be committed is in the log; returns it."""
+        """Checks that acknowledged commits are in the log; returns them."""
         stored = self._stored_by.pop(token, {})
         asked = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
         told = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
@@ -290,7 +290,7 @@ class Checks:
     # --- the log
 
     def appending(self, cause: Cause, key: bytes, value: bytes | None, producer_id: int) -> None:
-        """A record goes to the log; nothing may be in it that nobody asked for."""
+        """Checks a record before its append: a request or timer must have caused it."""
         what = read_key(key)
         request = type(cause.request).__name__ if cause.request is not None else cause.kind
         if isinstance(what, GroupKey):
@@ -330,7 +330,7 @@ class Checks:
             allowed = age_ms >= self._broker.config.offsets_retention_ms and key.topic not in _subscribed(group)
         else:
             allowed = request == f"drop {key.topic}"
-        _check(allowed, "acknowledged", "{} was removed by {}, {}", key, request, Shown(group))
+        _check(allowed, "acknowledged", "{} was removed by {}, {}", key, request, LazyDescription(group))
 
     def append_failed(self, records: Sequence[LogRecord]) -> None:
         for record in records:
@@ -339,11 +339,11 @@ class Checks:
                 self.unstored.add(what.group_id)
 
     def transaction_ended(self, producer_id: int, committed: bool) -> None:
-        """A marker is in the log."""
+        """Applies a marker of the log."""
         self._changed |= self.log.end(producer_id, committed)
 
     def reloading(self, log: Sequence[Entry]) -> None:
-        """A new shard reads this log."""
+        """Checks a new shard that loads the log."""
         self.log = Log()
         for entry in log:
             if entry.key is None:
@@ -359,7 +359,7 @@ class Checks:
     # --- after each event
 
     def after(self, cause: Cause) -> None:
-        """The shard has decided, and what could be appended and answered at once is."""
+        """Checks all invariants after an event."""
         broker = self._broker
         if not broker.is_loaded:
             return
@@ -371,7 +371,7 @@ class Checks:
                 self._check_group(group, held)
 
     def _compare(self) -> None:
-        """The shard knows what the log says; what was equal and is the same object still is not looked at again."""
+        """Checks the shard against the log; skips objects that have not changed since they were equal."""
         store, log = self._broker.shard.store, self.log
         for group_id in self._changed:
             groups, offsets = store.groups.get(group_id), store.offsets.get(group_id)
@@ -396,14 +396,20 @@ class Checks:
 
     def _check_group(self, group: ClassicGroup, held: bool) -> None:
         try:
-            check_books(group)
+            check_counters(group)
             check_timers(group, self._broker.timers)
             check_state(group, appends_pending=held)
         except AssertionError as error:
-            raise Breach(f"books: {error}, {Shown(group)}") from error
+            raise InvariantViolation(f"books: {error}, {LazyDescription(group)}") from error
         group_id = group.group_id
         acknowledged = self._acknowledged.get(group_id, -1)
-        _check(group.generation_id >= acknowledged, "generation", "{}, acknowledged was {}", Shown(group), acknowledged)
+        _check(
+            group.generation_id >= acknowledged,
+            "generation",
+            "{}, acknowledged was {}",
+            LazyDescription(group),
+            acknowledged,
+        )
         if held or group_id in self.unstored or group.state not in (EMPTY, STABLE):
             return
         stored = self._promises.get(group_id)
@@ -413,7 +419,7 @@ class Checks:
         _check(stored == promised(group), "replay", "live {}, log {}", promised(group), stored)
 
     def nobody_waits(self) -> None:
-        """Every request that arrived has been answered."""
+        """Checks that every request has a response."""
         waiting = [entry.request for entry in self._broker.waiting.values()]
         _check(not waiting, "answers", "nobody answered {}", waiting)
 
@@ -422,11 +428,11 @@ class Checks:
     def _group(self, group_id: str) -> ClassicGroup:
         group = self._broker.shard.group(group_id)
         if group is None:
-            raise Breach(f"group: {group_id} is spoken of and not there")
+            raise InvariantViolation(f"group: {group_id} is spoken of and not there")
         return group
 
     def _life(self, group: ClassicGroup) -> int:
-        """Counts the times a group came into being in some coordinator: a round lives as long as one of them."""
+        """Returns how many times a group was created; a generation is unique within one creation."""
         known, life = self._lives.get(group.group_id, (None, 0))
         if known is not group:
             life += 1
@@ -436,7 +442,7 @@ class Checks:
 
 def _check(holds: bool, what: str, text: str, *args: object) -> None:
     if not holds:
-        raise Breach(f"{what}: {text.format(*args)}")
+        raise InvariantViolation(f"{what}: {text.format(*args)}")
 
 
 def _subscribed(group: ClassicGroup) -> set[str]:
@@ -450,8 +456,8 @@ def _subscribed(group: ClassicGroup) -> set[str]:
     return {topic for m in members for topic in decode_subscription(m.metadata(group.protocol_name)).topics}
 
 
-class Shown(NamedTuple):
-    """A group as text, made only where it is needed."""
+class LazyDescription(NamedTuple):
+    """Description of a group, formatted only if needed."""
 
     group: ClassicGroup
 

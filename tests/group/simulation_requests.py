@@ -1,4 +1,4 @@
-"""The requests of the simulation's clients, and which versions go together."""
+"""Requests of the simulated clients, and the versions that belong together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_groupsource.wire.messages import (
 
 
 class Versions(NamedTuple):
-    """Of each request, as a client that sends this JoinGroup sends it."""
+    """The version of each request, of a client with a given JoinGroup version."""
 
     join: int
     sync: int
@@ -29,7 +29,7 @@ class Versions(NamedTuple):
 
     @classmethod
     def of(cls, join: int) -> Versions:
-        """Clients before and after static members, and the newest."""
+        """Returns the versions of a client: before static members, with them, or the newest."""
         if join < 5:
             return cls(join, min(join, 2), min(join, 2), 2 + join, 1 + join, min(join, 2))
         if join < 9:
@@ -38,7 +38,7 @@ class Versions(NamedTuple):
 
 
 def error_of(answer: Any) -> int:
-    """The first error anywhere in an answer."""
+    """Returns the first error in a response."""
     topics = list(getattr(answer, "topics", None) or ())
     for group in getattr(answer, "groups", None) or ():
         if group.error_code:

@@ -1,20 +1,20 @@
-"""The way between a client and the broker: requests and answers that are delayed, lost and repeated as told."""
+"""Network between a client and the broker: delays, loses and repeats requests and responses."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from sim_broker import Broker
-from sim_time import Time
+from simulated_broker import Broker
+from simulation_clock import SimulationClock
 
 WAY_MS = 2
 Trace = Callable[[str], None]
 
 
 class Link:
-    """One client's way to the broker; it asks one thing at a time."""
+    """Connection of one client, with one request at a time."""
 
-    def __init__(self, time: Time, broker: Broker, name: str, trace: Trace | None) -> None:
+    def __init__(self, time: SimulationClock, broker: Broker, name: str, trace: Trace | None) -> None:
         self.cut_until_ms = 0
         self._time = time
         self._broker = broker
@@ -23,11 +23,11 @@ class Link:
         self._faults: list[tuple[str, int]] = []
 
     def arm(self, fault: str, ms: int) -> None:
-        """The next request meets this fault."""
+        """Applies a fault to the next request."""
         self._faults.append((fault, ms))
 
     def mend(self) -> None:
-        """Nothing goes wrong any more."""
+        """Ends all faults."""
         self._faults.clear()
         self.cut_until_ms = 0
 
@@ -64,7 +64,7 @@ class Link:
         repeated = "repeat" in faults
         self._time.call_in(way_ms, arrives, not repeated)
         if repeated:
-            # as after a lost connection: the client listens to the later answer
+            # as after a reconnect: the client reads the later response
             self._time.call_in(way_ms + faults["repeat"], arrives, True)
 
     @property
@@ -73,9 +73,9 @@ class Link:
 
 
 def through_bytes(message: Any, version: int) -> Any:
-    """The message as its reader has it: without what the version does not carry."""
+    """Returns the message as decoded: without the fields that the version lacks."""
     return type(message).decode(message.encode(version=version), version=version)
 
 
 def _to_nobody(response: Any) -> None:
-    """The connection the answer would go to is gone."""
+    """Drops the response of a lost connection."""

@@ -1,7 +1,7 @@
-"""The broker of the simulation: one shard, its log, its timers; it crashes, moves, and appends late or not at all.
+"""Broker of the simulation: one shard, its log and its timers, with crashes, moves and failing or slow appends.
 
-Each call of the shard is followed by the checks. Records that are appended late are in the log at once, but their
-replies leave when they are durable, in order; a crash may cut off what is not.
+The checks run after each call of the shard. A slow append is in the log at once, but its responses are sent when it is
+durable, in order; a crash may lose records that are not durable.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
-from sim_checks import Cause, Checks
-from sim_time import Time
+from simulation_checks import Cause, Checks
+from simulation_clock import SimulationClock
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, RequestContext, SetTimer, ShardState
@@ -20,7 +20,7 @@ from spark_groupsource.model import TopicPartition
 
 @dataclass
 class Waiting:
-    """A request that has arrived and is not answered."""
+    """A request without a response."""
 
     request: Any
     version: int
@@ -29,7 +29,7 @@ class Waiting:
 
 
 class Entry(NamedTuple):
-    """What the log has in one place: a record, or the marker that ends the transaction of a producer."""
+    """An entry of the log: a record, or the marker of a producer's transaction."""
 
     key: bytes | None
     value: bytes | None
@@ -50,9 +50,9 @@ class _Held(NamedTuple):
 
 
 class Broker:
-    """One coordinator after the other, with one log."""
+    """Successive coordinators of one log."""
 
-    def __init__(self, time: Time, config: GroupConfig) -> None:
+    def __init__(self, time: SimulationClock, config: GroupConfig) -> None:
         self.time = time
         self.config = config
         self.incarnation = 0
@@ -78,7 +78,7 @@ class Broker:
     # --- requests and timers
 
     def receive(self, request: Any, version: int, client_id: str, answer: Callable[[Any], None]) -> None:
-        """Gives a request to the shard; `answer` is called with the response, now or later."""
+        """Passes a request to the shard; `answer` is called with the response, now or later."""
         self._tokens += 1
         token = self._tokens
         waiting = self.waiting[token] = Waiting(request, version, answer)
@@ -98,7 +98,7 @@ class Broker:
             self._run(self.shard.expire_offsets(self.time.instant()), Cause("expire offsets"))
 
     def drop_partitions(self, partitions: list[TopicPartition]) -> None:
-        """All of a topic's partitions were deleted: as the broker does, it tells the shard when that has loaded."""
+        """Deletes all partitions of a topic; a loading shard is notified when it has loaded."""
         if not self.is_loaded:
             self._deleted_while_loading.append(partitions)
             return
@@ -106,7 +106,7 @@ class Broker:
         self._run(outcome, Cause(f"drop {partitions[0].topic}"))
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
-        """The marker of a transaction is written, unless the log fails: then it stays open."""
+        """Writes the marker of a transaction, which stays open if the append fails."""
         if self.time.now_ms < self.fails_until_ms:
             return
         entry = Entry(None, None, producer_id, committed)
@@ -119,7 +119,7 @@ class Broker:
     # --- crash and move
 
     def crash(self, load_ms: int, keep: bool) -> None:
-        """Everything but the log is gone; `keep`: what was appended is in it, durable by then or not."""
+        """Restarts with the log; `keep`: the log has all appended records, durable or not."""
         if self.held and not keep:
             del self.log[self.held[0].log_start :]
         self.crashes += 1
@@ -128,7 +128,7 @@ class Broker:
         self._seat(load_ms)
 
     def move(self, load_ms: int) -> None:
-        """The shard is unloaded; what waits is told so."""
+        """Unloads the shard, which responds to all delayed requests."""
         self._release(len(self.held))
         if self.is_loaded:
             self._run(self.shard.on_unloaded(self.time.instant()), Cause("move"))
@@ -201,7 +201,7 @@ class Broker:
         self.time.call_at(self._held_until_ms, self._durable, self.incarnation, held)
 
     def _durable(self, incarnation: int, held: _Held) -> None:
-        # appends become durable in their order; a move may have made it so already
+        # appends become durable in order; a move may have completed them before
         if incarnation == self.incarnation and self.held and self.held[0] is held:
             self._release(1)
 

@@ -1,4 +1,4 @@
-"""The time of the simulation: what is to happen, in order, and the two clocks."""
+"""Clock of the simulation: a queue of calls, and both clocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _EPOCH_MS = 1_700_000_000_000
 _EPOCH_SPEED = 40
 
 
-class Time:
-    """A queue of calls; the clock stands still during each."""
+class SimulationClock:
+    """A queue of calls; time does not pass during a call."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -28,7 +28,7 @@ class Time:
         return Instant(self.now_ms, self.timestamp_ms)
 
     def call_at(self, at_ms: int, what: Callable[..., None], *args: Any) -> None:
-        """Calls of one moment come in the order they were asked for."""
+        """Schedules a call; calls of the same time run in order of scheduling."""
         self._calls += 1
         heappush(self._queue, (max(at_ms, self.now_ms), self._calls, what, args))
 
@@ -36,7 +36,7 @@ class Time:
         self.call_at(self.now_ms + delay_ms, what, *args)
 
     def run(self, until_ms: int, done: Callable[[], bool] | None = None) -> None:
-        """Does what is due up to `until_ms`, or as long as `done`, asked after each call, is false."""
+        """Runs the calls up to `until_ms`, or until `done` returns true after a call."""
         queue = self._queue
         while queue and queue[0][0] <= until_ms:
             self.now_ms, _, what, args = heappop(queue)

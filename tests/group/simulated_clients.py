@@ -1,8 +1,7 @@
-"""The clients of the simulation: members that follow the protocol, whatever the network does to them.
+"""Clients of the simulation: members that follow the protocol over a faulty network.
 
-`Ours` drives the package's own `Membership` as its member thread does; `Foreign` is an eager consumer written down as
-simply as it goes, in any version of the protocol. A client asks one thing at a time. Both commit offsets that no other
-commit of the run carries.
+`PackageMember` runs the package's own `Membership` as its member thread does. `EagerConsumer` is a minimal eager
+consumer in any protocol version. A client sends one request at a time. Every commit of a run has a different offset.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from sim_requests import (
+from simulation_requests import (
     Versions,
     commit_request,
     error_of,
@@ -46,7 +45,7 @@ from spark_groupsource.wire.consumer_protocol import (
 from spark_groupsource.wire.messages import DescribeGroupsRequest, HeartbeatRequest
 
 if TYPE_CHECKING:
-    from sim_world import World
+    from simulation_run import SimulationRun
 
 SESSION_MS = 600
 HEARTBEAT_MS = 200
@@ -66,7 +65,7 @@ write_subscription: Callable[[Subscription], bytes] = _REMEMBERED(encode_subscri
 
 
 class Spec(NamedTuple):
-    """How a client was started."""
+    """Configuration of a client."""
 
     group_id: str
     make: str
@@ -77,9 +76,9 @@ class Spec(NamedTuple):
 
 
 class Client:
-    """What both makes share: one request at a time, standing still, stopping."""
+    """Base of both clients: one request at a time, pauses, shutdown."""
 
-    def __init__(self, world: World, name: str, spec: Spec) -> None:
+    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
         self.world = world
         self.name = name
         self.spec = spec
@@ -97,7 +96,7 @@ class Client:
         self._awaited_kind = ""
         self._wake = 0
 
-    # --- what the makes decide
+    # --- implemented by subclasses
 
     member_id: str
     generation_id: int
@@ -105,11 +104,11 @@ class Client:
 
     @property
     def settled(self) -> bool:
-        """Whether it owns what its group's generation gives it, and wants nothing."""
+        """Whether it owns its assignment and needs no rebalance."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Does what is to be done now, if anything; called while nothing is awaited."""
+        """Sends the next request, if any; called while no response is pending."""
         raise NotImplementedError
 
     def on_answer(self, kind: str, answer: Any) -> None:
@@ -121,25 +120,25 @@ class Client:
     def resubscribe(self, topics: str) -> None:
         raise NotImplementedError
 
-    # --- what happens to it
+    # --- events
 
     def stop(self, why: str) -> None:
         self.stopped = self.stopped or why
 
     def leave(self) -> None:
-        """Ends properly: a dynamic member says so."""
+        """Shuts down; a dynamic member leaves the group."""
         if not self.stopped and self.instance_id is None and self.member_id:
             request = leave_request(self.spec.group_id, self.member_id, self.versions)
             self._send(request, self.versions.leave, lambda answer: None)
         self.stop("left")
 
     def disconnected(self) -> None:
-        """The broker is gone, and with it the answer."""
+        """Handles a lost connection."""
         if self._awaited:
             self.world.time.call_in(1, self._lose, self._awaited)
 
     def act_stale(self) -> None:
-        """Commits and beats as what it was one generation ago."""
+        """Sends a commit and a heartbeat of the previous generation."""
         if self.before is None or self.stopped:
             return
         member_id, generation_id, owned = self.before
@@ -150,7 +149,7 @@ class Client:
             self._send(commit, self.versions.commit, lambda answer: None)
 
     def act_transactionally(self, producer_id: int) -> None:
-        """Commits what it owns as part of a producer's transaction."""
+        """Commits its partitions in a transaction."""
         if self.owned and not self.stopped:
             offsets = {partition: self.world.next_offset() for partition in self.owned}
             request = transactional_request(
@@ -158,7 +157,7 @@ class Client:
             )
             self._send(request, 3, lambda answer: None)
 
-    # --- asking
+    # --- sending
 
     def call(self, kind: str, request: Any, version: int, timeout_ms: int = _TIMEOUT_MS) -> None:
         self._asked += 1
@@ -175,7 +174,7 @@ class Client:
         self.world.time.call_at(at_ms, self._woken, self._wake)
 
     def go(self) -> None:
-        """Goes on, unless it is gone, stands still or waits for an answer."""
+        """Continues, unless it is stopped, paused or waits for a response."""
         if self.stopped or self._awaited:
             return
         if self.world.time.now_ms < self.paused_until_ms:
@@ -201,7 +200,7 @@ class Client:
         if self.stopped or asked != self._awaited:
             return
         if self.world.time.now_ms < self.paused_until_ms:
-            # an answer that has come meanwhile is read first
+            # a response that arrived during the pause is read first
             self.world.time.call_at(self.paused_until_ms + 1, self._lose, asked)
             return
         self._awaited = 0
@@ -232,25 +231,25 @@ class Client:
         )
 
     def remember(self) -> None:
-        """Keeps what it is until now, for `act_stale`."""
+        """Keeps the current generation for `act_stale`."""
         self.before = (self.member_id, self.generation_id, self.owned)
 
     def refused(self, code: int) -> None:
-        """The group will not have it."""
+        """Handles rejection by the group."""
         self.world.refused(self, ErrorCode(code))
 
     def assign(self, name: str, members: Sequence[tuple[str, str | None, bytes]]) -> dict[str, bytes]:
-        """What this leader gives everybody."""
+        """Returns the assignment of this leader."""
         known = [GroupMember(member_id, read_subscription(data), i) for member_id, i, data in members]
         topics = sorted({topic for member in known for topic in member.subscription.topics})
         shares = load_assignor(name).assign({topic: PARTITIONS[topic] for topic in topics}, known)
         return {member_id: encode_assignment(Assignment(tuple(share))) for member_id, share in shares.items()}
 
 
-class Ours(Client):
-    """The package's own member."""
+class PackageMember(Client):
+    """A member that runs the package's `Membership`."""
 
-    def __init__(self, world: World, name: str, spec: Spec) -> None:
+    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
         super().__init__(world, name, spec)
         config = MemberConfig(
             group_id=spec.group_id,
@@ -313,7 +312,7 @@ class Ours(Client):
             raise AssertionError(f"{self.name} has just {action} and is to do it again")
 
     def _poll(self, now_ms: int) -> bool:
-        """The owner's part; True if something was asked."""
+        """Does the owner's part of a poll; True if a request was sent."""
         membership = self.membership
         membership.on_poll(now_ms)
         if membership.needs_complete:
@@ -419,10 +418,10 @@ class Ours(Client):
             membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
 
 
-class Foreign(Client):
-    """An eager consumer as other people write them."""
+class EagerConsumer(Client):
+    """A minimal eager consumer."""
 
-    def __init__(self, world: World, name: str, spec: Spec) -> None:
+    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
         super().__init__(world, name, spec)
         self.member_id = ""
         self.generation_id = -1
