@@ -61,6 +61,7 @@ def test_a_later_deadline_reuses_the_entry_and_an_earlier_one_applies_at_once():
     heap = DeadlineHeap()
     for deadline_ms in (10, 20, 30):
         heap.set("session", deadline_ms)
+    # the private list is the memory that the heap uses
     assert (len(heap._heap), heap.lower_bound_ms(), heap.next_deadline_ms()) == (1, 10, 30)
     heap.set("session", 5)
     assert (heap.lower_bound_ms(), drain(heap, 5), heap.next_deadline_ms()) == (5, ["session"], None)
@@ -72,7 +73,7 @@ def test_moving_a_deadline_repeatedly_uses_bounded_memory():
     heap = DeadlineHeap()
     for deadline_ms in range(10_000):
         heap.set("session", deadline_ms)
-    assert len(heap._heap) < 200
+    assert len(heap._heap) < 200  # the private list is the memory that the heap uses
     assert drain(heap, 20_000) == ["session"]
 
 
@@ -116,4 +117,5 @@ def test_a_removed_fetch_does_not_complete():
     purgatory = DelayedFetchPurgatory()
     purgatory.watch("f", [A, B], 1)
     assert purgatory.remove("f")
+    # the private index must not keep partitions without watchers
     assert (purgatory.record_append(A, 5), purgatory.remove_watchers(B), purgatory._watchers) == ([], [], {})

@@ -102,7 +102,7 @@ def test_session_epochs_wrap_around_to_1():
     assert [next_epoch(epoch) for epoch in (0, 1, INT32_MAX - 1, INT32_MAX)] == [1, 2, INT32_MAX, 1]
     cache = sessions()
     session_id = create_session(cache, 1)
-    cache._sessions[session_id].epoch = INT32_MAX
+    cache.get(session_id).epoch = INT32_MAX
     assert send_next(cache, (session_id, INT32_MAX), 0) == ErrorCode.NONE
     assert send_next(cache, (session_id, 1), 0) == ErrorCode.NONE
 
@@ -193,7 +193,7 @@ def test_eviction_of_sessions(uses, size, now_ms, left):
     for session_id, used_ms in uses.items():
         assert send_next(cache, (session_id, 1), used_ms) == ErrorCode.NONE
     create_session(cache, size, now_ms)
-    assert sorted(cache._sessions) == left
+    assert sorted(cache.session_ids) == left
 
 
 def test_a_session_with_added_partitions_is_evicted_by_its_new_size():
@@ -202,7 +202,7 @@ def test_a_session_with_added_partitions_is_evicted_by_its_new_size():
     assert send_next(cache, (small, 1), LATER_MS) == send_next(cache, (large, 1), LATER_MS) == ErrorCode.NONE
     assert send_next(cache, (small, 2), LATER_MS, *parts(4)) == ErrorCode.NONE
     assert create_session(cache, 3, LATER_MS)
-    assert small in cache._sessions and large not in cache._sessions
+    assert small in cache.session_ids and large not in cache.session_ids
 
 
 def test_zero_slots_create_no_sessions():

@@ -458,7 +458,7 @@ def test_an_election_of_all_partitions_reports_only_offline_ones(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "dark", 2)
         assert returned(0) == returned(1) == {}
-        broker.call(lambda b: b.partitions._partitions[("dark", 1)].mark_offline(OSError("unplugged")))
+        broker.call(lambda b: b.partitions.partition("dark", 1).mark_offline(OSError("unplugged")))
         assert (returned(0), returned(1)) == ({"dark": [(1, 80)]}, {"dark": [(1, 83)]})
 
 

@@ -138,8 +138,10 @@ def test_a_failed_marker_is_retried_and_the_id_returns_concurrent_transactions(b
     producer = begun(connection, topic, group)
     assert producer.add(topic, 1) == [NONE] and producer.send(topic, b"x", partition=1) is NONE
 
+    partition = broker.call(lambda b: b.partitions.partition(topic, 0))
+
     def set_offline(reason: str) -> None:
-        broker.call(lambda b: setattr(b.partitions._partitions[(topic, 0)], "offline", reason))
+        broker.call(lambda b: setattr(partition, "offline_reason", reason))
 
     set_offline("a bad disk")
     assert producer.end(True) is NONE, "the commit is stored"
@@ -273,6 +275,7 @@ def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
         producer = RawTransactions(connection)
         for _ in range(10):
             assert producer.init() is NONE
+    # private constants: a log of realistic length would make the test slow
     monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._SLICE_RECORDS", 3)
     monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._LOAD_PAUSE_MS", 50)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:

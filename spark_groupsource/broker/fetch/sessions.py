@@ -163,6 +163,15 @@ class FetchSessionCache:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        """Ids of all sessions, the least recently used first."""
+        return tuple(self._sessions)
+
+    def get(self, session_id: int) -> FetchSession | None:
+        """The session with this id."""
+        return self._sessions.get(session_id)
+
     def new_context(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
         """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
         by_id = api_version >= TOPIC_IDS_SINCE
