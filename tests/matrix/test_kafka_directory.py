@@ -252,7 +252,7 @@ def test_adopting_an_incomplete_directory_is_an_error_and_changes_nothing(left: 
     path = tmp_path / "copy"
     shutil.copytree(left.stopped, path)
     shutil.move(path / "t-1", tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="lacks partitions 1 of topic t; .*log.dirs"):
+    with pytest.raises(StorageError, match="lacks partitions 1 of topic t. .*log.dirs"):
         EmbeddedBroker(path, adopt=True).start()
     shutil.move(tmp_path / "elsewhere", path / "t-1")
     half_done = path / "t-0" / f"{0:020d}.log.swap"
