@@ -9,6 +9,7 @@ import heapq
 from typing import Generic, Hashable, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+_NO_ENTRY = (0, 0)
 
 
 class DeadlineHeap(Generic[Key]):
@@ -19,7 +20,8 @@ class DeadlineHeap(Generic[Key]):
     """
 
     def __init__(self) -> None:
-        self._deadlines: dict[Key, tuple[int, int]] = {}  # deadline, number of the key's entry
+        # [deadline, number of the key's entry]: changed in place, because hashing a key may cost more than all the rest
+        self._deadlines: dict[Key, list[int]] = {}
         self._heap: list[tuple[int, int, Key]] = []
         self._sequence = 0
 
@@ -33,10 +35,10 @@ class DeadlineHeap(Generic[Key]):
         """Sets or moves the deadline of `key`."""
         known = self._deadlines.get(key)
         if known is not None and known[0] <= deadline_ms:
-            self._deadlines[key] = (deadline_ms, known[1])
+            known[0] = deadline_ms
             return
         self._sequence += 1
-        self._deadlines[key] = (deadline_ms, self._sequence)
+        self._deadlines[key] = [deadline_ms, self._sequence]
         heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
         # entries of keys that were cancelled, or set to an earlier time, stay until they come up or are too many
         if len(self._heap) > 2 * len(self._deadlines) + 64:
@@ -55,7 +57,7 @@ class DeadlineHeap(Generic[Key]):
         heap = self._heap
         while heap:
             entry_ms, number, key = heap[0]
-            deadline_ms, live = self._deadlines.get(key, (0, 0))
+            deadline_ms, live = self._deadlines.get(key, _NO_ENTRY)
             if live != number:
                 heapq.heappop(heap)
             elif deadline_ms == entry_ms:

@@ -106,9 +106,11 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
         Raises: ApiError.
         """
-        if not self.partition_count:
-            settings = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
-            self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
+        count = self.partition_count
+        if count:
+            return count
+        settings = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
+        self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
         return self.partition_count
 
     def log_partition(self, partition: int) -> Partition:
