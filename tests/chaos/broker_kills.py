@@ -1,14 +1,15 @@
-"""Kills a broker with SIGKILL at random moments under load, starts it again, and looks for what is missing or twice.
+"""Kills a broker under load, restarts it, and checks for lost and duplicate records.
 
     PYTHONPATH=jobs:tests python tests/chaos/broker_kills.py [--kills 500] [--seed N] [--group-records 100000]
 
-The load: an idempotent librdkafka producer with several requests in flight, an idempotent producer of our own, one
-that writes to a compacted topic, groups that commit, and members that commit in their generation. Segments are small
-and are compacted all the time, so kills hit rolls and swaps too. After each restart everything acknowledged before the
-kill must be there, nothing an idempotent producer sent may be there twice, and the groups must be served within two
-seconds. At the end the broker is stopped and started once more and everything is read again from its beginning.
+The load: an idempotent librdkafka producer with several requests in flight, an idempotent producer on a raw connection,
+a producer to a compacted topic, groups without members that commit, and members that commit in their generation.
+Segments are small and are compacted continuously, so kills hit rolls and swaps too. After each restart every
+acknowledged record and offset must be present, no record of an idempotent producer may be duplicated, and the broker
+must serve the groups within two seconds. At the end the broker is restarted cleanly and everything is read from the
+beginning.
 
-Exit status 1 and a line on what was wrong when it was.
+Exits with status 1 and one line that names the first failed check.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest
 
-WIDE = 20  # partitions of the topic whose offsets fill the group log
+WIDE = 20  # partitions of the topic whose offsets fill __consumer_offsets
 KEYS = 7
 LOADING = 14
 SETTINGS = {
@@ -48,12 +49,12 @@ SETTINGS = {
 }
 
 
-class Wrong(Exception):
-    """Something acknowledged is missing, something is there twice, or a restart took too long."""
+class CheckFailed(Exception):
+    """An acknowledged record or offset is missing, a record is duplicated, or a restart took too long."""
 
 
-class Broker:
-    """The command ``groupsource broker`` on one directory and one port, killed and started."""
+class BrokerCommand:
+    """The command ``groupsource broker`` on one directory and one port."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -64,14 +65,14 @@ class Broker:
         command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--data-dir", str(self.directory)]
         for name, value in SETTINGS.items():
             command += ["--config", f"{name}={value}"]
-        with open(self.directory.with_suffix(".log"), "a", encoding="utf-8") as told:
+        with open(self.directory.with_suffix(".log"), "a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [*command, "--listen", self.address], stdout=subprocess.PIPE, stderr=told, text=True
+                [*command, "--listen", self.address], stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith("listening on "):
-            raise Wrong(f"the broker does not start: {self.told()[-1:]}")
+            raise CheckFailed(f"the broker did not start: {self.log_lines()[-1:]}")
         self.address = line.split()[-1]
 
     def stop(self, kill: bool) -> None:
@@ -83,8 +84,8 @@ class Broker:
         self.process.wait(30)
         self.process.stdout.close()
 
-    def busy_s(self) -> float:
-        """Processor seconds it has used; nan where the machine does not tell."""
+    def cpu_s(self) -> float:
+        """Returns the used processor seconds; nan on systems without /proc."""
         assert self.process is not None
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(") ")[2].split()
@@ -92,14 +93,14 @@ class Broker:
             return float("nan")
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def told(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         return self.directory.with_suffix(".log").read_text("utf-8").splitlines()
 
 
 class Load(threading.Thread):
-    """One client that goes on over every kill; `failure` is what it could not go on with."""
+    """A client that continues after every kill; `failure` is the error that stopped it."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
+    def __init__(self, broker: BrokerCommand, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.broker = broker
         self.failure = ""
@@ -121,14 +122,14 @@ class Load(threading.Thread):
         raise NotImplementedError
 
     def check(self, connection: RawConnection, before: object) -> None:
-        """Looks whether all is there that was acknowledged when `before` was taken."""
+        """Checks that everything in `before`, the acknowledged state before a kill, is present."""
 
     def acknowledged(self) -> object:
         return None
 
 
 class LogReader:
-    """What a partition holds, read on from where the last reading ended."""
+    """Reads a partition incrementally."""
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
@@ -140,12 +141,13 @@ class LogReader:
         while True:
             answer = fetch(connection, self.topic, self.position, partition=self.partition)
             if answer.error_code:
-                raise Wrong(f"{self.topic}-{self.partition} at {self.position}: error {answer.error_code}")
+                raise CheckFailed(f"{self.topic}-{self.partition} at {self.position}: error {answer.error_code}")
             if self.position >= answer.high_watermark:
                 return
             data = bytes(answer.records or b"")
             if not data:
-                raise Wrong(f"{self.topic}-{self.partition}: nothing at {self.position} of {answer.high_watermark}")
+                name = f"{self.topic}-{self.partition}"
+                raise CheckFailed(f"{name}: nothing at {self.position} < {answer.high_watermark}")
             for header in iter_batches(data):
                 records = decode_records(data, header)
                 self.found += [(r.key, r.value or b"") for r in records if r.offset >= self.position]
@@ -153,14 +155,14 @@ class LogReader:
 
 
 class Idempotent(Load):
-    """Records numbered from 0 in one partition: all acknowledged are there, none twice, in order."""
+    """Produces records numbered from 0: every acknowledged record must be present once and in order."""
 
     topic = "own"
     partitions = 1
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCommand) -> None:
         super().__init__(broker, self.topic)
-        self.read_anew()
+        self.reset()
         self.acked: set[bytes] = set()
         self._producer_id: int | None = None
         self._sequence = 0
@@ -172,14 +174,14 @@ class Idempotent(Load):
             )
             self._producer_id = connection.call(request, 4).producer_id
         values = [b"%d" % (self._sequence + item) for item in range(3)]
-        # sent again as it is until it is answered
+        # sent unchanged until the broker responds
         batch = encode_batch(
             [Record(None, value + b"." * 50, 1_000) for value in values],
             producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence,
         )  # fmt: skip
         answer = produce(connection, self.topic, batch)
         if answer.error_code:
-            raise Wrong(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+            raise CheckFailed(f"{self.topic}: error {answer.error_code} {answer.error_message}")
         self._sequence += len(values)
         self.acked.update(values)
 
@@ -192,24 +194,24 @@ class Idempotent(Load):
             reader.read(connection)
             values, reader.found = [value.rstrip(b".") for _, value in reader.found], []
             for value in values:
-                if value in self.there:
-                    raise Wrong(f"{self.topic}: record {value!r} is there twice")
+                if value in self.present:
+                    raise CheckFailed(f"{self.topic}: record {value!r} is duplicated")
                 if int(value) < reader.largest:
-                    raise Wrong(f"{self.topic}-{reader.partition}: record {value!r} is out of order")
-                self.there.add(value)
+                    raise CheckFailed(f"{self.topic}-{reader.partition}: record {value!r} is out of order")
+                self.present.add(value)
                 reader.largest = int(value)
-        missing = sorted(before - self.there)
+        missing = sorted(before - self.present)
         if missing:
-            raise Wrong(f"{self.topic}: {len(missing)} acknowledged records are missing, {missing[0]!r} is one")
+            raise CheckFailed(f"{self.topic}: {len(missing)} acknowledged records are missing, first {missing[0]!r}")
 
-    def read_anew(self) -> None:
-        """Has everything read from the beginning."""
-        self.there = set()
+    def reset(self) -> None:
+        """Reads everything from the beginning at the next check."""
+        self.present = set()
         self.readers = [LogReader(self.topic, number) for number in range(self.partitions)]
 
 
 class Librdkafka(Idempotent):
-    """The same by librdkafka, with five requests in flight."""
+    """Produces with librdkafka, with five requests in flight."""
 
     topic = "librdkafka"
     partitions = 2
@@ -246,11 +248,11 @@ class Librdkafka(Idempotent):
 
 
 class Compacted(Load):
-    """Rising numbers under few keys of a compacted topic: the latest of each key stays."""
+    """Produces increasing numbers with few keys to a compacted topic: the latest of each key must be present."""
 
     topic = "compacted"
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCommand) -> None:
         super().__init__(broker, self.topic)
         self.latest: dict[bytes, int] = {}
         self._number = 0
@@ -260,7 +262,7 @@ class Compacted(Load):
         key = b"%d" % (self._number % KEYS)
         answer = produce(connection, self.topic, encode_batch([Record(key, b"%d" % self._number, 1_000)] * 20))
         if answer.error_code:
-            raise Wrong(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+            raise CheckFailed(f"{self.topic}: error {answer.error_code} {answer.error_message}")
         self.latest[key] = self._number
 
     def acknowledged(self) -> object:
@@ -273,13 +275,13 @@ class Compacted(Load):
         stored = {key: int(value) for key, value in reader.found if key is not None}
         for key, number in before.items():
             if stored.get(key, -1) < number:
-                raise Wrong(f"{self.topic}: key {key!r} has {stored.get(key)}, {number} was acknowledged")
+                raise CheckFailed(f"{self.topic}: key {key!r} has {stored.get(key)}, {number} was acknowledged")
 
 
 class Commits(Load):
-    """A group that commits rising offsets; with a member, in its generation."""
+    """A group that commits increasing offsets, optionally as a member in its generation."""
 
-    def __init__(self, broker: Broker, group: str, member: bool) -> None:
+    def __init__(self, broker: BrokerCommand, group: str, member: bool) -> None:
         super().__init__(broker, group)
         self.group = group
         self.acked = -1
@@ -293,17 +295,17 @@ class Commits(Load):
             if joined.error_code == LOADING:
                 return
             if joined.error_code or sync(connection, joined, self.group).error_code:
-                raise Wrong(f"group {self.group} cannot be joined: error {joined.error_code}")
+                raise CheckFailed(f"join of group {self.group} failed: error {joined.error_code}")
             self._joined = joined
         self.sent += 1
         code = commit(connection, self.group, {"own": [(0, self.sent)]}, self._joined)
         if code:
-            raise Wrong(f"group {self.group}: a commit is answered with error {code}")
+            raise CheckFailed(f"group {self.group}: a commit failed with error {code}")
         self.acked = self.sent
         if self._joined is not None and self.sent % 10 == 0:
             code = heartbeat(connection, self._joined, self.group)
             if code and code != LOADING:
-                raise Wrong(f"group {self.group}: a heartbeat is answered with error {code}")
+                raise CheckFailed(f"group {self.group}: a heartbeat failed with error {code}")
 
     def acknowledged(self) -> object:
         return self.acked
@@ -312,11 +314,11 @@ class Commits(Load):
         assert isinstance(before, int)
         found = committed(connection, self.group).get(("own", 0), -1)
         if not before <= found <= self.sent:
-            raise Wrong(f"group {self.group} has committed {found}, {before} was acknowledged, {self.sent} sent")
+            raise CheckFailed(f"group {self.group} has committed {found}, {before} was acknowledged, {self.sent} sent")
 
 
 def commit(connection: RawConnection, group: str, offsets: dict[str, list[tuple[int, int]]], joined=None) -> int:
-    """The first error code of the answer, 0 without one."""
+    """Commits offsets; returns the first error code of the response, or 0."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = [
         topic(
@@ -350,27 +352,27 @@ def committed(connection: RawConnection, group: str) -> dict[tuple[str, int], in
     while (answer := connection.call(request, 7)).error_code == LOADING:
         time.sleep(0.005)
     if answer.error_code:
-        raise Wrong(f"the offsets of group {group} are answered with error {answer.error_code}")
+        raise CheckFailed(f"fetching the offsets of group {group} failed with error {answer.error_code}")
     return {(t.name, p.partition_index): p.committed_offset for t in answer.topics for p in t.partitions}
 
 
 def fill(connection: RawConnection, records: int) -> int:
-    """Has about `records` offsets committed; returns how many groups did."""
+    """Commits about `records` offsets; returns the number of groups."""
     groups = records // WIDE
     for number in range(groups):
         if commit(connection, f"wide-{number}", {"wide": [(p, number + p) for p in range(WIDE)]}):
-            raise Wrong("the group log cannot be filled")
+            raise CheckFailed("a commit to fill __consumer_offsets failed")
     return groups
 
 
 def check_wide(connection: RawConnection, groups: range) -> None:
     for number in groups:
         if committed(connection, f"wide-{number}") != {("wide", p): number + p for p in range(WIDE)}:
-            raise Wrong(f"group wide-{number} has not what it committed: {committed(connection, f'wide-{number}')}")
+            raise CheckFailed(f"group wide-{number} has wrong offsets: {committed(connection, f'wide-{number}')}")
 
 
 def run(directory: Path, options: argparse.Namespace) -> None:
-    broker = Broker(directory)
+    broker = BrokerCommand(directory)
     try:
         _run(broker, options)
     finally:
@@ -378,9 +380,9 @@ def run(directory: Path, options: argparse.Namespace) -> None:
             broker.process.kill()
 
 
-def _run(broker: Broker, options: argparse.Namespace) -> None:
+def _run(broker: BrokerCommand, options: argparse.Namespace) -> None:
     kills = options.kills
-    chance = random.Random(options.seed)
+    randomness = random.Random(options.seed)
     broker.start()
     with RawConnection(broker.address) as connection:
         create_topic(connection, "wide", WIDE)
@@ -388,31 +390,31 @@ def _run(broker: Broker, options: argparse.Namespace) -> None:
         create_topic(connection, "librdkafka", 2)
         create_topic(connection, "compacted", cleanup_policy="compact", segment_bytes="20000")
         groups = fill(connection, options.group_records)
-        print(f"{groups * WIDE} group records are there", flush=True)
+        print(f"{groups * WIDE} offsets committed", flush=True)
     loads = [Idempotent(broker), Librdkafka(broker), Compacted(broker)]
     loads += [Commits(broker, f"g{number}", number % 2 == 0) for number in range(4)]
     for load in loads:
         load.start()
-    restarts, busy = [], []
+    restarts, cpu_times = [], []
     try:
         for number in range(kills):
-            time.sleep(chance.uniform(0, options.longest_s))
+            time.sleep(randomness.uniform(0, options.longest_s))
             broker.stop(kill=True)
             before = [load.acknowledged() for load in loads]
             started = time.monotonic()
             broker.start()
             with RawConnection(broker.address) as connection:
-                first = chance.randrange(max(groups - 8, 1))
-                check_wide(connection, range(first, min(first + 8, groups)))  # of every partition of the group log
+                first = randomness.randrange(max(groups - 8, 1))
+                check_wide(connection, range(first, min(first + 8, groups)))  # of every partition of __consumer_offsets
                 restarts.append(time.monotonic() - started)
-                busy.append(broker.busy_s())
+                cpu_times.append(broker.cpu_s())
                 for load, then in zip(loads, before):
                     load.check(connection, then)
                     if load.failure:
-                        raise Wrong(f"{load.name} could not go on: {load.failure}")
+                        raise CheckFailed(f"{load.name} stopped: {load.failure}")
             if restarts[-1] > options.restart_limit_s:
-                text = f"restart {number + 1} took {restarts[-1]:.2f} s, {busy[-1]:.2f} s of them on a processor"
-                raise Wrong(f"{text}; {options.restart_limit_s} s are allowed")
+                text = f"restart {number + 1} took {restarts[-1]:.2f} s, {cpu_times[-1]:.2f} s of processor time"
+                raise CheckFailed(f"{text}; the limit is {options.restart_limit_s} s")
             if (number + 1) % 25 == 0:
                 print(f"{number + 1} kills, slowest restart {max(restarts):.2f} s", flush=True)
     finally:
@@ -425,21 +427,22 @@ def _run(broker: Broker, options: argparse.Namespace) -> None:
     with RawConnection(broker.address) as connection:
         for load in loads:
             if isinstance(load, Idempotent):
-                load.read_anew()
+                load.reset()
             load.check(connection, load.acknowledged())
         check_wide(connection, range(groups))
         assert all(topic.error_code == 0 for topic in metadata(connection, "own", "librdkafka", "compacted").topics)
     broker.stop(kill=False)
-    bad = [line for line in broker.told() if "damaged" in line or "bug" in line or "offline" in line]
+    bad = [line for line in broker.log_lines() if "damaged" in line or "Unexpected error" in line or "offline" in line]
     if bad:
-        raise Wrong(f"the broker said: {bad[0]}")
-    cuts = sum("Truncated" in line for line in broker.told())
+        raise CheckFailed(f"the broker logged: {bad[0]}")
+    cuts = sum("Truncated" in line for line in broker.log_lines())
     records = sum(len(load.acked) for load in loads if isinstance(load, Idempotent))
     commits = sum(load.acked + 1 for load in loads if isinstance(load, Commits))
     print(
         f"{kills} kills, {records} records and {commits} commits acknowledged, none missing, none twice; "
-        f"{groups * WIDE} group records; restart {sorted(restarts)[len(restarts) // 2]:.2f} s as a rule, "
-        f"{max(restarts):.2f} s at most, of processor time {sorted(busy)[len(busy) // 2]:.2f} s and {max(busy):.2f} s; "
+        f"{groups * WIDE} offsets of other groups; restart {sorted(restarts)[len(restarts) // 2]:.2f} s median, "
+        f"{max(restarts):.2f} s maximum, processor time {sorted(cpu_times)[len(cpu_times) // 2]:.2f} s median, "
+        f"{max(cpu_times):.2f} s maximum; "
         f"{cuts} incomplete tails were truncated"
     )
 
@@ -449,14 +452,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--group-records", type=int, default=100_000)
-    parser.add_argument("--longest-s", type=float, default=0.6, help="between a start and the next kill")
-    parser.add_argument("--restart-limit-s", type=float, default=2.0, help="more on a machine that does other things")
+    parser.add_argument("--longest-s", type=float, default=0.6, help="longest time between a start and the next kill")
+    parser.add_argument("--restart-limit-s", type=float, default=2.0, help="raise it on a busy machine")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="groupsource-kills-"))
     try:
         run(scratch / "data", options)
-    except Wrong as error:
+    except CheckFailed as error:
         print(f"seed {options.seed}: {error}; the data is in {scratch}", file=sys.stderr)
         return 1
     shutil.rmtree(scratch)

@@ -1,4 +1,4 @@
-"""Brokers that are killed and come back on the same data, at an address behind a proxy that never changes."""
+"""Brokers that are killed and restarted on the same data, behind a proxy with a constant address."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ CONFIG = {
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "4",
 }
-# how soon a Kafka that was killed may register again, which it may not while its former self could be alive
+# a restarted Kafka can register again only after the session of the killed one has expired
 KAFKA_CONFIG = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 
 
 class Broker(Protocol):
-    """What the random hand asks of a broker; start it from the main thread."""
+    """Interface of the brokers; call `start` on the main thread."""
 
     def start(self) -> None:
-        """Starts it, at first and after a kill; returns once clients are served."""
+        """Starts the broker, initially or after a kill; returns once it serves clients."""
 
     def kill(self) -> None:
-        """SIGKILL; everything it has told stays on the disk."""
+        """Sends SIGKILL; the data directory stays."""
 
     def stop(self) -> None:
-        """Ends it for good."""
+        """Stops the broker."""
 
 
-class EmbeddedProcess:
-    """The embedded broker as a process."""
+class EmbeddedBrokerProcess:
+    """The embedded broker in a process of its own."""
 
     def __init__(self, directory: Path, proxy: Proxy) -> None:
         self._proxy = proxy
-        # told clients is the proxy's address, so the port must be known beforehand
+        # the proxy's address is advertised, so the broker's own port must be known before the start
         with listen(Address("127.0.0.1", 0)) as probe:
             self._address = f"127.0.0.1:{probe.getsockname()[1]}"
         self._log = directory / "broker.log"
@@ -53,9 +53,9 @@ class EmbeddedProcess:
         with open(self._log, "a") as log:
             self._process = start_process([*self._command, "--listen", self._address], subprocess.PIPE, log)
         assert self._process.stdout is not None
-        told = self._process.stdout.readline()
-        assert told.startswith("listening on "), f"the broker did not start: {self._log.read_text()[-1000:]}"
-        self._proxy.lead_to(self._address)
+        line = self._process.stdout.readline()
+        assert line.startswith("listening on "), f"the broker did not start: {self._log.read_text()[-1000:]}"
+        self._proxy.forward_to(self._address)
 
     def kill(self) -> None:
         self._process.kill()
@@ -65,8 +65,8 @@ class EmbeddedProcess:
         stop_process(self._process, 20)
 
 
-class KafkaProcess:
-    """A real Apache Kafka."""
+class RealKafkaBroker:
+    """A real Apache Kafka broker."""
 
     def __init__(self, directory: Path, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -80,7 +80,7 @@ class KafkaProcess:
         else:
             self._kafka.start()
         self._started = True
-        self._proxy.lead_to(self._kafka.bootstrap_servers)
+        self._proxy.forward_to(self._kafka.bootstrap_servers)
 
     def kill(self) -> None:
         self._kafka.kill()

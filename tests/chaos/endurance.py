@@ -1,11 +1,11 @@
-"""Micro-batches back to back, with rebalances among them, while somebody counts: nothing may grow.
+"""Runs micro-batches without pause, with rebalances, and checks that no resource usage grows.
 
     PYTHONPATH=jobs:tests python tests/chaos/endurance.py [--minutes 5] [--kafka]
 
-Two members stream a steady trickle of records without a pause between batches, and a foreign member joins for 20 s,
-stays away for 20 s, and so on. Each second the memory, threads, sockets and file descriptors of the driver JVM, of the
-query's reader and of the Python workers are taken, and every five the heap of the JVM after a collection. The second
-fifth of the run, when all is warm, is compared with the last.
+Two members read a constant rate of records without a pause between batches; a foreign member joins for 20 s and leaves
+for 20 s, repeatedly. Every second the run samples memory, threads, sockets and file descriptors of the driver JVM, the
+reader process and the Python workers, and the JVM heap after a garbage collection every five seconds. It compares the
+second fifth of the run, after the warm-up, with the last fifth.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.applications import Application
-from chaos.feed import Feed
-from chaos.foreign import ForeignMember
+from chaos.foreign_member import ForeignMember
+from chaos.numbered_producer import NumberedProducer
+from chaos.submitted_application import SubmittedApplication
 from real_kafka import RealKafka
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -41,14 +41,14 @@ PARTITIONS = 6
 RECORDS_PER_S = 200
 VISIT_S = 20.0
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
-# the whole heap is touched at the start, so that the memory of the JVM tells what lies outside of it
+# the JVM touches the whole heap at the start, so that later growth of its memory is outside the heap
 JAVA = "-Xms512m -XX:+AlwaysPreTouch"
 
-# threads of Spark that come and go: pools of its block manager grow to 128 by chance and shrink after a minute,
-# and the one that watches a Python task ends up to two seconds after it, so there are more where batches are quicker
+# transient threads of Spark: pools of the block manager grow up to 128 and shrink after a minute, and the monitor of a
+# Python task ends up to two seconds after the task
 POOLS = ("block-manager-", "Worker Monitor")
 
-# what may be more at the end: a share, and an amount on top for what comes and goes
+# permitted growth: a share, and an absolute amount for transient resources
 TOLERANCE = {
     "rss_mb": (0.05, 6.0),
     "threads": (0.0, 3.0),
@@ -60,7 +60,7 @@ TOLERANCE = {
 
 
 class Sample(NamedTuple):
-    """What the processes of one role hold together."""
+    """Resource usage of all processes of one role."""
 
     rss_mb: float
     threads: int
@@ -68,14 +68,14 @@ class Sample(NamedTuple):
     descriptors: int
     processes: int
     names: Counter[str]
-    """How many threads have each name, numbers left out."""
+    """Number of threads by name, with digits replaced."""
 
 
 FIELDS = Sample._fields[:-1]
 
 
-def look(pids: Iterable[int]) -> Sample:
-    """A sample of these processes; one that has just ended counts as nothing."""
+def sample(pids: Iterable[int]) -> Sample:
+    """Returns the usage of these processes; a process that has exited is skipped."""
     found = Sample(0.0, 0, 0, 0, 0, Counter())
     for pid in pids:
         try:
@@ -84,7 +84,7 @@ def look(pids: Iterable[int]) -> Sample:
             open_files = list(_open_files(pid))
             rss_mb = int(status["VmRSS"].split()[0]) / 1024
         except (OSError, KeyError):
-            # it has ended
+            # the process has exited
             continue
         found = Sample(
             found.rss_mb + rss_mb,
@@ -102,7 +102,7 @@ def _thread_names(pid: int) -> Iterator[str]:
         try:
             name = entry.read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
-            # ended meanwhile
+            # the thread has exited
             continue
         if not name.startswith(POOLS):
             yield re.sub(r"\d+", "#", name)
@@ -113,12 +113,12 @@ def _open_files(pid: int) -> Iterator[str]:
         try:
             yield os.readlink(entry)
         except FileNotFoundError:
-            # closed meanwhile
+            # the file was closed
             continue
 
 
 def compare(role: str, name: str, values: Sequence[float]) -> list[str]:
-    """Prints the medians of the second fifth and of the last; one line when it grew beyond what is tolerated."""
+    """Prints the medians of the second and the last fifth; returns one line when the growth exceeds the tolerance."""
     fifth = len(values) // 5
     was, is_now = statistics.median(values[fifth : 2 * fifth]), statistics.median(values[-fifth:])
     print(f"{role:10}{name:14}{was:14.1f}{is_now:14.1f}")
@@ -127,7 +127,7 @@ def compare(role: str, name: str, values: Sequence[float]) -> list[str]:
 
 
 class Endurance:
-    """One run of `minutes`; `tell` gives what was found."""
+    """One run of `minutes`; `report_growth` returns the findings."""
 
     def __init__(self, directory: Path, bootstrap_servers: str, minutes: float) -> None:
         self._directory = directory
@@ -136,11 +136,11 @@ class Endurance:
         self._samples: dict[str, list[Sample]] = {"driver": [], "reader": [], "workers": []}
         self._visits = 0
         arguments = ["--bootstrap-servers", bootstrap_servers, "--topic", TOPIC, "--group", GROUP]
-        self._application = Application("endurance", directory, 1, arguments, SCRIPT, JAVA)
+        self._application = SubmittedApplication("endurance", directory, 1, arguments, SCRIPT, JAVA)
 
     def run(self) -> None:
         application = self._application
-        wait_until(lambda: application.is_ready, "the application reads", 120, 0.2)
+        wait_until(lambda: application.is_ready, "the application is ready", 120, 0.2)
         wait_until(lambda: self.reports, "the first batches", 60, 0.2)
         ended = threading.Event()
         visitor = threading.Thread(target=self._visit, args=(ended,), daemon=True)
@@ -148,9 +148,9 @@ class Endurance:
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             assert application.process.poll() is None, application.log.read_text()[-3000:]
-            self._samples["driver"].append(look([application.process.pid]))
-            self._samples["reader"].append(look(application.readers()))
-            self._samples["workers"].append(look(application.workers()))
+            self._samples["driver"].append(sample([application.process.pid]))
+            self._samples["reader"].append(sample(application.readers()))
+            self._samples["workers"].append(sample(application.workers()))
             time.sleep(1)
         self._all_reports = self.reports
         ended.set()
@@ -159,7 +159,7 @@ class Endurance:
         application.end()
 
     def _visit(self, ended: threading.Event) -> None:
-        """Has a foreign member join and leave; it ends with this thread."""
+        """Starts and stops foreign members; they exit with this thread."""
         while not ended.wait(VISIT_S):
             rows = self._directory / f"foreign-{self._visits}.rows"
             with ForeignMember(self._servers, GROUP, TOPIC, rows, 10_000):
@@ -171,8 +171,8 @@ class Endurance:
         lines = self._application.log.read_text(errors="replace").splitlines()
         return [json.loads(line) for line in lines if line.startswith('{"time"')]
 
-    def tell(self) -> list[str]:
-        """Prints the run as a table; what has grown, one line each."""
+    def report_growth(self) -> list[str]:
+        """Prints the run as a table; returns one line per resource that grew."""
         first, last = self._all_reports[0], self._all_reports[-1]
         batches, seconds = last["batch"] - first["batch"], last["time"] - first["time"]
         print(f"{batches:.0f} batches in {seconds:.0f} s, {batches / seconds:.1f} a second; {self._visits} visits")
@@ -191,22 +191,25 @@ class Endurance:
 
 
 def run(directory: Path, minutes: float, kafka: bool = False) -> None:
-    """One run; AssertionError with what has grown."""
+    """Runs once.
+
+    Raises: AssertionError naming the resources that grew.
+    """
     with ExitStack() as stack:
         broker = RealKafka(BROKER_CONFIG) if kafka else EmbeddedBroker(config=BROKER_CONFIG)
         servers = stack.enter_context(broker).bootstrap_servers
         create_topic(servers, TOPIC, PARTITIONS)
-        feed = Feed(servers, TOPIC, PARTITIONS, RECORDS_PER_S)
-        stack.callback(feed.stop)
+        producer = NumberedProducer(servers, TOPIC, PARTITIONS, RECORDS_PER_S)
+        stack.callback(producer.stop)
         endurance = Endurance(directory, servers, minutes)
         stack.callback(endurance.close)
         endurance.run()
-        grown = endurance.tell()
+        grown = endurance.report_growth()
     assert not grown, "; ".join(grown)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Micro-batches back to back: nothing may grow.")
+    parser = argparse.ArgumentParser(description="Run micro-batches without pause and check resource usage.")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka")
     parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")

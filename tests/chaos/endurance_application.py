@@ -1,4 +1,4 @@
-"""The application that endures: micro-batches back to back, and every few seconds a line of JSON about itself."""
+"""Spark application of the endurance run: micro-batches without pause, with a JSON report every five seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_groupsource import run_until_signal
 
 REPORT_S = 5.0
-# what Spark's own status keeps of past batches is full early, so that it does not look like a leak
+# Spark's status of past batches reaches its limit early, so that it does not look like a leak
 RETAINED = {
     "spark.ui.retainedJobs": 50,
     "spark.ui.retainedStages": 50,
@@ -25,15 +25,15 @@ RETAINED = {
 
 
 def report(spark: SparkSession, query: Any, ended: threading.Event) -> None:
-    """Prints the number of the last batch and the bytes of the driver's heap that are in use."""
+    """Prints the number of the last batch and the used bytes of the driver's heap."""
     assert spark._jvm is not None
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
     while not ended.wait(REPORT_S):
         runtime.gc()
         used = runtime.totalMemory() - runtime.freeMemory()
         last = query.lastProgress
-        told = {"time": time.time(), "batch": last["batchId"] if last else -1, "heap_bytes": used}
-        print(json.dumps(told), flush=True)
+        line = {"time": time.time(), "batch": last["batchId"] if last else -1, "heap_bytes": used}
+        print(json.dumps(line), flush=True)
 
 
 def main() -> None:

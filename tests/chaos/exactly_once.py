@@ -1,11 +1,11 @@
-"""Consume, transform, produce in transactions while the broker is killed: each record comes out once.
+"""Kills a broker under consume-transform-produce transactions; each record must come out once.
 
     PYTHONPATH=jobs:tests python tests/chaos/exactly_once.py --records 20000 --kills 50 --seed 7
 
 Two workers of one group (librdkafka) read a topic and write each record to another in transactions that also commit
-the offsets. Meanwhile the broker is killed with SIGKILL at random moments and started again on the same port. A worker
-that meets an error does what librdkafka tells it to: again, abort, or begin anew as a new producer. At the end whoever
-reads committed records finds each of them once. The seed decides when the broker is killed.
+the offsets. The broker is killed with SIGKILL at random times and restarted on the same port. After an error a worker
+follows librdkafka's classification: retry, abort, or restart with a new producer. At the end a read_committed consumer
+must find each record once. The seed determines the times of the kills.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SETTINGS = (
 
 
 class Worker(threading.Thread):
-    """Moves records from `source` to `sink` until `stopped`; `trouble` counts what it met, by kind."""
+    """Moves records from `source` to `sink` until `stopped`; `errors` counts the errors by reaction and name."""
 
     def __init__(self, servers: str, number: int, stopped: threading.Event) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._servers, self._number, self._stopped = servers, number, stopped
-        self.trouble: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -48,15 +48,15 @@ class Worker(threading.Thread):
             while not self._stopped.is_set():
                 try:
                     self._work()
-                except KafkaException as error:  # begin anew, as a producer of the same id: the old one is fenced
-                    self.trouble[f"anew: {error.args[0].name()}"] += 1
+                except KafkaException as error:  # restart with the same transactional.id, which fences the old producer
+                    self.errors[f"restart: {error.args[0].name()}"] += 1
         except BaseException as error:
             self.failure = error
 
     def _work(self) -> None:
         settings = {"bootstrap.servers": self._servers, "log_level": 0, "reconnect.backoff.max.ms": 200}
-        # librdkafka 2.16 begins anew when its only broker is gone, and then waits for ever for the group's coordinator
-        # it had before, in send_offsets_to_transaction
+        # librdkafka 2.16 rebootstraps when its only broker is down, and send_offsets_to_transaction then waits forever
+        # for the previous group coordinator
         settings["metadata.recovery.strategy"] = "none"
         producer = Producer({**settings, "transactional.id": f"worker-{self._number}", "linger.ms": 0})
         consumer = Consumer(
@@ -69,13 +69,13 @@ class Worker(threading.Thread):
             while not self._stopped.is_set():
                 messages = [message for message in consumer.consume(BATCH, 0.5) if not message.error()]
                 if messages and not self._move(producer, consumer, messages):
-                    return  # what was not committed is read again from the group's offsets
+                    return  # uncommitted records are read again from the committed offsets
         finally:
             consumer.close()
             producer.purge()
 
     def _move(self, producer: Producer, consumer: Consumer, messages: list) -> bool:
-        """One transaction; False when it was aborted."""
+        """Runs one transaction; returns False when it was aborted."""
         producer.begin_transaction()
         try:
             for message in messages:
@@ -92,7 +92,7 @@ class Worker(threading.Thread):
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
-            self.trouble[f"abort: {error.args[0].name()}"] += 1
+            self.errors[f"abort: {error.args[0].name()}"] += 1
             self._until_done(lambda: producer.abort_transaction(5))
             return False
 
@@ -103,11 +103,11 @@ class Worker(threading.Thread):
             except KafkaException as error:
                 if not error.args[0].retriable() or self._stopped.is_set():
                     raise
-                self.trouble[f"again: {error.args[0].name()}"] += 1
+                self.errors[f"retry: {error.args[0].name()}"] += 1
 
 
 def read_committed(servers: str) -> Counter[bytes]:
-    """How often each value stands in the sink, for readers of committed records."""
+    """Counts the values in the sink that a read_committed consumer sees."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": "read_committed",
          "enable.partition.eof": True, "enable.auto.commit": False}
@@ -117,7 +117,7 @@ def read_committed(servers: str) -> Counter[bytes]:
     ended: set[int] = set()
     while len(ended) < PARTITIONS:
         message = consumer.poll(20)
-        assert message is not None, "the sink does not answer"
+        assert message is not None, "the sink topic did not respond within 20 s"
         if message.error():
             ended.add(message.partition())
         else:
@@ -127,7 +127,7 @@ def read_committed(servers: str) -> Counter[bytes]:
 
 
 def progress(servers: str, workers: list[Worker], before: int) -> int | None:
-    """How many records are moved, None when they are no more than before."""
+    """Returns the number of moved records, or None when it has not increased."""
     for worker in workers:
         if worker.failure is not None:
             raise worker.failure
@@ -136,8 +136,11 @@ def progress(servers: str, workers: list[Worker], before: int) -> int | None:
 
 
 def run(data_dir: Path, records: int, kills: int, seed: int) -> Counter[str]:
-    """Returns what the workers met; raises AssertionError when a record is missing or there twice."""
-    chance = random.Random(seed)
+    """Returns the errors of the workers by kind.
+
+    Raises: AssertionError when a record is missing or duplicated.
+    """
+    randomness = random.Random(seed)
     broker = BrokerProcess(data_dir, *SETTINGS)
     servers, port = broker.bootstrap_servers, broker.address.port
     stopped = threading.Event()
@@ -149,13 +152,13 @@ def run(data_dir: Path, records: int, kills: int, seed: int) -> Counter[str]:
         for worker in workers:
             worker.start()
         for _ in range(kills):
-            time.sleep(chance.uniform(0.2, 1.5))
+            time.sleep(randomness.uniform(0.2, 1.5))
             broker.kill()
             broker = BrokerProcess(data_dir, *SETTINGS, port=port)
         expected = Counter({b"%d" % n: 1 for n in range(records)})
 
         count = -1
-        while count < records:  # as long as there is progress
+        while count < records:  # while there is progress
             count = wait_until(lambda: progress(servers, workers, count) or 0, "another record is moved", 120, 1)
         found = read_committed(servers)
         missing, twice = expected - found, {value: count for value, count in found.items() if count > 1}
@@ -166,20 +169,20 @@ def run(data_dir: Path, records: int, kills: int, seed: int) -> Counter[str]:
             if worker.ident is not None:
                 worker.join(30)
         broker.kill()
-    return sum((worker.trouble for worker in workers), Counter())
+    return sum((worker.errors for worker in workers), Counter())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kill a broker under transactions and look for each record once.")
+    parser = argparse.ArgumentParser(description="Kill a broker under transactions and check the records.")
     parser.add_argument("--records", type=int, default=5_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="groupsource-exactly-once-") as directory:
-        trouble = run(Path(directory), options.records, options.kills, options.seed)
-    met = ", ".join(f"{kind} {count}" for kind, count in trouble.most_common()) or "none"
-    print(f"{options.records} records, {options.kills} kills: each came out once; errors met: {met}")
+        errors = run(Path(directory), options.records, options.kills, options.seed)
+    summary = ", ".join(f"{kind} {count}" for kind, count in errors.most_common()) or "none"
+    print(f"{options.records} records, {options.kills} kills: each came out once; errors: {summary}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A librdkafka member as a process: ``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS ASSIGNOR``.
 
-Each record's position is in the file before its offset may be committed, so commits never pass what the file holds.
+Each position is written to the file before its offset can be committed, so commits are never ahead of the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(bootstrap_servers: str, group: str, topic: str, rows: str, timeout_ms: 
         os.write(handle, b"%d %d\n" % (message.partition(), message.offset()))
         try:
             consumer.store_offsets(message)
-        except Exception as error:  # its partition was taken away meanwhile
+        except Exception as error:  # the partition was revoked
             print(error, flush=True)
     consumer.close()
 

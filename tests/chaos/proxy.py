@@ -1,7 +1,7 @@
-"""A relay on loopback between clients and a broker that loses, slows and holds up what passes.
+"""TCP proxy between clients and a broker that drops, delays and pauses connections.
 
-The broker advertises the relay's address, so every connection after the first leads through it too. It runs in a thread
-with an event loop of its own; its methods may be called from any other thread.
+The broker advertises the address of the proxy, so every connection uses it. The proxy runs an event loop in a thread of
+its own; its methods may be called from any other thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Proxy:
-    """Listens on a free port of 127.0.0.1 from the start; `lead_to` says where to."""
+    """Listens on a free port of 127.0.0.1; `forward_to` sets the target."""
 
     def __init__(self) -> None:
         self._target: Address | None = None
@@ -30,25 +30,25 @@ class Proxy:
         self._thread.start()
         self.address = self._call(self._listen())
 
-    def lead_to(self, address: str) -> None:
-        """Where connections made from now on are led, as host:port."""
+    def forward_to(self, address: str) -> None:
+        """Sets the target of new connections, as host:port."""
         host, _, port = address.rpartition(":")
         self._target = Address(host, int(port))
 
-    def drop(self, share: float, chance: random.Random) -> int:
-        """Cuts each connection with probability `share`, in the middle of whatever it carries; how many were cut."""
-        return self._call(self._drop(share, chance))
+    def drop(self, share: float, randomness: random.Random) -> int:
+        """Aborts each connection with probability `share`; returns how many were aborted."""
+        return self._call(self._drop(share, randomness))
 
     def delay(self, seconds: float) -> None:
-        """What is read from now on waits this long before it is passed on; 0 ends it."""
+        """Delays all data from now on; 0 ends the delay."""
         self._delay_s = seconds
 
     def hold(self) -> None:
-        """Nothing passes and nothing is lost until `release`: the peers see silence."""
+        """Pauses all connections until `release`, without loss of data."""
         self._loop.call_soon_threadsafe(self._passes.clear)
 
     def release(self) -> None:
-        """What was held passes, late as it is."""
+        """Resumes all connections."""
         self._loop.call_soon_threadsafe(self._passes.set)
 
     def close(self) -> None:
@@ -72,22 +72,22 @@ class Proxy:
         relay.add_done_callback(self._relays.discard)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ours = {writer}
+        writers = {writer}
         self._writers.add(writer)
         try:
             if self._target is None:
                 return
-            there, onward = await asyncio.open_connection(*self._target)
-            ours.add(onward)
+            target_reader, onward = await asyncio.open_connection(*self._target)
+            writers.add(onward)
             self._writers.add(onward)
-            await asyncio.gather(self._pass_on(reader, onward), self._pass_on(there, writer))
+            await asyncio.gather(self._pass_on(reader, onward), self._pass_on(target_reader, writer))
         except OSError:
-            # one of the two is gone, or was cut by `drop`; the other is to see that
+            # one side has closed, or `drop` aborted it; the other side is closed below
             return
         finally:
-            self._writers -= ours
-            for one in ours:
-                one.transport.abort()
+            self._writers -= writers
+            for each in writers:
+                each.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
@@ -97,8 +97,8 @@ class Proxy:
             await writer.drain()
         raise ConnectionResetError("the peer has closed")
 
-    async def _drop(self, share: float, chance: random.Random) -> int:
-        cut = [writer for writer in self._writers if chance.random() < share]
+    async def _drop(self, share: float, randomness: random.Random) -> int:
+        cut = [writer for writer in self._writers if randomness.random() < share]
         for writer in cut:
             writer.transport.abort()
         return len(cut)
@@ -109,5 +109,5 @@ class Proxy:
         for relay in relays:
             relay.cancel()
         await asyncio.gather(*relays, return_exceptions=True)
-        # the transports close in the loop's next turns
+        # transports close in the next iterations of the loop
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The counting of `endurance.py`; its long run is ``python tests/chaos/endurance.py``."""
+"""Sampling and comparison of `endurance.py`; the long run is part of ``make soak``."""
 
 import os
 import socket
@@ -6,28 +6,28 @@ import sys
 import threading
 
 import pytest
-from chaos.endurance import TOLERANCE, compare, look
+from chaos.endurance import TOLERANCE, compare, sample
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
-def test_what_a_process_holds_is_counted():
-    before, ended = look([os.getpid()]), threading.Event()
+def test_resources_of_a_process_are_counted():
+    before, ended = sample([os.getpid()]), threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
     try:
         with socket.socket():
-            after = look([os.getpid()])
+            after = sample([os.getpid()])
     finally:
         ended.set()
         thread.join()
     assert (after.threads, after.sockets) == (before.threads + 1, before.sockets + 1)
     assert after.descriptors >= before.descriptors + 1
-    assert look([os.getpid()] * 2).processes == 2
-    assert look([2**30]).processes == 0
+    assert sample([os.getpid()] * 2).processes == 2
+    assert sample([2**30]).processes == 0
 
 
 @pytest.mark.parametrize("name", TOLERANCE)
-def test_growth_is_told_and_noise_is_not(name):
+def test_growth_is_reported_and_noise_is_not(name):
     steady, peaks = [100.0] * 50, [100.0] * 49 + [500.0]
     assert compare("driver", name, steady) == []
     assert compare("driver", name, peaks) == []

@@ -1,13 +1,13 @@
-"""A short run of the script: transactions under a broker that is killed."""
+"""A short run of `exactly_once.py`; the long one is part of ``make soak``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from exactly_once import run
+from chaos.exactly_once import run
 
 
 @pytest.mark.slow
-def test_each_record_comes_out_once_though_the_broker_is_killed(tmp_path: Path) -> None:
+def test_each_record_comes_out_once_when_the_broker_is_killed(tmp_path: Path) -> None:
     run(tmp_path, records=3_000, kills=3, seed=7)

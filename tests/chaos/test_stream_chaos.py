@@ -1,15 +1,15 @@
-"""Short runs under fire; `stream.py` makes long ones."""
+"""Short runs of `stream.py`; the long ones are part of ``make soak``."""
 
 import pytest
 from chaos.stream import run
 
-# most of the time goes into starting Spark again and again, which a busy machine does slowly
+# a run restarts Spark several times, which is slow on a busy machine
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
-def test_violent_events_lose_nothing(tmp_path):
+def test_faults_lose_no_record(tmp_path):
     run(tmp_path, events=6, seed=4)
 
 
-def test_graceful_events_lose_and_repeat_nothing(tmp_path):
+def test_graceful_events_lose_and_repeat_no_record(tmp_path):
     assert run(tmp_path, events=3, seed=5, graceful=True).repeats == 0

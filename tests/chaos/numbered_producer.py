@@ -1,4 +1,4 @@
-"""A producer with known records, which goes on over every outage."""
+"""A producer of numbered records that continues after every outage of the broker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from confluent_kafka import Producer
 
 
-class Feed:
-    """A producer of the numbers 0, 1, 2, … over all partitions; `acknowledged` are those a broker has taken."""
+class NumberedProducer:
+    """Produces 0, 1, 2, … to all partitions in turn; `acknowledged` are the numbers that the broker stored."""
 
     def __init__(self, bootstrap_servers: str, topic: str, partitions: int, records_per_s: int) -> None:
         self._topic, self._partitions, self._records_per_s = topic, partitions, records_per_s
@@ -18,24 +18,27 @@ class Feed:
         )
         self.acknowledged: set[int] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._ended.set()
         self._thread.join(120)
-        assert not self._thread.is_alive(), "the producer cannot send its last records"
+        assert not self._thread.is_alive(), "the producer did not send its last records within 120 s"
 
     def _run(self) -> None:
         number = 0
         while not self._ended.wait(0.05):
             for _ in range(self._records_per_s // 20):
                 self._producer.produce(
-                    self._topic, b"%d" % number, partition=number % self._partitions, on_delivery=self._told(number)
+                    self._topic,
+                    b"%d" % number,
+                    partition=number % self._partitions,
+                    on_delivery=self._on_delivery(number),
                 )
                 number += 1
             self._producer.poll(0)
         self._producer.flush(100)
 
-    def _told(self, number: int) -> Callable[[object, object], None]:
+    def _on_delivery(self, number: int) -> Callable[[object, object], None]:
         return lambda error, _: None if error else self.acknowledged.add(number)

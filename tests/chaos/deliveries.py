@@ -1,7 +1,7 @@
-"""What the outputs hold, and what a run must keep to: nothing missing, nothing committed that no output holds.
+"""Tracks which records the outputs contain, and checks them against the committed offsets.
 
-Every delivery is known by its batch: the application and the number of the micro-batch, or the foreign member. So each
-repeat can be traced to the batches it came with.
+A delivery is identified by its batch: the application and the micro-batch number, or the foreign member. Each repeated
+record can be traced to the batches that delivered it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Position = tuple[int, int]
 
 
 class Batch(NamedTuple):
-    """Who delivered, and in which micro-batch; `number` is -1 for a foreign member."""
+    """The application or foreign member and its micro-batch; `number` is -1 for a foreign member."""
 
     source: str
     number: int
 
 
 class Repeat(NamedTuple):
-    """A position that was delivered again: by whom first, by whom now."""
+    """A position that was delivered twice: the first batch and the later one."""
 
     position: Position
     first: Batch
@@ -33,7 +33,7 @@ class Repeat(NamedTuple):
 
 
 class Output:
-    """A Parquet sink's rows, as far as Spark has committed them to the sink's own log."""
+    """Rows of a Parquet sink that Spark has committed to the sink's metadata log."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self._name = name
@@ -44,11 +44,11 @@ class Output:
 
     @property
     def batches(self) -> int:
-        """The number of the last micro-batch the sink has committed; -1 before the first."""
+        """Number of the last micro-batch in the metadata log; -1 before the first."""
         return max((int(name.partition(".")[0]) for name in self._entries), default=-1)
 
-    def news(self) -> list[tuple[Batch, Position]]:
-        """What came since the last call."""
+    def new_deliveries(self) -> list[tuple[Batch, Position]]:
+        """Returns the deliveries since the last call."""
         if not self._log.exists():
             return []
         found = []
@@ -72,14 +72,14 @@ class Output:
 
 
 class ForeignOutput:
-    """The positions a foreign member has written down, as lines ``partition offset``."""
+    """The positions that a foreign member consumed, as lines ``partition offset``."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
         self._read_bytes = 0
 
-    def news(self) -> list[tuple[Batch, Position]]:
-        """What came since the last call; a line that is not whole yet comes with a later one."""
+    def new_deliveries(self) -> list[tuple[Batch, Position]]:
+        """Returns the deliveries since the last call; an incomplete line is left for the next one."""
         with open(self._path, "rb") as file:
             file.seek(self._read_bytes)
             whole, end, _ = file.read().rpartition(b"\n")
@@ -88,8 +88,8 @@ class ForeignOutput:
         return [(Batch(self._name, -1), (int(partition), int(offset))) for partition, offset in pairs]
 
 
-class Ledger:
-    """All outputs together; may be used from several threads."""
+class DeliveryTracker:
+    """The deliveries of all outputs. Thread-safe."""
 
     def __init__(self) -> None:
         self.checks = 0
@@ -100,49 +100,49 @@ class Ledger:
         self._first: dict[Position, int] = {}
         self._repeats: list[Repeat] = []
         self._commits: dict[int, int] = {}
-        self._held_to: dict[int, int] = {}
+        self._checked_to: dict[int, int] = {}
 
     def add(self, output: Output | ForeignOutput) -> None:
-        """From now on its deliveries count."""
+        """Adds an output."""
         with self._lock:
             self._outputs.append(output)
 
     def values(self) -> set[int]:
-        """Every value in an output of Spark."""
+        """Returns every value in the Parquet outputs."""
         with self._lock:
             return set().union(*(output.values for output in self._outputs if isinstance(output, Output)))
 
     def check_commits(self, commits: dict[int, int]) -> None:
-        """Partition -> offset, asked for before the outputs are read.
+        """Checks committed offsets (partition -> offset), fetched before the outputs are read.
 
-        Raises: AssertionError when a commit went back, or passed what the outputs hold.
+        Raises: AssertionError when an offset decreased, or is ahead of the outputs.
         """
         with self._lock:
             back = {p: (self._commits[p], n) for p, n in commits.items() if n < self._commits.get(p, 0)}
-            assert not back, f"commits went back (partition: was, is): {back}"
+            assert not back, f"committed offsets decreased (partition: before, now): {back}"
             self._refresh()
             for p, offset in commits.items():
-                missing = [n for n in range(self._held_to.get(p, 0), offset) if (p, n) not in self._first]
-                assert not missing, f"{p} is committed to {offset}, but no output holds offsets {missing[:10]}"
-                self._held_to[p] = offset
+                missing = [n for n in range(self._checked_to.get(p, 0), offset) if (p, n) not in self._first]
+                assert not missing, f"{p} is committed to {offset}, but no output contains offsets {missing[:10]}"
+                self._checked_to[p] = offset
             self._commits = dict(commits)
             self.checks += 1
 
     def missing(self, ends: dict[int, int]) -> list[Position]:
-        """Every position of the logs that was delivered to nobody."""
+        """Returns every position below the end offsets that no output contains."""
         with self._lock:
             self._refresh()
             return [(p, n) for p, end in sorted(ends.items()) for n in range(end) if (p, n) not in self._first]
 
     def repeats(self) -> list[Repeat]:
-        """Deliveries beyond the first of each position, in the order they were seen."""
+        """Returns every delivery after the first of a position, in the order of detection."""
         with self._lock:
             self._refresh()
             return list(self._repeats)
 
     def _refresh(self) -> None:
         for output in self._outputs:
-            for batch, position in output.news():
+            for batch, position in output.new_deliveries():
                 number = self._numbers.get(batch)
                 if number is None:
                     number = self._numbers[batch] = len(self._batches)

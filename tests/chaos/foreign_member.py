@@ -1,4 +1,4 @@
-"""A foreign member that can be killed: librdkafka in a process of its own, which writes down what it was given."""
+"""A librdkafka group member in a process of its own, which records what it consumes and can be killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("foreign_process.py")
 
 
 class ForeignMember:
-    """One run of this script; a context manager that lets it leave."""
+    """A member process; as a context manager it leaves the group on exit."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class ForeignMember:
 
     @property
     def consumed(self) -> int:
-        """Records written down so far."""
+        """Number of records consumed so far."""
         return self.rows.read_bytes().count(b"\n")
 
     def stop(self) -> None:
-        """SIGTERM, which lets it commit and leave."""
+        """Sends SIGTERM: the member commits and leaves the group."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGCONT)
         stop_process(self.process, 30)

@@ -1,7 +1,7 @@
-"""The application under fire: streams a topic into Parquet as two members of a group until SIGTERM drains it.
+"""Spark application of the chaos tests: streams a topic into Parquet as two members of a group.
 
-A query that fails is started again from its checkpoint, as a supervisor of the user's would do it; with ``--once`` the
-application ends instead. While the file of ``--gate`` exists each record waits, so that a batch is caught in mid-read.
+SIGTERM drains it. It restarts a failed query from its checkpoint, as a supervisor would; with ``--once`` it exits
+instead. While the file of ``--gate`` exists, each record waits, so that a test can stop the application within a batch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SESSION_TIMEOUT_S = 4
-# on a machine that does much else a Spark takes a minute to start, and a batch tens of seconds
-PATIENCE_S = 300
+# on a busy machine Spark takes a minute to start, and a batch tens of seconds
+WAIT_S = 300
 COLUMNS = "partition int, offset bigint, value string"
 
 
 def gate(path: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
-    """Passes records on, each only while `path` does not exist; makes ``<path>.waiting`` when one has to wait."""
+    """Returns a function that delays each record while `path` exists, and creates ``<path>.waiting`` when one waits."""
 
     def passing(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         for batch in batches:
@@ -56,7 +56,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         .option("maxOffsetsPerTrigger", options.max_offsets)
     )
     if options.gate:
-        # small fetches, so that a task does not have its last record while the first waits at the gate
+        # small fetches, so that a task has not read its last record while the first waits at the gate
         stream = stream.option("kafka.max.partition.fetch.bytes", 10_000)
     rows = stream.load().selectExpr("partition", "offset", "cast(value as string) as value")
     if options.gate:
@@ -67,13 +67,13 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
 
 
 def last_batch(directory: str) -> int:
-    """The number of the last micro-batch that was planned; -1 when there is none."""
+    """Returns the number of the last planned micro-batch; -1 when there is none."""
     plans = f"{directory}/checkpoint/offsets"
     names = os.listdir(plans) if os.path.exists(plans) else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"{time.time():.3f} {text}", flush=True)
 
 
@@ -93,14 +93,14 @@ def main() -> int:
     spark.sparkContext.setLogLevel("OFF")
     while True:
         query = start(spark, options)
-        say(f"started {query.runId}")
+        log(f"started {query.runId}")
         try:
-            run_until_signal(query, timeout_s=PATIENCE_S)
-            say("drained")
+            run_until_signal(query, timeout_s=WAIT_S)
+            log("drained")
             return 0
         except StreamingQueryException as error:
             cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
-            say(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
+            log(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
             if options.once:
                 return 3
 

@@ -1,4 +1,4 @@
-"""The applications under fire, their processes, and which of their micro-batches are in flight."""
+"""Spark applications started with spark-submit, their processes and their last micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from chaos.application import PATIENCE_S, last_batch
+from chaos.streaming_application import WAIT_S, last_batch
 from child_processes import start_process, stop_process
 from support.waiting import wait_until
 
@@ -19,12 +19,12 @@ from spark_groupsource.source.driver_process import is_process_alive
 APPLICATION = Path(__file__).with_name("application.py")
 
 
-class Application:
-    """One run after the other of the application, with an output and a checkpoint that stay.
+class SubmittedApplication:
+    """A Spark application that can be restarted on the same output and checkpoint.
 
     Args:
-        attempts: how often Spark tries a task; with more than one a killed worker does not fail the query.
-        arguments: of `script`, which gets ``--directory`` too.
+        attempts: attempts of a task; with more than one, a killed worker does not fail the query.
+        arguments: arguments of `script`, in addition to ``--directory``.
         java: options of the driver JVM.
     """
 
@@ -57,68 +57,68 @@ class Application:
 
     @property
     def is_ready(self) -> bool:
-        """True once the reader of its query listens."""
+        """True once the reader process of the query listens on its control socket."""
         return self.process.poll() is None and bool(self.readers())
 
     def readers(self) -> list[int]:
-        """Process ids of the query's readers: one, but for a moment around a restart."""
+        """Returns the process ids of the query's readers; usually one, two for a moment during a restart."""
         pids = [int(path.name.rpartition("-")[2]) for path in control_directory(self.process.pid).iterdir()]
         return [pid for pid in pids if is_process_alive(pid)]
 
     def workers(self) -> list[int]:
-        """Process ids of the Python workers that read."""
+        """Returns the process ids of the Python workers that run read tasks."""
         table = process_table()
-        daemons = {pid for pid, (above, args) in table.items() if "daemon" in args and above == self.process.pid}
-        return [pid for pid, (above, _) in table.items() if above in daemons and pid not in self.readers()]
+        daemons = {pid for pid, (parent, args) in table.items() if "daemon" in args and parent == self.process.pid}
+        return [pid for pid, (parent, _) in table.items() if parent in daemons and pid not in self.readers()]
 
     def python(self) -> list[int]:
-        """The process id of the user's Python."""
+        """Returns the process id of the Python driver program."""
         table = process_table()
-        return [p for p, (above, args) in table.items() if above == self.process.pid and self._script.name in args]
+        return [p for p, (parent, args) in table.items() if parent == self.process.pid and self._script.name in args]
 
-    def everything(self) -> list[int]:
-        """All its processes, the driver JVM first."""
+    def all_processes(self) -> list[int]:
+        """Returns the ids of all processes of the application, the driver JVM first."""
         table = process_table()
         found = [self.process.pid]
         for pid in found:
-            found += [child for child, (above, _) in table.items() if above == pid]
+            found += [child for child, (parent, _) in table.items() if parent == pid]
         return found
 
     def last_batch(self) -> int:
-        """The number of the last micro-batch in the checkpoint's log of plans; -1 when there is none."""
+        """Returns the number of the last micro-batch in the checkpoint's offset log; -1 when there is none."""
         return last_batch(str(self.directory))
 
     def failures(self) -> list[str]:
-        """Why its query failed, each time, with the batch that was planned last."""
+        """Returns one line per failure of the query: the last planned batch and the error."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if " failed in batch " in line]
 
-    def end(self, timeout_s: float = PATIENCE_S) -> None:
-        """Waits for the end of a run that was told to stop."""
+    def end(self, timeout_s: float = WAIT_S) -> None:
+        """Waits until the processes have exited after a signal to stop."""
         wait_until(lambda: self.process.poll() is not None, f"the end of application {self.name}", timeout_s, 0.1)
-        # children of a killed driver end by themselves; until then they may hold the output
+        # readers of a killed driver exit by themselves; until then they may hold the output open
         wait_until(lambda: not self.readers(), f"the end of the readers of {self.name}", timeout_s, 0.1)
 
     def close(self) -> None:
-        """Ends it whatever state it is in."""
-        signal_all(self.everything() if self.process.poll() is None else [], signal.SIGCONT)
+        """Stops the application in any state."""
+        signal_all(self.all_processes() if self.process.poll() is None else [], signal.SIGCONT)
         stop_process(self.process, 10)
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> int:
-    """Sends a signal to each process that is still there; to how many."""
+    """Sends a signal to each process that still exists; returns how many received it."""
     reached = 0
     for pid in pids:
         try:
             os.kill(pid, number)
             reached += 1
         except ProcessLookupError:
-            # ended by itself since it was looked up
+            # exited since the lookup
             continue
     return reached
 
 
 def process_table() -> dict[int, tuple[int, str]]:
-    """Process id -> its parent and its command line."""
-    told = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(None, 2) for line in told.stdout.splitlines())
+    """Returns process id -> (parent process id, command line)."""
+    listing = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    rows = (line.split(None, 2) for line in listing.stdout.splitlines())
     return {int(row[0]): (int(row[1]), row[2] if len(row) > 2 else "") for row in rows}
