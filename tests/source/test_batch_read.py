@@ -87,7 +87,7 @@ def test_assign_and_pattern(spark, cluster, filled):
     [
         ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist at .*. Create it"),
         ({"subscribr": "t"}, "Option subscribr is unknown. Did you mean subscribe?"),
-        ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "no Kafka broker can be reached, check kafka.bootstrap.servers"),
+        ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "No Kafka broker is reachable: .*127.0.0.1:1"),
         ({"startingOffsets": '{"T":{"0":3}}'}, "startingOffsets does not list T-1"),
         ({"startingOffsets": '{"T":{"0":3,"1":0,"2":0,"7":0}}'}, "startingOffsets lists partitions .*: T-7"),
         ({"endingOffsets": '{"T":{"0":50,"1":-1,"2":-1}}'}, "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE.*ends at 40"),
