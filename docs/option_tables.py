@@ -25,7 +25,7 @@ from spark_groupsource.config_def import (
     config_keys,
     format_value,
 )
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.source.options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
 from spark_groupsource.storage.topic_config import TopicConfig
 

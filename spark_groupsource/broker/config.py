@@ -1,7 +1,7 @@
 """Broker settings: one row per setting, with Kafka's name, default and bounds.
 
-Settings of the group coordinator are in `group.config`, settings of topics in `storage.topic_config`; `BROKER_SETTINGS`
-lists all of them under the broker's names. Every other name is rejected.
+Settings of the group coordinator are in `group.coordinator_config`, settings of topics in `storage.topic_config`;
+`BROKER_SETTINGS` lists all of them under the broker's names. Every other name is rejected.
 
 Source: https://kafka.apache.org/documentation (Broker Configs).
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.storage.topic_config import TopicConfig, unknown_setting
 
 

@@ -1,6 +1,6 @@
 """Group coordinator: a pure state machine; the broker appends its records and sends its responses."""
 
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
 from spark_groupsource.group.group_shard import GroupShard, ShardState
 from spark_groupsource.group.outcome import (

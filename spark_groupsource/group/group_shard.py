@@ -18,7 +18,7 @@ from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import committed_offsets, group_admin, join_group, member_sessions, rebalance, sync_group
 from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
 from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.group.outcome import (

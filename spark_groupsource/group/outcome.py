@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spark_groupsource.clock import Instant
-from spark_groupsource.group.config import GroupConfig
+from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
 from spark_groupsource.model import ProducerIdAndEpoch

@@ -1,4 +1,4 @@
-"""What every assignor guarantees, on random groups; and Kafka's own generated cases, scaled down."""
+"""Guarantees of every assignor for random groups, and Kafka's generated cases, scaled down."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""User data of the sticky assignors."""
+
 from __future__ import annotations
 
 import pytest

@@ -215,6 +215,6 @@ class Broker:
         for token, response in outcome.replies:
             assert isinstance(token, int)
             waiting = self.waiting.pop(token, None)
-            assert waiting is not None, f"answered twice, or nobody asked: {response}"
+            assert waiting is not None, f"second response, or response without a request: {response}"
             self.checks.replied(token, waiting, response)
             waiting.answer(response)

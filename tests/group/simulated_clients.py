@@ -91,7 +91,7 @@ class Client:
         self.before: tuple[str, int, Sequence[TopicPartition]] | None = None
         self.fetched = True
         self.commit_due_ms = 0
-        self._asked = 0
+        self._requests_sent = 0
         self._awaited = 0
         self._awaited_kind = ""
         self._wake = 0
@@ -142,8 +142,8 @@ class Client:
         if self.before is None or self.stopped:
             return
         member_id, generation_id, owned = self.before
-        beat = self._beat_request(member_id, generation_id)
-        self._send(beat, self.versions.heartbeat, lambda answer: None)
+        request = self._heartbeat_request(member_id, generation_id)
+        self._send(request, self.versions.heartbeat, lambda answer: None)
         if owned:
             commit = self._commit_request(member_id, generation_id, owned)
             self._send(commit, self.versions.commit, lambda answer: None)
@@ -160,14 +160,14 @@ class Client:
     # --- sending
 
     def call(self, kind: str, request: Any, version: int, timeout_ms: int = _TIMEOUT_MS) -> None:
-        self._asked += 1
-        asked = self._awaited = self._asked
+        self._requests_sent += 1
+        request_number = self._awaited = self._requests_sent
         self._awaited_kind = kind
-        self._send(request, version, lambda answer: self._take(asked, answer))
-        self.world.time.call_in(timeout_ms, self._lose, asked)
+        self._send(request, version, lambda answer: self._take(request_number, answer))
+        self.world.time.call_in(timeout_ms, self._lose, request_number)
 
-    def _send(self, request: Any, version: int, answered: Callable[[Any], None]) -> None:
-        self.world.link(self.name).send(request, version, answered, in_bytes=self.spec.version < 9)
+    def _send(self, request: Any, version: int, on_response: Callable[[Any], None]) -> None:
+        self.world.link(self.name).send(request, version, on_response, in_bytes=self.spec.version < 9)
 
     def wake_at(self, at_ms: int) -> None:
         self._wake += 1
@@ -186,22 +186,22 @@ class Client:
         if wake == self._wake:
             self.go()
 
-    def _take(self, asked: int, answer: Any) -> None:
-        if self.stopped or asked != self._awaited:
+    def _take(self, request_number: int, answer: Any) -> None:
+        if self.stopped or request_number != self._awaited:
             return
         if self.world.time.now_ms < self.paused_until_ms:
-            self.world.time.call_at(self.paused_until_ms, self._take, asked, answer)
+            self.world.time.call_at(self.paused_until_ms, self._take, request_number, answer)
             return
         self._awaited = 0
         self.on_answer(self._awaited_kind, answer)
         self.go()
 
-    def _lose(self, asked: int) -> None:
-        if self.stopped or asked != self._awaited:
+    def _lose(self, request_number: int) -> None:
+        if self.stopped or request_number != self._awaited:
             return
         if self.world.time.now_ms < self.paused_until_ms:
             # a response that arrived during the pause is read first
-            self.world.time.call_at(self.paused_until_ms + 1, self._lose, asked)
+            self.world.time.call_at(self.paused_until_ms + 1, self._lose, request_number)
             return
         self._awaited = 0
         self.on_lost(self._awaited_kind)
@@ -222,7 +222,7 @@ class Client:
         offsets = {partition: self.world.next_offset() for partition in partitions}
         return commit_request(self.spec.group_id, member_id, generation_id, self.instance_id, offsets)
 
-    def _beat_request(self, member_id: str, generation_id: int) -> Any:
+    def _heartbeat_request(self, member_id: str, generation_id: int) -> Any:
         return HeartbeatRequest(
             group_id=self.spec.group_id,
             generation_id=generation_id,
@@ -305,7 +305,7 @@ class PackageMember(Client):
             self.call("join", membership.join_request(self._protocols()), self.versions.join, _JOIN_TIMEOUT_MS)
         elif isinstance(action, SendHeartbeat):
             self._sent = membership.generation
-            self.call("beat", membership.heartbeat_request(now_ms), self.versions.heartbeat)
+            self.call("heartbeat", membership.heartbeat_request(now_ms), self.versions.heartbeat)
         elif isinstance(action, Idle):
             self.wake_at(min(action.until_ms, max(self.commit_due_ms, now_ms + 20)))
         else:
@@ -376,7 +376,7 @@ class PackageMember(Client):
                 self.call("describe", request, 5)
         elif kind == "describe":
             self._find_unassigned(answer.groups[0])
-        elif kind == "beat":
+        elif kind == "heartbeat":
             rule = membership.on_heartbeat_response(answer.error_code, self._sent, now_ms)
             if rule.reaction is Reaction.RETRY_HEARTBEAT:
                 membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
@@ -392,7 +392,7 @@ class PackageMember(Client):
         if not group.error_code and group.group_state == "Stable":
             counts = {topic: PARTITIONS[topic] for topic in self.topics}
             if unassigned(counts, [member.member_assignment for member in group.members]):
-                self.membership.request_rejoin("assigned to nobody")
+                self.membership.request_rejoin("unassigned partitions")
 
     def _sync(self, joined: Joined) -> None:
         assignments: dict[str, bytes] = {}
@@ -414,7 +414,7 @@ class PackageMember(Client):
         if kind in ("join", "sync"):
             membership.on_rebalance_failure(f"no answer to {kind}")
             membership.retry_after(now_ms, _BACKOFF_MS)
-        elif kind == "beat":
+        elif kind == "heartbeat":
             membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
 
 
@@ -457,7 +457,7 @@ class EagerConsumer(Client):
             self.call("join", request, self.versions.join, _JOIN_TIMEOUT_MS)
         elif now_ms >= self._beat_due_ms:
             self._beat_due_ms = now_ms + HEARTBEAT_MS
-            self.call("beat", self._beat_request(self.member_id, self.generation_id), self.versions.heartbeat)
+            self.call("heartbeat", self._heartbeat_request(self.member_id, self.generation_id), self.versions.heartbeat)
         elif not self.fetched:
             self.fetch()
         elif self.owned and now_ms >= self.commit_due_ms:
@@ -516,7 +516,7 @@ class EagerConsumer(Client):
             self._rejoins = True
         if kind in ("join", "sync"):
             self._rejoins = True
-        self._retry_at_ms = now_ms + (_BACKOFF_MS if kind != "beat" else 0)
+        self._retry_at_ms = now_ms + (_BACKOFF_MS if kind != "heartbeat" else 0)
 
     def on_lost(self, kind: str) -> None:
         if kind in ("join", "sync"):

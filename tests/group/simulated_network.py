@@ -26,13 +26,13 @@ class Link:
         """Applies a fault to the next request."""
         self._faults.append((fault, ms))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Ends all faults."""
         self._faults.clear()
         self.cut_until_ms = 0
 
-    def send(self, request: Any, version: int, answered: Callable[[Any], None], in_bytes: bool) -> None:
-        """Sends a request; `answered` may never be called.
+    def send(self, request: Any, version: int, on_response: Callable[[Any], None], in_bytes: bool) -> None:
+        """Sends a request; `on_response` may never be called.
 
         `in_bytes`: through the bytes of the version, which may lack fields; the newest ones need not, to save time.
         """
@@ -52,14 +52,14 @@ class Link:
 
         def leaves(response: Any) -> None:
             if self._trace is not None:
-                self._trace(f"{self._time.now_ms} {self._name} is answered {response}")
+                self._trace(f"{self._time.now_ms} {self._name} gets {response}")
             if "lose-answer" not in faults:
                 response = through_bytes(response, version) if in_bytes else response
                 self._time.call_in(WAY_MS + faults.get("slow-answer", 0), comes, response)
 
         def comes(response: Any) -> None:
             if crashes == self._broker.crashes and not self._is_cut:
-                answered(response)
+                on_response(response)
 
         repeated = "repeat" in faults
         self._time.call_in(way_ms, arrives, not repeated)

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one schedule of the seed")
     parser.add_argument("--replay", metavar="FILE", help="the schedule in a file, - for standard input")
-    parser.add_argument("--trace", action="store_true", help="print what is sent and answered")
+    parser.add_argument("--trace", action="store_true", help="print requests and responses")
     options = parser.parse_args(arguments)
     if options.replay is not None or options.only is not None:
         if options.replay is None:

@@ -169,8 +169,8 @@ class Checks:
         _check(known == canonical(answer.leader), "leader", "{} and {} lead {}", known, answer.leader, key)
         _check(known == canonical(group.leader_id or ""), "leader", "{} leads {}", answer.leader, key)
         if leads and not answer.skip_assignment:
-            told = {member.member_id for member in answer.members}
-            _check(told == set(group.members), "leader", "the leader of {} was told {}", key, told)
+            returned = {member.member_id for member in answer.members}
+            _check(returned == set(group.members), "leader", "the leader of {} got {}", key, returned)
         last = self._generations.get((group.group_id, life), -1)
         _check(answer.generation_id >= last, "generation", "{} comes after {}", key, last)
         self._generations[group.group_id, life] = answer.generation_id
@@ -212,13 +212,13 @@ class Checks:
     def _check_stored(self, token: int, request: Any, answer: Any) -> set[TopicPartition]:
         """Checks that acknowledged commits are in the log; returns them."""
         stored = self._stored_by.pop(token, {})
-        asked = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
-        told = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
-        done = {partition for partition, entry in told.items() if not entry.error_code}
+        requested = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
+        returned = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
+        done = {partition for partition, entry in returned.items() if not entry.error_code}
         for partition in done:
-            offset = asked[partition].committed_offset
+            offset = requested[partition].committed_offset
             _check(stored.get(partition) == offset, "acknowledged", "{} is not stored: {}", partition, request)
-        _check(done == stored.keys(), "acknowledged", "stored {}, told {}", stored, done)
+        _check(done == stored.keys(), "acknowledged", "stored {}, acknowledged {}", stored, done)
         return done
 
     def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
@@ -421,7 +421,7 @@ class Checks:
     def nobody_waits(self) -> None:
         """Checks that every request has a response."""
         waiting = [entry.request for entry in self._broker.waiting.values()]
-        _check(not waiting, "answers", "nobody answered {}", waiting)
+        _check(not waiting, "answers", "no response to {}", waiting)
 
     # --- groups
 

@@ -95,7 +95,7 @@ class SimulationRun:
             client.stop("failed")
             self.time.call_in(_RESTART_MS, self._restart, client)
         else:
-            raise InvariantViolation(f"refused: {client.name} of group {client.spec.group_id} was told {error.name}")
+            raise InvariantViolation(f"refused: {client.name} of group {client.spec.group_id} got {error.name}")
 
     def _restart(self, client: Client) -> None:
         who = (client.spec.group_id, client.instance_id)
@@ -224,7 +224,7 @@ class SimulationRun:
     def _become_calm(self) -> None:
         self.broker.fails_until_ms = self.broker.late_until_ms = 0
         for link in self._links.values():
-            link.mend()
+            link.repair()
 
     def _is_over(self) -> bool:
         """Whether every client has recovered; checked periodically."""
@@ -271,7 +271,7 @@ class SimulationRun:
             for c in self.clients.values()
             if not c.stopped
         ]
-        waiting = [f"{entry.request} is not answered" for entry in self.broker.waiting.values()]
+        waiting = [f"{entry.request} has no response" for entry in self.broker.waiting.values()]
         return "; ".join(groups + clients + waiting)
 
     def _check_restart(self) -> None:

@@ -8,18 +8,18 @@ a schedule with any of its events taken out is a schedule. Kinds, with their arg
                                 a client begins, in place of the one of its name; MAKE is ours or foreign, INSTANCE -
                                 where it is dynamic, VERSION that of its JoinGroup
     leave mN, kill mN           it ends properly, or is gone
-    pause mN MS                 it stands still, then goes on as if nothing had happened
+    pause mN MS                 it pauses, then continues
     cut mN MS                   nothing gets through between it and the broker
-    topics mN TOPICS            it subscribes anew, unless it is static
+    topics mN TOPICS            it changes its subscription, unless it is static
     lose-request mN, lose-answer mN, slow-request mN MS, slow-answer mN MS
                                 of the next request it sends
     repeat mN MS                the next request arrives twice; the client listens to the second answer
-    stale mN                    it commits and beats as what it was a generation ago
+    stale mN                    it sends a commit and a heartbeat of the previous generation
     crash MS keep|drop          the broker is gone, and loads for so long; what was not yet acknowledged is in its log
     move MS                     another node takes over
     fail-appends MS ERROR, slow-appends MS DELAY
     txn-commit mN P, txn-simple G TOPIC P, txn-end P commit|abort
-                                producer P commits offsets in a transaction, as that member or as nobody; its marker
+                                producer P commits offsets in a transaction, as that member or without one; its marker
     delete-group G, delete-offsets G TOPIC, remove-instance G INSTANCE, simple-commit G TOPIC, look G, drop-topic TOPIC
     expire-offsets
 """
@@ -34,7 +34,7 @@ Schedule = Sequence[Event]
 
 HORIZON_MS = 2_000
 _MAKES = {"a": ("ours", "foreign", "foreign"), "b": ("ours", "foreign"), "c": ("ours",)}
-# of a member's protocols only the chosen one is stored, so after a restart each must do for everybody
+# only the selected protocol of a member is stored, so after a restart all members must support each one
 _PROTOCOLS = ("range+sticky", "sticky+range")
 _CLIENT_FAULTS = (
     "leave",

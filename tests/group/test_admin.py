@@ -286,11 +286,11 @@ def test_requests_during_loading_get_a_loading_error() -> None:
 def test_unloading_responds_to_delayed_joins(context: GroupContext) -> None:
     leader, follower, silent = context.stable(3)
     members = [leader, follower]
-    is_delayed = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
+    delayed = [context.join(member.member_id, protocols=[("range", b"other")]) for member in members]
     elsewhere = context.join(group="other")
     groups = list(context.shard.groups.values())
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    for answer, member in zip(is_delayed, members, strict=True):
+    for answer, member in zip(delayed, members, strict=True):
         assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
     assert elsewhere.error is ErrorCode.NOT_COORDINATOR
     assert [group.state for group in groups] == [DEAD, DEAD]
@@ -310,9 +310,9 @@ def test_unloading_removes_groups_and_offsets(context: GroupContext) -> None:
 @pytest.mark.conformance("JM-134", "ST-072")
 def test_unloading_responds_to_delayed_syncs(context: GroupContext) -> None:
     _, *followers = context.completing(3)
-    is_delayed = [context.sync(follower.member_id, 1) for follower in followers]
+    delayed = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    assert [answer.error for answer in is_delayed] == [ErrorCode.NOT_COORDINATOR] * 2
+    assert [answer.error for answer in delayed] == [ErrorCode.NOT_COORDINATOR] * 2
     assert len(context.log) == records  # no tombstones: the next owner loads it all
     assert context.state() is DEAD

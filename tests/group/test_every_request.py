@@ -1,8 +1,6 @@
-"""Every request in every state from everybody: five states, each request, known and unknown members, right and wrong
-generations, walked with the tables of `group/states.py` as what to expect.
+"""Every request in every state from every kind of member, with the current and other generations.
 
-What is expected is put together here from the tables and the order of checks (member, generation, state), without the
-handlers. A request that is refused must leave everything as it was.
+The expected results are derived from the tables of `states.py`. A rejected request must not change the state.
 """
 
 from __future__ import annotations
@@ -53,9 +51,9 @@ class Who(Enum):
     STATIC = "static member with its instance id"
     RETURNED = "instance id without member id"
     FENCED = "instance id with the member id it had before"
-    MISNAMED = "member with an instance id nobody has"
-    PENDING = "id that was told and has not joined"
-    STRANGER = "id that was never told"
+    MISNAMED = "member with an unknown instance id"
+    PENDING = "pending member id"
+    STRANGER = "unknown member id"
     NOBODY = "neither id"
 
 
@@ -177,7 +175,7 @@ def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
         assert cells[GroupOperation.JOIN_NEW].action is GroupAction.ADD_MEMBER
         return None, False
     if who is Who.RETURNED:
-        # in Stable the vote stays as it is, so the record is stored and the join answered
+        # in Stable the selected protocol is kept, so the record is stored and the response sent
         return (
             NONE if cells[GroupOperation.REPLACE_STATIC].action is GroupAction.STORE_IF_PROTOCOL_KEPT else None
         ), False
@@ -185,10 +183,10 @@ def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
     if error is not NONE:
         return error, False
     action = cells[GroupOperation.JOIN_KNOWN].action
-    answered = action is GroupAction.RETURN_IF_UNCHANGED or (
+    is_immediate = action is GroupAction.RETURN_IF_UNCHANGED or (
         action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and who is not Who.LEADER
     )
-    return (NONE if answered and not changed else None), False
+    return (NONE if is_immediate and not changed else None), False
 
 
 def expected_of_leave(state: GroupState, who: Who) -> Expected:
@@ -240,7 +238,7 @@ def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, c
         return expected_of_join(state, who, changed)
     if api is SyncGroupRequest:
         error, renews = expected_of_member(state, GroupOperation.SYNC, who, generation)
-        # the leader's assignment is stored, and everybody is answered
+        # the assignment of the leader is stored, and every member gets its response
         return (NONE if error is None and who is Who.LEADER else error), renews
     if api is HeartbeatRequest:
         return expected_of_member(state, GroupOperation.HEARTBEAT, who, generation)

@@ -296,7 +296,7 @@ def test_removal_of_the_only_new_member_stores_an_empty_group() -> None:
     context.advance(1)
     assert (newcomer.error, newcomer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "")
     assert not context.group().members
-    context.advance(100)  # the join phase ends with nobody
+    context.advance(100)  # the join phase ends without members
     assert (context.state(), context.group().generation_id) == (EMPTY, 1)
     assert context.shard.store.groups[GROUP].members == ()
     assert context.shard.store.groups[GROUP].protocol_type == "consumer"

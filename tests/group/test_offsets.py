@@ -182,7 +182,7 @@ def test_metadata_limit_counts_utf_16_units() -> None:
 
 @pytest.mark.conformance("SM-042")
 @pytest.mark.parametrize(
-    "append_error, told",
+    "append_error, expected",
     [
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -195,10 +195,10 @@ def test_metadata_limit_counts_utf_16_units() -> None:
     ],
 )
 def test_commit_that_cannot_be_stored_returns_the_error(
-    context: GroupContext, append_error: ErrorCode, told: ErrorCode
+    context: GroupContext, append_error: ErrorCode, expected: ErrorCode
 ) -> None:
     context.append_error = append_error
-    assert context.commit(1, partitions=(0, 1)) == [told, told]
+    assert context.commit(1, partitions=(0, 1)) == [expected, expected]
     assert context.fetch(("topic", 0)) == {TP: -1}
     assert context.state() is DEAD
 

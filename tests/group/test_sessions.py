@@ -133,11 +133,11 @@ def test_dynamic_member_that_does_not_rejoin_is_removed(context: GroupContext) -
 
 def test_member_with_a_delayed_request_does_not_expire(context: GroupContext) -> None:
     leader, follower = context.stable(2, rebalance_ms=10 * SESSION_MS)
-    is_delayed = context.join(leader.member_id, rebalance_ms=10 * SESSION_MS)
+    delayed = context.join(leader.member_id, rebalance_ms=10 * SESSION_MS)
     for _ in range(5):
         context.heartbeat(follower.member_id, 1)
         context.advance(SESSION_MS - 1)
-    assert is_delayed.is_delayed
+    assert delayed.is_delayed
     assert leader.member_id in context.group().members
 
 
@@ -260,25 +260,25 @@ def test_leader_follower_and_pending_id_leave_at_once(context: GroupContext, wit
 
 def test_leaving_member_gets_a_response_to_its_delayed_join(context: GroupContext) -> None:
     _, follower = context.stable(2)
-    is_delayed = context.join(follower.member_id, protocols=[("range", b"new")])
+    delayed = context.join(follower.member_id, protocols=[("range", b"new")])
     context.leave((follower.member_id, None))
-    assert is_delayed.error is UNKNOWN
+    assert delayed.error is UNKNOWN
     assert context.state() is PREPARING_REBALANCE
 
 
 def test_leaving_member_gets_a_response_to_its_delayed_sync(context: GroupContext) -> None:
     _, follower = context.completing(2)
-    is_delayed = context.sync(follower.member_id, 1)
+    delayed = context.sync(follower.member_id, 1)
     context.leave((follower.member_id, None))
-    assert is_delayed.error is UNKNOWN
+    assert delayed.error is UNKNOWN
     assert context.state() is PREPARING_REBALANCE
 
 
 def test_last_missing_member_leaving_completes_the_phase(context: GroupContext) -> None:
     leader, follower = context.stable(2)
-    is_delayed = context.join(leader.member_id)
+    delayed = context.join(leader.member_id)
     context.leave((follower.member_id, None))
-    assert is_delayed.response.generation_id == 2
+    assert delayed.response.generation_id == 2
     assert context.state() is COMPLETING_REBALANCE
 
 

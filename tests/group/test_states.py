@@ -104,7 +104,7 @@ def in_state(context: GroupContext, state: GroupState) -> list[Joined]:
     for member in members:
         context.sync(member.member_id, 1, {}, instance=member.instance_id)
     if state is PREPARING_REBALANCE:
-        context.join(members[0].member_id, instance="i-0")  # the leader asks for it
+        context.join(members[0].member_id, instance="i-0")  # the leader requests a rebalance
     if state is DEAD:
         context.kill()
     assert context.state() is state
@@ -112,7 +112,7 @@ def in_state(context: GroupContext, state: GroupState) -> list[Joined]:
 
 
 def follower(members: list[Joined]) -> Joined:
-    return members[1] if members else Joined("nobody", 0, "")
+    return members[1] if members else Joined("unknown", 0, "")
 
 
 def join_error(context: GroupContext, member_id: str, instance: str | None) -> ErrorCode | None:
@@ -159,7 +159,7 @@ def test_every_operation_in_every_state_follows_the_table(state: GroupState, ask
     error = OPERATIONS[ask](context, members)
 
     if answer.action in DELAYING:
-        # everybody but the last to join a phase waits; in PreparingRebalance the follower is that last one
+        # the last member to join completes the join phase; in PreparingRebalance that is the follower
         last = state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
         assert error is (ErrorCode.NONE if last else None)
     else:

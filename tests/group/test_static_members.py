@@ -122,10 +122,10 @@ def test_duplicate_instance_fences_the_first_during_the_initial_delay(context: G
 @pytest.mark.conformance("GC-029", "JM-050")
 def test_duplicate_instance_fences_a_delayed_join(context: GroupContext) -> None:
     _, follower = pair(context)
-    is_delayed = context.join(follower.member_id, instance=FOLLOWER, protocols=[("range", b"new")])
-    assert is_delayed.is_delayed
+    delayed = context.join(follower.member_id, instance=FOLLOWER, protocols=[("range", b"new")])
+    assert delayed.is_delayed
     duplicate = context.join(instance=FOLLOWER, protocols=[("range", b"new")])
-    assert (is_delayed.error, is_delayed.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
+    assert (delayed.error, delayed.member_id) == (ErrorCode.FENCED_INSTANCE_ID, follower.member_id)
     assert duplicate.is_delayed
     assert context.state() is PREPARING_REBALANCE
 
@@ -137,12 +137,12 @@ def test_duplicate_instance_fences_a_delayed_sync_and_starts_a_rebalance(context
     context.join(follower.member_id, instance=FOLLOWER)
     generation = rejoined.response.generation_id
     assert (generation, context.state()) == (2, COMPLETING_REBALANCE)
-    is_delayed = context.sync(follower.member_id, generation, instance=FOLLOWER)
-    assert is_delayed.is_delayed
+    delayed = context.sync(follower.member_id, generation, instance=FOLLOWER)
+    assert delayed.is_delayed
 
     duplicate = context.join(instance=FOLLOWER)
 
-    assert is_delayed.error is ErrorCode.FENCED_INSTANCE_ID
+    assert delayed.error is ErrorCode.FENCED_INSTANCE_ID
     assert context.state() is PREPARING_REBALANCE
     context.advance(REBALANCE_MS)
     assert duplicate.response.generation_id == generation + 1
@@ -259,7 +259,7 @@ def test_rebalance_before_the_append_completes_responds_to_the_returning_member(
     answer = context.join(instance=FOLLOWER)
     leader_join = context.join(leader.member_id, instance=LEADER)
     assert answer.response.generation_id == leader_join.response.generation_id == 2
-    context.release_appends()  # answers nobody twice
+    context.release_appends()  # sends no second response
     assert context.state() is COMPLETING_REBALANCE
 
 

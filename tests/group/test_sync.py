@@ -104,7 +104,7 @@ def test_empty_assignment_is_accepted(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-094", "JM-083")
 def test_follower_after_leader(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    assignments = {leader.member_id: b"one", follower.member_id: b"two", "nobody": b"three"}
+    assignments = {leader.member_id: b"one", follower.member_id: b"two", "unknown": b"three"}
     assert context.sync(leader.member_id, 1, assignments).response.assignment == b"one"
     assert context.sync(follower.member_id, 1).response.assignment == b"two"
     assert context.state() is STABLE
@@ -113,21 +113,21 @@ def test_follower_after_leader(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-095", "JM-084", "ST-046", "ST-047", "ST-061", "ST-062")
 def test_leader_after_follower(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    is_delayed = context.sync(follower.member_id, 1)
-    assert is_delayed.is_delayed
+    delayed = context.sync(follower.member_id, 1)
+    assert delayed.is_delayed
     context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert is_delayed.response.assignment == b"two"
-    # answered once: nothing is parked any more, and nothing happens to it (a second answer would fail in `deliver`)
+    assert delayed.response.assignment == b"two"
+    # one response each: a second one would fail in `deliver`
     assert not any(member.awaiting_sync for member in context.group().members.values())
     assert context.sync(leader.member_id, 1, {follower.member_id: b"three"}).response.assignment == b""
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    assert is_delayed.response.assignment == b"two"
+    assert delayed.response.assignment == b"two"
 
 
 @pytest.mark.conformance("SM-035")
 def test_group_is_stored_with_members_and_assignments(context: GroupContext) -> None:
     leader, follower = context.completing(2, protocols=[("range", b"wants")])
-    context.sync(leader.member_id, 1, {leader.member_id: b"one", "nobody": b"x"})
+    context.sync(leader.member_id, 1, {leader.member_id: b"one", "unknown": b"x"})
     stored = context.shard.store.groups[GROUP]
     assert (stored.protocol_type, stored.generation_id, stored.protocol_name) == ("consumer", 1, "range")
     assert stored.leader == leader.member_id
@@ -147,23 +147,23 @@ def test_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> None
 
 def test_sync_responses_wait_for_the_append(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    is_delayed = context.sync(follower.member_id, 1)
+    delayed = context.sync(follower.member_id, 1)
     context.hold_appends = True
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert is_delayed.is_delayed and own.is_delayed
+    assert delayed.is_delayed and own.is_delayed
     assert context.state() is COMPLETING_REBALANCE
     context.release_appends()
-    assert is_delayed.response.assignment == b"two"
+    assert delayed.response.assignment == b"two"
     assert context.state() is STABLE
 
 
 def test_assignment_of_an_earlier_generation_has_no_effect(context: GroupContext) -> None:
     leader, follower = context.completing(2)
-    is_delayed = context.sync(follower.member_id, 1)
+    delayed = context.sync(follower.member_id, 1)
     context.hold_appends = True
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    context.join()  # somebody new
-    assert is_delayed.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
+    context.join()  # a new member
+    assert delayed.error is own.error is ErrorCode.REBALANCE_IN_PROGRESS
     context.release_appends()
     assert context.state() is PREPARING_REBALANCE
     assert context.group().members[follower.member_id].assignment == b""
@@ -205,7 +205,7 @@ def test_stored_assignment_is_answered_without_error(context: GroupContext) -> N
 
 @pytest.mark.conformance("JM-080", "JM-047", "SM-034")
 @pytest.mark.parametrize(
-    "append_error, answered",
+    "append_error, expected",
     [
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -220,13 +220,13 @@ def test_stored_assignment_is_answered_without_error(context: GroupContext) -> N
     ],
 )
 def test_assignment_that_cannot_be_stored(
-    context: GroupContext, append_error: ErrorCode, answered: ErrorCode
+    context: GroupContext, append_error: ErrorCode, expected: ErrorCode
 ) -> None:
     leader, follower = context.completing(2)
-    is_delayed = context.sync(follower.member_id, 1)
+    delayed = context.sync(follower.member_id, 1)
     context.append_error = append_error
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
-    assert is_delayed.error is own.error is answered
+    assert delayed.error is own.error is expected
     assert own.response.assignment == b""
     assert context.state() is PREPARING_REBALANCE
     context.append_error = None
@@ -240,11 +240,11 @@ def test_assignment_that_cannot_be_stored(
 def test_group_deleted_before_its_assignment_is_durable_is_removed(context: GroupContext) -> None:
     (member,) = context.completing()
     context.hold_appends = True
-    is_delayed = context.sync(member.member_id, 1, {member.member_id: b"all"})
+    delayed = context.sync(member.member_id, 1, {member.member_id: b"all"})
     context.leave((member.member_id, None))
     context.send(DeleteGroupsRequest(groups_names=[GROUP]), 2)
     context.release_appends()
-    assert is_delayed.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert delayed.error is ErrorCode.UNKNOWN_MEMBER_ID
     assert context.state() is DEAD and context.list() == {}
     assert context.delayed_count() == 0
 
@@ -292,9 +292,9 @@ def test_all_sync(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-093", "JM-082")
 def test_leader_dies_before_its_sync(context: GroupContext) -> None:
     leader, follower = context.completing(2, rebalance_ms=10 * SESSION_MS)
-    is_delayed = context.sync(follower.member_id, 1)
+    delayed = context.sync(follower.member_id, 1)
     context.advance(SESSION_MS)
-    assert is_delayed.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert delayed.error is ErrorCode.REBALANCE_IN_PROGRESS
     assert leader.member_id not in context.group().members
 
 
