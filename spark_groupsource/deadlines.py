@@ -1,4 +1,4 @@
-"""Deadlines by key in a heap: set, move, cancel, take the expired ones. Pure: the caller passes the time.
+"""Deadlines by key in a heap. Pure: the caller passes the time.
 
 Source: Kafka's `TimingWheel`; a heap is as fast for the timers of one machine.
 """
@@ -15,8 +15,8 @@ _NO_ENTRY = (0, 0)
 class DeadlineHeap(Generic[Key]):
     """Keys with one deadline each (monotonic ms); setting a key again moves it.
 
-    Every key has one entry in the heap, at its deadline or before it. A later deadline leaves the entry where it is
-    until it comes up: a heartbeat, which moves the end of a session again and again, touches no heap.
+    Every key has one entry in the heap, at its deadline or before it. A later deadline does not move the entry until it
+    is at the top: a heartbeat, which moves the session deadline, does not change the heap.
     """
 
     def __init__(self) -> None:
@@ -40,20 +40,20 @@ class DeadlineHeap(Generic[Key]):
         self._sequence += 1
         self._deadlines[key] = [deadline_ms, self._sequence]
         heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
-        # entries of keys that were cancelled, or set to an earlier time, stay until they come up or are too many
+        # entries of cancelled keys and of later deadlines stay until they are at the top or there are too many
         if len(self._heap) > 2 * len(self._deadlines) + 64:
             self._rebuild()
 
     def cancel(self, key: Key) -> None:
-        """Forgets `key`; one that is not there is no error, it may just have expired."""
+        """Removes the deadline of `key`, if it has one."""
         self._deadlines.pop(key, None)
 
     def lower_bound_ms(self) -> int | None:
-        """A time before which nothing is due, None when nothing waits: no work, and mostly earlier than need be."""
+        """A time before which no deadline is due, None without deadlines. O(1), may be earlier than the first one."""
         return self._heap[0][0] if self._heap else None
 
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline, None when nothing waits."""
+        """The earliest deadline, None without deadlines."""
         heap = self._heap
         while heap:
             entry_ms, number, key = heap[0]
@@ -67,9 +67,9 @@ class DeadlineHeap(Generic[Key]):
         return None
 
     def pop_expired(self, now_ms: int) -> Key | None:
-        """Takes out one key whose deadline is due, the earliest first; None when there is none.
+        """Removes and returns the key with the earliest deadline if it is due, else None.
 
-        One at a time, because what the caller does about it may cancel or move the others.
+        One key per call, because its action may cancel or move other deadlines.
         """
         deadline_ms = self.next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:

@@ -1,8 +1,8 @@
-"""Settings of the broker that change while it runs: which may, what was given, and what holds then.
+"""Dynamic broker settings: settings that clients alter while the broker runs.
 
-They are given to one node, by its id, or to all of them, under the empty name; what one node is given comes first,
-then what all are given, then what the broker was started with. Only what a topic falls back to and two intervals take
-effect: the rest is given at the start. Names this broker has no use for are kept and change nothing, as in Kafka.
+They are stored under the id of a node, or under the empty name for all nodes. Precedence: settings of the node, of all
+nodes, of the start of the broker. Only rows with `dynamic` can be altered; as in Kafka, unknown names are stored
+without effect.
 
 Source: KIP-226; Kafka `DynamicBrokerConfig`, `ConfigAdminManager`.
 """
@@ -18,12 +18,12 @@ from spark_groupsource.storage.data_directory import DataDirectory
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
 NODE_SOURCE, ALL_NODES_SOURCE = 2, 3
-# a Kafka that elects eligible replicas gives it to all nodes at its first start (KIP-966)
-_GIVEN_TO_ALL = {"min.insync.replicas": "1"}
+# Kafka with eligible leader replicas stores it for all nodes at its first start (KIP-966)
+_INITIAL_FOR_ALL_NODES = {"min.insync.replicas": "1"}
 
 
 class DynamicSettings:
-    """What was given to the nodes of one broker while it ran, over `static`, what it was started with."""
+    """Dynamic settings of the nodes of one broker, over `static`, its settings at start."""
 
     def __init__(self, data: DataDirectory, static: BrokerConfig, node_ids: Sequence[int]) -> None:
         self._data = data
@@ -31,12 +31,12 @@ class DynamicSettings:
         self._node_ids = node_ids
 
     def of(self, name: str) -> Mapping[str, str]:
-        """What was given under one name: a node's id, or empty for all."""
-        given = self._data.broker_settings.get(name, {})
-        return {**_GIVEN_TO_ALL, **given} if name == ALL_NODES else given
+        """The dynamic settings under one name: the id of a node, or empty for all nodes."""
+        altered = self._data.broker_settings.get(name, {})
+        return {**_INITIAL_FOR_ALL_NODES, **altered} if name == ALL_NODES else altered
 
     def effective(self) -> BrokerConfig:
-        """What holds now."""
+        """The settings in effect."""
         config = self._static
         for name in (ALL_NODES, *map(str, self._node_ids)):
             known = {key: value for key, value in self.of(name).items() if key in BROKER_SETTINGS}
@@ -44,7 +44,7 @@ class DynamicSettings:
         return config
 
     def source(self, name: str, node_id: int) -> int:
-        """Where the value of a broker setting comes from, as a config source of DescribeConfigs."""
+        """The config source of a broker setting in DescribeConfigs; the default for an unknown name."""
         key = BROKER_SETTINGS.get(name)
         if key is None:
             return DEFAULT_SOURCE
@@ -55,7 +55,7 @@ class DynamicSettings:
         return DEFAULT_SOURCE if self._static.value(name) == key.default else STATIC_SOURCE
 
     def put(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
-        """Gives one node, or all, other settings altogether; durable when this returns.
+        """Replaces the dynamic settings of one node (its id) or of all nodes (empty name); durable on return.
 
         Raises: ApiError.
         """
@@ -63,11 +63,11 @@ class DynamicSettings:
         known = {key: BROKER_SETTINGS[key] for key in sorted(changed) if key in BROKER_SETTINGS}
         fixed = [name for name, key in known.items() if not key.dynamic]
         if fixed:
-            text = f"Cannot update these configs dynamically: [{', '.join(fixed)}]. They are given at the start."
+            text = f"Cannot update these configs dynamically: [{', '.join(fixed)}]. Set them when the broker starts."
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
         if known and name != ALL_NODES and len(self._node_ids) > 1:
-            text = "the nodes of this process share their logs; give it to all, under the empty name"
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"{', '.join(known)}: {text}")
+            text = "the nodes of this process share their logs. Alter them for all nodes (empty resource name)."
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Cannot update {', '.join(known)} for one node: {text}")
         try:
             changed_config({key: settings[key] for key in known if key in settings}, self._static)
         except ConfigurationError as error:

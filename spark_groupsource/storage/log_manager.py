@@ -138,8 +138,8 @@ class LogManager:
         Raises: ApiError.
         """
         self.check_new_topic(name, partition_count, settings)
-        given = {key: value for key, value in settings.items() if value is not None}
-        entry = TopicEntry(name, uuid.uuid4(), partition_count, given)
+        explicit = {key: value for key, value in settings.items() if value is not None}
+        entry = TopicEntry(name, uuid.uuid4(), partition_count, explicit)
         self._create_partitions(entry, 0)
         self._names[entry.topic_id] = name
         return entry

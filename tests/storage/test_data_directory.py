@@ -31,7 +31,7 @@ def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     assert data.recovery_point(TopicPartition("t", 0)) == 7
     data.close(None)
     data = opened(tmp_path)
-    assert data.recovery_point(TopicPartition("t", 0)) is None  # there was no clean stop in between
+    assert data.recovery_point(TopicPartition("t", 0)) is None  # the last shutdown was unclean
     data.close(None)
 
 
@@ -55,7 +55,7 @@ def test_a_directory_of_another_node_is_rejected(tmp_path):
     opened(tmp_path).close({})
     with pytest.raises(StorageError, match="belongs to node 1, this broker is node 2. Set node.id"):
         DataDirectory(tmp_path).open(2)
-    opened(tmp_path).close({})  # and the lock is free again
+    opened(tmp_path).close({})  # the lock was released
 
 
 def test_a_directory_that_cannot_be_created_is_reported(tmp_path):

@@ -38,8 +38,8 @@ class Store:
         self.data.open(1)
         self.open()
 
-    def open(self, clean_end: int | None = None) -> None:
-        self.log, self.reports = open_log(self.path / "t-0", config=self.config, clean_end=clean_end)
+    def open(self, recovery_point: int | None = None) -> None:
+        self.log, self.reports = open_log(self.path / "t-0", config=self.config, recovery_point=recovery_point)
         self.partition = Partition(uuid.UUID(int=1), self.log, self.reports.append)
         self.partition._load_producers()
 
@@ -82,7 +82,7 @@ def keyed(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tupl
 
 
 def compacted(records, active_base: int):
-    """What a pass leaves of `records`: the latest of each key, and all of the active segment."""
+    """The records that a pass retains: the last one of each key, and all of the active segment."""
     latest = {key: offset for offset, key, _ in records if offset < active_base}
     return [each for each in records if each[0] >= active_base or latest[each[1]] == each[0]]
 
@@ -119,7 +119,7 @@ def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path,
         store.restart(clean)
         assert [line for line in store.reports if "damaged" in line] == []
     assert not store.clean()
-    # and again with more
+    # a second pass with more records
     written = expected + fill(store, seed + 100)
     active = store.log.segments[-1].base_offset
     assert store.clean()
@@ -182,7 +182,7 @@ def test_small_segments_are_merged(tmp_path):
     fill(store, 3, batches=300, keys=3)
     before = len(store.log.segments)
     store.clean()
-    # by the sizes they had, as Kafka does it, so it takes one pass more
+    # as in Kafka, grouping uses the sizes before the pass, so the merge needs one more pass
     assert before == len(store.log.segments) > 8
     store.append((b"new", b"1"))
     store.log.roll()
@@ -223,7 +223,7 @@ def test_log_end_is_reachable_if_the_last_records_are_removed(tmp_path):
     store.append((b"d", b"1"))
     store.log.roll()
     assert store.clean(60_000)
-    assert [key for _, key, _ in store.contents()] == [b"a", b"c", b"d"]  # and reading came to the end
+    assert [key for _, key, _ in store.contents()] == [b"a", b"c", b"d"]  # the read reached the log end
 
 
 def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
@@ -259,11 +259,11 @@ def test_undecodable_batches_are_retained(tmp_path):
     assert [header.base_offset for header in headers] == [0, 1, 3]
 
 
-# --- transactions
+# --- transactions ---
 
 
 class Transactions:
-    """Producers of a store, each with its sequence numbers."""
+    """Transactional producers of a store, with their sequence numbers."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.sequences = store, {}
@@ -280,7 +280,7 @@ class Transactions:
 
 
 def shape(store: Store) -> list[tuple[int, str]]:
-    """(base offset, what it is) of each batch; an empty one is in brackets."""
+    """(base offset, kind) of each batch; the kind of an empty batch is in brackets."""
     found = []
     for stored in store.log.batches(0):
         header = stored.header
@@ -290,7 +290,7 @@ def shape(store: Store) -> list[tuple[int, str]]:
 
 
 def visible(store: Store) -> dict[bytes, bytes | None]:
-    """Key -> value as a reader of committed records is left with, told by the list of aborted transactions."""
+    """Key -> value for a read_committed consumer, by the transaction index."""
     end = store.log.log_end_offset
     aborted = sorted(store.partition.transaction_index.overlapping(0, end), key=lambda row: row.first_offset)
     running: set[int] = set()
@@ -323,7 +323,7 @@ def test_committed_records_supersede_and_aborted_records_are_removed(tmp_path):
 
     assert store.clean()
 
-    # the aborted batch is gone; its marker, and its row of the list, go with a pass that does not meet it any more
+    # the aborted batch is removed; its marker and its index row are removed by the next pass, which does not see it
     assert shape(store) == [
         (0, "data"), (2, "data"), (4, "marker"), (5, "marker"), (6, "data"), (7, "marker"), (8, "data")
     ]  # fmt: skip
@@ -350,7 +350,7 @@ def test_markers_are_removed_after_their_transaction_and_delete_retention(tmp_pa
     assert store.clean(2_000)
     assert [offset for offset, kind in shape(store)] == [1, 3, 4, 5, 6, 7, 8]
     for now, left in ((2_500, [1, 3, 4, 5, 6, 7]), (9_000, [4, 5, 6, 7])):
-        # a new segment is something new to clean
+        # a new segment makes the log dirty
         store.append((b"y", b"%d" % now))
         store.log.roll()
         store.append((b"z", b"1"))
@@ -372,7 +372,7 @@ def test_compaction_ends_at_the_first_open_transaction(tmp_path):
     store.append((b"b", b"3"))
     assert store.clean()
     assert [offset for offset, _ in shape(store)] == [1, 2, 3, 4, 5]
-    assert not store.clean(), "there is nothing new"
+    assert not store.clean(), "the log is not dirty"
     transactions.end(1, True)
     assert store.clean()
     assert [offset for offset, _ in shape(store)] == [1, 2, 4, 5, 6]
@@ -380,7 +380,7 @@ def test_compaction_ends_at_the_first_open_transaction(tmp_path):
 
 
 def test_transaction_index_is_compacted_with_its_segment(tmp_path):
-    """An aborted transaction over two segments, of which the later one is not cleaned yet."""
+    """An aborted transaction over two segments, of which the later one is not compacted yet."""
     store = Store(tmp_path)
     transactions = Transactions(store)
     transactions.send(1, (b"a", b"aborted"))
@@ -430,7 +430,7 @@ def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, see
         assert visible(store) == before and store.partition.last_stable_offset == stable
 
 
-# --- a crash in any step ---
+# --- crashes ---
 
 
 def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
@@ -462,12 +462,12 @@ def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
     keep()
     seen = set()
     for stage in stages:
-        for clean_end in (None, store.log.log_end_offset):
+        for recovery_point in (None, store.log.log_end_offset):
             again = stage.with_name(stage.name + " again")
             shutil.copytree(stage, again)
-            log, reports = open_log(again, config=COMPACT, clean_end=clean_end)
+            log, reports = open_log(again, config=COMPACT, recovery_point=recovery_point)
             found = keyed(log, 0)
-            # what is swapped in is compacted, what is not is as it was
+            # a committed replacement is compacted, any other segment is unchanged
             assert set(after) <= set(found) <= set(before) and found == sorted(found)
             assert log.log_end_offset == store.log.log_end_offset and reports == []
             assert not [p for p in again.iterdir() if p.suffix in (".swap", ".cleaned")]

@@ -37,7 +37,7 @@ def test_reads_start_at_any_offset_with_any_limit(directory, config, reopened):
     stored = fill(log)
     if reopened:
         log.close()
-        log, reports = open_log(directory, config=config, clean_end=90)
+        log, reports = open_log(directory, config=config, recovery_point=90)
         assert reports == []
     for offset in range(90):
         for max_bytes in (0, 1, 200, 500, 100_000):
@@ -77,7 +77,7 @@ def test_an_index_entry_has_the_last_offset_of_its_batch(directory):
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
 def test_lookup_by_timestamp_returns_the_first_record_at_or_after_it(directory, config):
     log, _ = open_log(directory, config=config)
-    fill(log)  # batch n holds the stamps 1000 + 10 n and the two that follow
+    fill(log)  # batch n has the timestamps 1000 + 10 n, + 1 and + 2
     for timestamp_ms, expected in [(0, (1000, 0)), (1001, (1001, 1)), (1003, (1010, 3)), (1292, (1292, 89))]:
         assert log.offset_for_timestamp(timestamp_ms) == expected
     assert log.offset_for_timestamp(1293) is None
@@ -105,7 +105,7 @@ def test_delete_records_removes_records_and_segments(directory):
     with pytest.raises(ValueError, match="outside 50 to 90"):
         log.read(49, 1000)
     log.close()
-    log, _ = open_log(directory, config=SMALL, clean_end=90, log_start=50)
+    log, _ = open_log(directory, config=SMALL, recovery_point=90, log_start=50)
     assert (log.log_start_offset, values_from(log, 50)) == (50, stored[50:])
 
 
@@ -115,7 +115,7 @@ def test_retention_deletes_old_and_excess_segments(directory):
     assert log.retention_start_offset(1_050) == 0
     limit = log.retention_start_offset(1_300)
     assert 0 < limit < 90
-    assert log.retention_start_offset(10_000) == 90  # the active segment too, which is rolled for it
+    assert log.retention_start_offset(10_000) == 90  # including the active segment, which the caller rolls
     log.config = TopicConfig(segment_bytes=1024, retention_bytes=2_000, retention_ms=-1)
     limit = log.retention_start_offset(10**15)
     assert sum(s.size for s in log.segments if s.base_offset >= limit) >= 2_000
@@ -175,7 +175,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 @pytest.mark.parametrize("clean", [False, True], ids=["killed", "stopped"])
 @pytest.mark.parametrize("place", range(0, 80, 1))
 def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, place):
-    """Whichever byte of the second batch it is: head, checksum or records."""
+    """Any byte of the second batch: header, checksum or records."""
     log, _ = open_log(directory, config=TopicConfig(index_interval_bytes=0))
     stored = fill(log, batches=3)
     log.close()
@@ -184,9 +184,9 @@ def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, p
     second = list(iter_batches(before))[1]
     flip(path, second.position + place, bit=place % 8)
     damaged = path.read_bytes()
-    log, reports = open_log(directory, clean_end=9 if clean else None)
+    log, reports = open_log(directory, recovery_point=9 if clean else None)
     found = []
-    if 12 <= place < 16:  # the leader epoch is under no checksum and changes nothing
+    if 12 <= place < 16:  # the checksum does not cover the leader epoch
         assert values_from(log, 0) == stored
         return
     with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, p
     assert [value for value in found if value not in stored] == []
     assert all(offset < 3 for offset, _ in found)
     assert any("is damaged at byte" in line and "DeleteRecords" in line for line in reports)
-    assert path.read_bytes() == damaged  # nothing was cut
+    assert path.read_bytes() == damaged  # nothing was truncated
     assert log.log_end_offset == 9
     with pytest.raises(StorageError, match="takes no records"):
         append(log, batch(b"more"))
@@ -226,7 +226,7 @@ def test_delete_records_up_to_a_corrupt_range_makes_the_rest_readable(directory)
 
 
 def test_a_corrupt_last_batch_is_not_truncated(directory):
-    """It was whole, so it may have been acknowledged; it is kept, and new records need it to be given up first."""
+    """It is complete, so it may have been acknowledged; appends fail until its records are deleted."""
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
     (path,) = logs(directory)
@@ -241,7 +241,7 @@ def test_a_corrupt_last_batch_is_not_truncated(directory):
     assert append(log, batch(b"next")) == 9
     assert values_from(log, 9) == [(9, b"next")]
     log.close()
-    log, _ = open_log(directory, clean_end=10, log_start=9)
+    log, _ = open_log(directory, recovery_point=10, log_start=9)
     assert values_from(log, 9) == [(9, b"next")]
 
 
@@ -252,7 +252,7 @@ def test_corruption_in_a_completed_segment_is_found_by_a_read(directory):
     path = logs(directory)[1]
     second = list(iter_batches(path.read_bytes()))[1]
     flip(path, second.position + 70)
-    log, reports = open_log(directory, config=SMALL, clean_end=90)
+    log, reports = open_log(directory, config=SMALL, recovery_point=90)
     assert reports == []
     found = []
     with pytest.raises(CorruptRecordError):
@@ -278,7 +278,7 @@ def test_a_bad_index_is_rebuilt(directory, suffix, harm):
             path.write_bytes(data[:-3])
         else:
             path.write_bytes(b"\x7f" * len(data))
-    log, reports = open_log(directory, config=SMALL, clean_end=90)
+    log, reports = open_log(directory, config=SMALL, recovery_point=90)
     assert (values_from(log, 0), reports) == (stored, [])
     assert log.offset_for_timestamp(1201) == (1201, 61)
     log.close()
@@ -306,12 +306,12 @@ def test_missing_segments_are_reported(tmp_path):
     log.close()
     first, second, third, *_ = logs(tmp_path / "t-0")
     first.unlink()
-    log, reports = open_log(tmp_path / "t-0", config=config, clean_end=90)
+    log, reports = open_log(tmp_path / "t-0", config=config, recovery_point=90)
     assert f"begins at offset {int(second.stem)}, but the log start offset is 0" in reports[0]
     assert values_from(log, int(second.stem)) == stored[int(second.stem) :]
     log.close()
     third.unlink()
-    log, reports = open_log(tmp_path / "t-0", config=config, clean_end=90)
+    log, reports = open_log(tmp_path / "t-0", config=config, recovery_point=90)
     with pytest.raises(CorruptRecordError, match=f"readable up to offset {int(third.stem)}"):
         values_from(log, int(second.stem))
 
@@ -322,7 +322,7 @@ def test_a_segment_shorter_than_at_a_clean_shutdown_is_corrupt(tmp_path):
     log.close()
     (path,) = logs(tmp_path / "t-0")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])  # a third is one batch
-    log, reports = open_log(tmp_path / "t-0", clean_end=9)
+    log, reports = open_log(tmp_path / "t-0", recovery_point=9)
     assert "ends before what was stored" in reports[0]
     with pytest.raises(StorageError, match="takes no records"):
         append(log, batch(b"x"))
@@ -340,7 +340,7 @@ def test_a_segment_rolls_by_segment_ms(tmp_path):
         append(log, batch(b"x", timestamp_ms=stamp))
     assert [segment.base_offset for segment in log.segments] == [0, 3]
     log.close()
-    log, _ = open_log(tmp_path / "t-0", config=config, clean_end=6)
+    log, _ = open_log(tmp_path / "t-0", config=config, recovery_point=6)
     append(log, batch(b"x", timestamp_ms=7_002))
     assert [segment.base_offset for segment in log.segments] == [0, 3, 6]
     compacted = TopicConfig(segment_ms=1_000, max_compaction_lag_ms=10, cleanup_policy=("compact",))

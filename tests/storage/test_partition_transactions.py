@@ -33,9 +33,9 @@ class Logged:
         log = PartitionLog(self.directory, TopicPartition("t", 0), self.config, FileCache(), self.reports.append)
         return Partition(uuid.uuid4(), log, self.reports.append)
 
-    def reopen(self, clean_end: int | None = None) -> None:
+    def reopen(self, recovery_point: int | None = None) -> None:
         self.partition = self._new()
-        self.partition.open(clean_end)
+        self.partition.open(recovery_point)
         assert not self.partition.offline_reason
 
     def send(self, producer_id: int, sequence: int, *values: bytes, epoch: int = 0, transactional: bool = True) -> int:

@@ -14,7 +14,7 @@ from spark_groupsource.storage.topic_config import TopicConfig
 
 
 def batch(*values: bytes, timestamp_ms: int = 1_000, **options) -> bytes:
-    """One batch of records without keys, stamped `timestamp_ms` and up."""
+    """One batch of records without keys, with ascending timestamps from `timestamp_ms` on."""
     records = [Record(None, value, timestamp_ms + number) for number, value in enumerate(values)]
     return encode_batch(records, **options)
 
@@ -24,22 +24,24 @@ def append(log: PartitionLog, data: bytes) -> int:
     return log.append(bytearray(data), header)
 
 
-def open_log(directory: Path, *, clean_end: int | None = None, config: TopicConfig | None = None, log_start: int = 0):
-    """The log in `directory`, made if there is none, and what it reports."""
+def open_log(
+    directory: Path, *, recovery_point: int | None = None, config: TopicConfig | None = None, log_start: int = 0
+):
+    """Opens or creates the log in `directory`; returns it with the list of its reports."""
     reports: list[str] = []
     files = FileCache()
     log = PartitionLog(
         directory, TopicPartition("t", 0), config or TopicConfig(), files, reports.append, log_start_offset=log_start
     )
     if directory.exists():
-        log.open(clean_end)
+        log.open(recovery_point)
     else:
         log.create()
     return log, reports
 
 
 def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
-    """(offset, value) of everything from `offset` to the end, or to damage, which is raised."""
+    """(offset, value) of every record from `offset` to the end; raises at a corrupt range."""
     found = []
     while offset < log.log_end_offset:
         data = log.read(offset, max_bytes)

@@ -93,7 +93,7 @@ def _describe(
     if resource.resource_type == _TOPIC_RESOURCE:
         return _describe_topic(broker, context, resource, request)
     if resource.resource_type != _BROKER_RESOURCE:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+        raise ApiError(ErrorCode.INVALID_REQUEST, _no_settings(resource.resource_type))
     _check_node(context, resource)
     if resource.resource_name == ALL_NODES:
         return _describe_all_nodes(broker, context, resource, request)
@@ -102,7 +102,12 @@ def _describe(
 
 def _check_node(context: ApiRequestContext, resource: _Resource | _AlteredResource) -> None:
     if resource.resource_name not in (ALL_NODES, str(context.node_id)):
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {context.node_id}, not {resource.resource_name}")
+        text = f"This is broker {context.node_id}, not broker {resource.resource_name}. Ask that broker."
+        raise ApiError(ErrorCode.INVALID_REQUEST, text)
+
+
+def _no_settings(resource_type: int) -> str:
+    return f"Resource type {resource_type} has no settings. Use topics or brokers."
 
 
 def _requested(table: Mapping[str, BrokerConfigKey], resource: _Resource) -> list[BrokerConfigKey]:
@@ -232,7 +237,7 @@ def _entry(
 def list_config_resources(
     broker: Broker, context: ApiRequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    """What has settings: brokers and topics. Version 0 asks for those of client metrics, which nobody can set here."""
+    """Lists the resources with settings: brokers and topics. Version 0 lists client metrics only, which have none."""
     nodes = [str(node.node_id) for node in broker.nodes]
     known = {
         _TOPIC_RESOURCE: list(broker.partitions.topics),
@@ -250,13 +255,13 @@ def list_config_resources(
     return ListConfigResourcesResponse(throttle_time_ms=0, error_code=0, config_resources=found)
 
 
-# --- changes ---
+# --- AlterConfigs and IncrementalAlterConfigs ---
 
 
 def incremental_alter_configs(
     broker: Broker, context: ApiRequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    """Changes settings of topics and brokers, each on its own and all of its changes or none."""
+    """Alters settings of topics and brokers; the changes of one resource succeed or fail together."""
     result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
     responses = _alter(
         broker, context, request.resources, _changed, result, validate_only=request.validate_only
@@ -267,7 +272,7 @@ def incremental_alter_configs(
 def alter_configs(
     broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest
 ) -> AlterConfigsResponse:
-    """Gives topics and brokers other settings altogether: what is not named goes back to its default."""
+    """Replaces all settings of topics and brokers; a setting that is not named returns to its default."""
     result = AlterConfigsResponse.AlterConfigsResourceResponse
     responses = _alter(
         broker, context, request.resources, _replaced, result, validate_only=request.validate_only
@@ -324,8 +329,7 @@ def _alter(
 
 def _check_alterable(resource: _AlteredResource) -> None:
     if resource.resource_type not in (_TOPIC_RESOURCE, _BROKER_RESOURCE):
-        text = f"resource type {resource.resource_type} has no settings here; topics and brokers have"
-        raise ApiError(ErrorCode.INVALID_REQUEST, text)
+        raise ApiError(ErrorCode.INVALID_REQUEST, _no_settings(resource.resource_type))
     if any(count > 1 for count in Counter(config.name for config in resource.configs).values()):
         raise ApiError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
 
@@ -341,7 +345,7 @@ def _changed(resource: _IncrementalResource, settings: dict[str, str]) -> dict[s
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {operation} for config {name}")
         key = (TOPIC_SETTINGS if resource.resource_type == _TOPIC_RESOURCE else BROKER_SETTINGS).get(name)
         if operation == _DELETE:
-            settings.pop(name, None)  # of an unknown one nothing is set either
+            settings.pop(name, None)  # an unknown name is not set either
         elif operation == _SET:
             settings[name] = _value(config)
         else:
@@ -350,11 +354,11 @@ def _changed(resource: _IncrementalResource, settings: dict[str, str]) -> dict[s
                 text = f"Can't {verb} key {name} because its type is not LIST."
                 raise ApiError(ErrorCode.INVALID_CONFIG, text)
             old = [each for each in settings.get(name, format_value(key.default)).split(",") if each]
-            given = _value(config).split(",")
+            entries = _value(config).split(",")
             if operation == _APPEND:
-                new = old + [each for each in given if each not in old]
+                new = old + [each for each in entries if each not in old]
             else:
-                new = [each for each in old if each not in given]
+                new = [each for each in old if each not in entries]
             settings[name] = ",".join(new)
     return settings
 
@@ -367,13 +371,13 @@ def _value(
     return config.value
 
 
-# --- the data directory ---
+# --- DescribeLogDirs ---
 
 
 def describe_log_dirs(
     broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    """The one data directory: how much of it each partition takes, and how much is free."""
+    """Describes the one data directory: the size of each partition, total and usable bytes."""
     wanted = None
     if request.topics is not None:
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
@@ -392,7 +396,7 @@ def describe_log_dirs(
         usage = shutil.disk_usage(broker.data.path)
         code, total, free = ErrorCode.NONE, usage.total, usage.free
     except OSError as error:
-        broker.report(f"data directory {broker.data.path} cannot be looked at: {error.strerror}")
+        broker.report(f"Data directory {broker.data.path} cannot be read: {error.strerror}. Check the disk.")
         code, total, free = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
     result = _LogDir(
         error_code=code,
