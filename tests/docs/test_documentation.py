@@ -30,6 +30,15 @@ def test_every_file_named_in_a_page_exists(page: str) -> None:
     assert missing == []
 
 
+def test_every_name_in_the_design_page_exists_in_the_code() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    names = set(re.findall(r"`(?:[A-Z]\w+\.)?([a-z]+_\w+|(?<=\.)[a-z]\w+)`", text))
+    files = list((ROOT / "spark_groupsource").rglob("*.py"))
+    code = "\n".join(path.read_text() for path in files)
+    known = {*re.findall(r"\w+", code), *(path.stem for path in files)}
+    assert names and sorted(names - known) == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_in_a_page_has_a_target(page: str) -> None:
     text = (ROOT / page).read_text()
