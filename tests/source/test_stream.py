@@ -152,7 +152,7 @@ def test_assign_needs_no_group(harness):
     [
         ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist"),
         ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "No Kafka broker is reachable: .*127.0.0.1:1"),
-        ({"kafka.partition.assignment.strategy": "fastest"}, "'fastest'.*range"),
+        ({"kafka.partition.assignment.strategy": "fastest"}, "one of range, .*got 'fastest'"),
         ({"endingOffsets": "latest"}, "endingOffsets is not allowed in a stream query"),
         ({"startingOffsets": "group"}, "group .* has no committed offset for"),
     ],
