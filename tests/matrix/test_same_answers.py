@@ -18,7 +18,9 @@ from support.request_cases import placement as placement_cases
 from support.waiting import wait_until
 
 from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
+from spark_groupsource.wire.messages import ApiVersionsRequest
 
 pytestmark = pytest.mark.kafka
 
@@ -155,6 +157,14 @@ def test_responses_are_equal(pair: Pair, key: int) -> None:
         broker.prefix = prefix
         broker.forget_all()
     assert not found, "\n".join(found)
+
+
+def test_version_ranges_that_differ_from_kafka_have_a_note(pair: Pair) -> None:
+    request = ApiVersionsRequest(client_software_name="compare", client_software_version="1")
+    kafka = {each.api_key: (each.min_version, each.max_version) for each in pair[1].exchange(request, 3).api_keys}
+    differing = {key for key, api in SERVED.items() if kafka[key] != (api.min_version, api.max_version)}
+    unstable = {ApiKey.INIT_PRODUCER_ID}  # Kafka does not advertise version 6
+    assert differing | unstable == {key for key, api in SERVED.items() if api.note}
 
 
 LIVES = [(version, static) for version in range(10) for static in (False, True) if version >= 5 or not static]

@@ -51,7 +51,9 @@ def _api_versions_response(served: Mapping[ApiKey, ServedApi], code: ErrorCode) 
 
 SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
     {
-        ApiKey.PRODUCE: ServedApi(3, 13, data.produce),
+        ApiKey.PRODUCE: ServedApi(
+            3, 13, data.produce, "Kafka: serves 3-13, advertises 0-13 for old librdkafka versions (KAFKA-18659)."
+        ),
         ApiKey.FETCH: ServedApi(4, 18, data.fetch),
         ApiKey.LIST_OFFSETS: ServedApi(1, 11, data.list_offsets),
         ApiKey.METADATA: ServedApi(0, 13, topics.metadata),
