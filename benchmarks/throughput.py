@@ -1,15 +1,15 @@
-"""Batch reads by groupsource against Spark's own Kafka source: seconds for the same data, in one run, on a real Kafka.
+"""Compares the throughput of batch reads with that of Spark's Kafka source, on a real Kafka.
 
     python benchmarks/throughput.py
 
-Starts an Apache Kafka, fills two topics of four partitions with a foreign writer (100-byte values by Kafka's own
-ProducerPerformance, uncompressed; JSON by librdkafka, lz4), and reads each to the end with both sources, all columns
-and the value alone, on local[1] and on local[2]. Each local[n] has a JVM of its own, warmed by one short read of each
-source; then the two sources take turns, and the best round of each counts, because other work on the machine only slows
-down. On a busy machine look at the processor seconds (Linux): those of the JVM and all its Python processes together.
-The sink is `noop`, which takes every row of every column and drops it.
+Starts an Apache Kafka, fills two topics of four partitions (100-byte values with Kafka's ProducerPerformance,
+uncompressed; JSON with librdkafka, lz4), and reads each to the end with both sources, all columns and the value
+alone, on local[1] and on local[2]. Each local[n] has a JVM of its own, warmed up by one short read with each source.
+The sources alternate, and the best round of each is reported, because other load on the machine only adds time. On a
+busy machine compare the processor seconds (Linux), which are those of the JVM and its Python processes. The sink is
+`noop`.
 
-Without the extra `fast` the NumPy walk is measured; with it, the compiled one after the first few million records.
+Without the extra `fast` the NumPy parser is measured; with it, the compiled parser after a few million records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES = ("kafka", "groupsource")
 
 
 class Case(NamedTuple):
-    """One comparison: a topic, how many records it holds, and the columns read."""
+    """One comparison: a topic, its number of records, and the columns to read."""
 
     title: str
     topic: str
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 
 def create_topic(kafka: RealKafka, topic: str) -> None:
-    """Creates a topic of `PARTITIONS` partitions with Kafka's own tool."""
+    """Creates a topic of `PARTITIONS` partitions with Kafka's tool."""
     arguments = ("--bootstrap-server", kafka.bootstrap_servers, "--create", "--topic", topic)
     run = kafka.tool("org.apache.kafka.tools.TopicCommand", *arguments, "--partitions", str(PARTITIONS))
     if run.returncode:
@@ -55,7 +55,7 @@ def create_topic(kafka: RealKafka, topic: str) -> None:
 
 
 def fill_bytes(kafka: RealKafka, topic: str, count: int) -> None:
-    """`count` values of 100 bytes by Kafka's own producer, in batches of its default size."""
+    """Produces `count` values of 100 bytes with Kafka's producer, in batches of the default size."""
     run = kafka.tool(
         "org.apache.kafka.tools.ProducerPerformance",
         "--topic",
@@ -75,15 +75,18 @@ def fill_bytes(kafka: RealKafka, topic: str, count: int) -> None:
 
 
 def fill_json(kafka: RealKafka, topic: str, count: int) -> None:
-    """`count` JSON values of about 93 bytes by librdkafka, lz4."""
+    """Produces `count` JSON values of about 93 bytes with librdkafka, lz4."""
     from confluent_kafka import Producer
 
-    dice = random.Random(1)
-    pool = [
-        '{"flight": %d, "carrier": "%s", "origin": "%s", "dep_delay": %d, "arr_delay": %d, "distance": %d}'
-        % (number, dice.choice(("UA", "AA", "B6")), dice.choice(("EWR", "JFK")), *(dice.randrange(999) for _ in "123"))
-        for number in range(20_000)
-    ]
+    randomness = random.Random(1)
+    pool = []
+    for number in range(20_000):
+        carrier, origin = randomness.choice(("UA", "AA", "B6")), randomness.choice(("EWR", "JFK"))
+        dep_delay, arr_delay, distance = (randomness.randrange(999) for _ in range(3))
+        pool.append(
+            f'{{"flight": {number}, "carrier": "{carrier}", "origin": "{origin}", "dep_delay": {dep_delay}, '
+            f'"arr_delay": {arr_delay}, "distance": {distance}}}'
+        )
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
@@ -103,11 +106,11 @@ def fill_json(kafka: RealKafka, topic: str, count: int) -> None:
         if number % 10_000 == 0:
             producer.poll(0)
     if producer.flush(120):
-        raise SystemExit("librdkafka could not send everything")
+        raise SystemExit("librdkafka did not deliver all records within 120 s")
 
 
 def session(cores: int) -> Any:
-    """A Spark session with Spark's own Kafka source beside ours."""
+    """Returns a Spark session with both sources."""
     from pyspark.sql import SparkSession
 
     jars = ",".join(str(jar) for jar in spark_connector_jars())

@@ -1,7 +1,7 @@
-"""Fixtures of every test: the two clusters, a Spark session, fresh names.
+"""Fixtures for all tests: the two clusters, a Spark session, unique names.
 
-What runs on a cluster takes `cluster` and so runs twice: on the embedded broker and on a real Apache Kafka. Where the
-two differ, the embedded broker is wrong.
+A test that uses `cluster` runs twice: on the embedded broker and on a real Apache Kafka. Where the two differ, the
+embedded broker is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from spark_groupsource.broker.server import EmbeddedBroker
 
-# a deadline per example would be a timed test, which a busy machine fails
+# a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.register_profile("check", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("suite")
@@ -73,14 +73,14 @@ def _share_classes(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[RealKafka]:
-    """A real Apache Kafka, one for the whole run."""
+    """A real Apache Kafka, one per worker."""
     with RealKafka(BROKER_CONFIG) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[EmbeddedBroker]:
-    """The embedded broker with a temporary data directory, one for the whole run."""
+    """The embedded broker with a temporary data directory, one per worker."""
     from spark_groupsource.broker.server import EmbeddedBroker
 
     with EmbeddedBroker(config=BROKER_CONFIG) as broker:
@@ -89,7 +89,7 @@ def embedded() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="session")
 def java() -> Iterator[JavaTools]:
-    """Kafka's own command line tools, in one JVM for the whole run."""
+    """Kafka's command line tools, in one JVM per worker."""
     from support.java_tools import JavaTools
 
     with JavaTools() as tools:
@@ -104,13 +104,13 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic name no other test uses; the topic does not exist yet."""
+    """A unique topic name; the topic does not exist yet."""
     return f"t-{uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def group() -> str:
-    """A group id no other test uses."""
+    """A unique group id."""
     return f"g-{uuid4().hex[:12]}"
 
 
@@ -126,11 +126,11 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A local Spark of two cores; stopped at the end of the run."""
+    """A local Spark session with two cores, one per worker."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # without it Spark's workers are whatever python3 the PATH names, which has none of the packages
+    # otherwise Spark's workers run the python3 of the PATH, which lacks the packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = (
         SparkSession.builder.master("local[2]")

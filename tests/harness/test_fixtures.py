@@ -1,4 +1,4 @@
-"""The fixtures give what they promise."""
+"""The fixtures of `conftest.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_cluster_answers_with_one_broker(cluster: Cluster) -> None:
+def test_cluster_has_one_broker(cluster: Cluster) -> None:
     brokers = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=20).brokers
     assert [f"{b.host}:{b.port}" for b in brokers.values()] == [cluster.bootstrap_servers]
 

@@ -1,4 +1,4 @@
-"""The fetched Kafka and the foreign members that the other tests lean on."""
+"""The fetched Apache Kafka and the foreign members that other tests use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.kafka
 
 
-def test_tools_speak_to_the_broker(kafka: RealKafka, topic: str) -> None:
+def test_tools_reach_the_broker(kafka: RealKafka, topic: str) -> None:
     create_topic(kafka.bootstrap_servers, topic, 3)
     listed = kafka.tool(
         "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap_servers, "--list"
@@ -28,7 +28,7 @@ def test_java_and_librdkafka_members_share_a_group(kafka: RealKafka, topic: str,
     produce(kafka.bootstrap_servers, topic, ((n % 4, None, b"%d" % n) for n in range(400)))
     with RdMember(kafka.bootstrap_servers, group, topic) as ours:
         ours.wait_for_partitions(4)
-        wait_until(lambda: sum(ours.seen.values()) == 400, "librdkafka read all")
+        wait_until(lambda: sum(ours.seen.values()) == 400, "librdkafka reads all records")
         with JavaMember(kafka.bootstrap_servers, group, topic) as java:
             assert java.wait_for_partitions(2).isdisjoint(ours.wait_for_partitions(2))
         ours.wait_for_partitions(4)
@@ -40,7 +40,7 @@ def test_java_producer_reports_each_acknowledgement(kafka: RealKafka, topic: str
         assert sorted(event["offset"] for event in producer.finish()) == list(range(20))
 
 
-def test_a_refused_setting_is_named() -> None:
+def test_rejected_setting_is_named() -> None:
     with pytest.raises(kafka_jars.UnavailableError, match="process.roles"):
         RealKafka({"process.roles": "dishwasher"}).start()
 

@@ -1,1 +1,1 @@
-"""What several test rooms share; imported as ``support.<module>``."""
+"""Helpers of the tests, imported as ``support.<module>``."""

@@ -1,12 +1,12 @@
-"""The clusters tests run on, and the settings their brokers have."""
+"""The clusters that tests run on, and the settings of their brokers."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# few partitions of __consumer_offsets: Kafka creates them one by one when the first group appears
+# few partitions, because Kafka creates those of __consumer_offsets one by one for the first group
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
-# records stamped in the past would go with the first look at retention, five minutes into a run
+# the first retention check, after five minutes, would delete records with old timestamps
 BROKER_CONFIG["log.retention.ms"] = "-1"
 
 

@@ -1,4 +1,4 @@
-"""Commits by librdkafka, which does not try again while a fresh Kafka is still making its group log."""
+"""Commits with librdkafka that retry while a new Kafka is creating `__consumer_offsets`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_YET = (
 
 
 def commit(consumer: Consumer, offsets: Sequence[TopicPartition]) -> None:
-    """Commits offsets and returns once they are."""
+    """Commits offsets, retrying until the coordinator is available."""
 
     def committed() -> bool:
         try:
@@ -30,7 +30,7 @@ def commit(consumer: Consumer, offsets: Sequence[TopicPartition]) -> None:
 
 
 def commit_as(bootstrap_servers: str, group: str, offsets: Sequence[TopicPartition]) -> None:
-    """The same, by a consumer of its own that joins nothing."""
+    """Commits with a new consumer that does not join the group."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
     commit(consumer, offsets)
     consumer.close()

@@ -191,6 +191,8 @@ def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
 def _common(ours: Json, theirs: Json) -> tuple[Json, Json]:
     """Removes settings that only one of the brokers has."""
     names = {each["name"] for each in ours} & {each["name"] for each in theirs}
-    by_name = {"key": lambda each: each["name"]}
-    one, other = (sorted((each for each in side if each["name"] in names), **by_name) for side in (ours, theirs))
-    return one, other
+
+    def common(side: Json) -> Json:
+        return sorted((each for each in side if each["name"] in names), key=lambda each: each["name"])
+
+    return common(ours), common(theirs)

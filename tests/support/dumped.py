@@ -1,4 +1,4 @@
-"""What Kafka's DumpLogSegments and ``groupsource offsets-log`` print, parsed so that the two can be compared."""
+"""Parsed output of Kafka's DumpLogSegments and of ``groupsource offsets-log``, for comparison."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FORMS = re.compile(r"(.*?) key: (\{.*\})(?: payload: (\{.*\}|<DELETE>))")
 
 
 def dump_tool(java: JavaTools, files: Iterable[Path]) -> list[Any]:
-    """What Kafka's own tool prints of segments of the group log."""
+    """Returns the parsed output of Kafka's tool for segments of `__consumer_offsets`."""
     run = java.call(DUMP, "--offsets-decoder", "--files", ",".join(map(str, files)))
     assert run.returncode == 0, run.stderr
     return parsed(run.stdout)
 
 
 def parsed(text: str) -> list[Any]:
-    """Each line, its JSON parts as values."""
+    """Parses each line, with its JSON parts as values."""
     found: list[Any] = []
     for line in text.splitlines():
         forms = _FORMS.fullmatch(line)
@@ -35,6 +35,6 @@ def parsed(text: str) -> list[Any]:
 
 
 def segments(directory: Path) -> list[Path]:
-    """Every segment of the group log in a data directory, in the order of partitions."""
+    """Returns the segments of `__consumer_offsets` in a data directory, in the order of partitions."""
     partitions = sorted(directory.glob("__consumer_offsets-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     return [path for partition in partitions for path in sorted(partition.glob("*.log"))]

@@ -451,7 +451,7 @@ class GroupContext:
         instances: Sequence[str] = (),
         protocols: Sequence[tuple[str, bytes]] = RANGE,
         **how: Any,
-    ) -> list[Joined]:
+    ) -> Sequence[Joined]:
         """Returns the members of a CompletingRebalance group; the first is the leader."""
         who: list[str | None] = list(instances) or [None] * count
         answers = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
@@ -470,7 +470,7 @@ class GroupContext:
         instances: Sequence[str] = (),
         protocols: Sequence[tuple[str, bytes]] = RANGE,
         **how: Any,
-    ) -> list[Joined]:
+    ) -> Sequence[Joined]:
         """Returns the members of a Stable group; the assignment of each is its member id."""
         members = self.completing(count, instances=instances, protocols=protocols, **how)
         assignments = {member.member_id: member.member_id.encode() for member in members}

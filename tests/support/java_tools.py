@@ -1,6 +1,6 @@
-"""Kafka's command line tools in one JVM, because starting one for each command would take most of a test's time.
+"""Kafka's command line tools in one JVM, which saves a JVM start per command.
 
-The JVM is reached through py4j, which PySpark brings along.
+The JVM is called through py4j, which PySpark includes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from real_kafka import ToolRun
 
 logging.getLogger("py4j").setLevel(logging.ERROR)
 
-_EXIT = "the tool has ended with "
+_EXIT = "tool exited with status "
 _STATUS = re.compile(_EXIT + r"(\d+)")
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
@@ -32,7 +32,7 @@ CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 @contextmanager
 def java_gateway(jars: Path) -> Iterator[JavaGateway]:
-    """A JVM with the jars of a directory."""
+    """Starts a JVM with the jars of a directory on its class path."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None and spec.origin is not None
     (py4j_jar,) = (Path(spec.origin).parent / "jars").glob("py4j-*.jar")
@@ -54,7 +54,7 @@ def java_gateway(jars: Path) -> Iterator[JavaGateway]:
 
 
 class JavaTools:
-    """Runs ``main`` of Kafka's tools one after another; only those that do not end the JVM. A context manager."""
+    """Runs ``main`` of Kafka's tools in sequence. A context manager."""
 
     def __enter__(self) -> JavaTools:
         with ExitStack() as stack:
@@ -67,7 +67,7 @@ class JavaTools:
         self._resources.close()
 
     def _forbid_exit(self) -> None:
-        """A tool that wants to end the JVM ends with an exception instead, by Kafka's own means for its tests.
+        """Makes a tool that exits raise an exception instead, with the hook that Kafka's own tests use.
 
         Its text is `_EXIT` and the status: the handles below put together what Java would write as
         ``(status, ignored) -> { throw new RuntimeException(_EXIT.concat(String.valueOf(status))); }``.
@@ -94,7 +94,7 @@ class JavaTools:
         jvm.org.apache.kafka.common.utils.Exit.setExitProcedure(ended)
 
     def call(self, main_class: str, *arguments: str) -> ToolRun:
-        """What the tool printed and with which status it ended, as of a process of its own."""
+        """Returns the output and the exit status of the tool, as of a process of its own."""
         jvm = self._gateway.jvm
         out, errors = jvm.java.io.ByteArrayOutputStream(), jvm.java.io.ByteArrayOutputStream()
         before = jvm.java.lang.System.out, jvm.java.lang.System.err
@@ -108,7 +108,7 @@ class JavaTools:
         jvm.java.lang.System.setErr(jvm.java.io.PrintStream(errors, True))
         thrown = ""
         try:
-            # once a Spark session is there, PySpark explains every exception of py4j by asking Spark's JVM about it
+            # in a process with a Spark session, PySpark converts every py4j exception with calls to Spark's JVM
             with patch("py4j.java_gateway.get_return_value", get_return_value):
                 tool.main(values)
         except Py4JJavaError as error:
@@ -118,17 +118,17 @@ class JavaTools:
         finally:
             jvm.java.lang.System.setOut(before[0])
             jvm.java.lang.System.setErr(before[1])
-        told = str(out.toString()), str(errors.toString())
-        # a tool that catches everything tells of our exception, and has ended all the same
-        status = next((int(hit[1]) for text in (thrown, *told) if (hit := _STATUS.search(text))), 0)
-        return ToolRun(arguments, status, *(text.partition(_EXIT)[0] for text in told))
+        printed = str(out.toString()), str(errors.toString())
+        # a tool that catches every exception prints the one of the exit hook
+        status = next((int(hit[1]) for text in (thrown, *printed) if (hit := _STATUS.search(text))), 0)
+        return ToolRun(arguments, status, *(text.partition(_EXIT)[0] for text in printed))
 
     def run(self, main_class: str, *arguments: str) -> str:
-        """What the tool printed, errors behind the rest, without the ends of lines."""
+        """Returns the output of the tool followed by its errors, without trailing white space."""
         done = self.call(main_class, *arguments)
-        told = done.stdout + done.stderr
-        return "\n".join(line.rstrip() for line in told.splitlines() if line.strip())
+        printed = done.stdout + done.stderr
+        return "\n".join(line.rstrip() for line in printed.splitlines() if line.strip())
 
     def rows(self, main_class: str, *arguments: str) -> list[list[str]]:
-        """The words of each line it printed."""
+        """Returns the words of each line of output."""
         return [line.split() for line in self.run(main_class, *arguments).splitlines()]

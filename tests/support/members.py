@@ -215,7 +215,9 @@ class RdMember:
             if message.error():
                 self.errors.append(str(message.error()))
             else:
-                self.seen[message.partition(), message.offset()] += 1
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None and offset is not None
+                self.seen[partition, offset] += 1
         self._consumer.close()
 
     def _assigned(self, consumer: Consumer, partitions: list[RdTopicPartition]) -> None:

@@ -40,7 +40,7 @@ def open_log(
     return log, reports
 
 
-def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
+def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> list[tuple[int, bytes | None]]:
     """(offset, value) of every record from `offset` to the end; raises at a corrupt range."""
     found = []
     while offset < log.log_end_offset:

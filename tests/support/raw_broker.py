@@ -30,7 +30,7 @@ class RawConnection:
     def __exit__(self, *exc: object) -> None:
         self.socket.close()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         send_all(self.socket, data, TIMEOUT_MS)
 
     def read_frame(self) -> memoryview:
@@ -120,7 +120,7 @@ def fetch(connection: RawConnection, topic: str, offset: int, version: int = 11,
     return connection.call(fetch_request(topic, offset, **options), version).responses[0].partitions[0]
 
 
-def fetched_values(answer) -> list[bytes]:
+def fetched_values(answer) -> list[bytes | None]:
     data = bytes(answer.records or b"")
     return [record.value for header in iter_batches(data) for record in decode_records(data, header)]
 

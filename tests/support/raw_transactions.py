@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, fetch_request, fetched_values, produce_request
 
@@ -26,10 +28,11 @@ class RawTransactions:
         self.connection = connection
         self.transactional_id = transactional_id
         self.timeout_ms = timeout_ms
-        self.producer_id, self.epoch, self.sequences = -1, -1, {}
+        self.producer_id, self.epoch = -1, -1
+        self.sequences: dict[tuple[str, int], int] = {}
 
     @property
-    def _mine(self) -> dict[str, object]:
+    def _mine(self) -> dict[str, Any]:
         return {
             "transactional_id": self.transactional_id, "producer_id": self.producer_id, "producer_epoch": self.epoch,
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Topics and records made by librdkafka, so that a test does not prove our client by our client."""
+"""Topics and records created with librdkafka, independently of the client under test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def delete_topic(bootstrap_servers: str, topic: str) -> None:
 def produce(
     bootstrap_servers: str, topic: str, records: Iterable[tuple[int, bytes | None, bytes | None]], **settings: object
 ) -> int:
-    """Produces (partition, key, value) records with acks=all; returns how many the broker acknowledged.
+    """Produces (partition, key, value) records with acks=all; returns the number of acknowledged records.
 
     `settings` are librdkafka's with ``_`` for ``.``, for example ``compression_codec="lz4"``.
     """
@@ -48,5 +48,5 @@ def produce(
         if count % 10_000 == 0:
             producer.poll(0)
     left = producer.flush(60)
-    assert not failures and not left, f"{len(failures)} records of {count} refused, {left} not sent: {failures[:3]}"
+    assert not failures and not left, f"{len(failures)} records of {count} failed, {left} not sent: {failures[:3]}"
     return count

@@ -1,4 +1,4 @@
-"""Waiting on a condition with a deadline, in place of sleeping and hoping."""
+"""Waits for a condition with a deadline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 30, interval_s: float = 0.02) -> T:
-    """The first truthy value of `condition`.
+    """Returns the first truthy value of `condition`.
 
-    Raises: AssertionError naming `what` and the last value when none comes in time.
+    Raises: AssertionError naming `what` and the last value, at the deadline.
     """
     deadline = time.monotonic() + timeout_s
     while True:

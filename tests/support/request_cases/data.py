@@ -28,12 +28,12 @@ def produce(*parts: tuple[str, int, Records], acks: int = -1, transactional_id: 
         for short, number, records in parts:
             data = records(broker) if callable(records) else records
             found.setdefault(short, []).append(topic.PartitionProduceData(index=number, records=data))
-        data = [
+        topics = [
             topic(name=broker.name(short), topic_id=broker.id(short), partition_data=entries)
             for short, entries in found.items()
         ]
         return messages.ProduceRequest(
-            transactional_id=transactional_id, acks=acks, timeout_ms=1_000, topic_data=data
+            transactional_id=transactional_id, acks=acks, timeout_ms=1_000, topic_data=topics
         )
 
     return build
@@ -140,7 +140,8 @@ def fetch(
             for short, number in forget
         ]
         session_id = broker.session_id if session[0] == -1 else session[0]
-        values = {"replica_id": -1, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "rack_id": ""}
+        values: dict[str, Any] = {"replica_id": -1, "min_bytes": 1, "max_bytes": 1 << 20}
+        values.update(isolation_level=0, rack_id="")
         values.update(options)
         return messages.FetchRequest(
             max_wait_ms=wait_ms, session_id=session_id, session_epoch=session[1], topics=wanted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from support.compared_brokers import Case, ComparedBroker
@@ -303,7 +303,7 @@ OFFSET_DELETE = [
 Step = tuple[str, Any, int]
 
 
-def member_requests(broker: ComparedBroker, version: int, static: bool) -> Iterator[Step]:
+def member_requests(broker: ComparedBroker, version: int, static: bool) -> Generator[Step, Any, None]:
     """A member's member_requests, each request at `version` or the newest below it: (what it is, request, version).
 
     The response to a step is sent back into the generator.
