@@ -15,7 +15,8 @@ Locks:
 
 * `SharedMembership.changed`, one condition per process and group, guards every field of `SharedMembership`, of
   `Membership`, and `LocalMember.failure`. It is notified after each change for which another thread may wait. While it
-  is held, no request is sent, no response is awaited, no user code is called, and no other lock is taken.
+  is held, no request is sent, no response is awaited, and no other lock is taken; the only user code that runs under it
+  is `Assignor.user_data`, which must not block.
 * `Router` guards its caches and its connection pool with one lock, under which nothing blocks. A coordinator lookup
   holds the lock of its group only, so that concurrent lookups of one group send one request.
 
@@ -23,6 +24,8 @@ Fields without a lock:
 
 * A member thread's connection and coordinator belong to that thread. Another thread may call
   `BrokerConnection.abort` only, which ends a pending read or write.
+* `Membership.owned` and `SharedMembership.topics` are written by the owner's thread only, which may read them without
+  the lock. Log prefixes read the generation without it: a log line may show the one before.
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not read them.
 

@@ -416,10 +416,11 @@ class GroupClient:
         shared = self.shared
         with shared.changed:
             is_joining = any(member.membership.needs_prepare for member in shared.members)
+            subscribed = shared.topics
         if self._matches is not None:
             self._match_topics(self._matches, refresh=is_joining)
         elif is_joining:
-            self._cluster.check_topics(shared.topics)
+            self._cluster.check_topics(subscribed)
         with shared.changed:
             leader = next((m for m in shared.members if m.membership.is_leader and m.membership.is_settled), None)
             topics, assigned_on = shared.group_topics, shared.snapshot

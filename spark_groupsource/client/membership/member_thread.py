@@ -225,8 +225,10 @@ class MemberThread:
             if group.error_code or group.group_state != "Stable":
                 # a rebalance is in progress
                 return
-            view = self._cluster.metadata(shared.topics)
-            counts = {topic: len(view.topics[topic].partitions) for topic in shared.topics if topic in view.topics}
+            with shared.changed:
+                topics = shared.topics
+            view = self._cluster.metadata(topics)
+            counts = {topic: len(view.topics[topic].partitions) for topic in topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
         except (NetworkError, BrokerError, RemoteProtocolError) as error:
             _log.info("%s Cannot check the group for unassigned partitions: %s", self.member.log_prefix, error)
