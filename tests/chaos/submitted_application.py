@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from spark_groupsource.source.control_socket import control_directory
 from spark_groupsource.source.driver_process import is_process_alive
 
-APPLICATION = Path(__file__).with_name("application.py")
+APPLICATION = Path(__file__).with_name("streaming_application.py")
 
 
 class SubmittedApplication:
