@@ -140,7 +140,7 @@ class ScriptedMembers(GroupPartitions):
 
 
 @pytest.mark.conformance("CC-039")
-def test_hand_over_is_held_up_by_a_failing_commit_as_long_as_a_rebalance_may_take() -> None:
+def test_failing_commit_delays_the_rebalance_up_to_its_timeout() -> None:
     query = Query()
     options = parse_options(
         {

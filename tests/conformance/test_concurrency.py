@@ -183,7 +183,7 @@ def in_parallel(count: int, run: Callable[[int], None]) -> None:
         pytest.param(TransactionalMember, marks=pytest.mark.conformance("MI-002")),
     ],
 )
-def test_many_groups_join_sync_beat_commit_and_leave_at_once(broker: str, kind: type[Member]) -> None:
+def test_many_groups_join_sync_heartbeat_commit_and_leave_concurrently(broker: str, kind: type[Member]) -> None:
     names = [f"good-{uuid4().hex[:8]}" for _ in range(GROUPS)]
     barriers = [threading.Barrier(MEMBERS, timeout=30) for _ in names]
 

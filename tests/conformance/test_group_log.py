@@ -57,7 +57,7 @@ class DecidingContext(GroupContext):
         self._is_holding = True
         answer = self.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
         self._is_holding = False
-        assert answer.parked
+        assert answer.is_delayed
         return answer
 
     def append_next(self, error: ErrorCode | None = None) -> None:

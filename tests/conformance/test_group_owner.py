@@ -206,7 +206,7 @@ def test_refused_sync_leads_to_another_join(code: ErrorCode, expected: list[str]
 @pytest.mark.conformance("CC-146", "CC-147")
 @pytest.mark.parametrize("code, member_id", [(ErrorCode.UNKNOWN_MEMBER_ID, ""), (ErrorCode.ILLEGAL_GENERATION, "m1")])
 @pytest.mark.parametrize("settings, lost", [({}, []), (COOPERATIVE, [("lost", (T0, T1))])])
-def test_partitions_kept_over_a_round_that_threw_us_out_are_lost(
+def test_retained_partitions_are_lost_if_the_member_is_removed_during_the_rebalance(
     code: ErrorCode, member_id: str, settings: Any, lost: Any
 ) -> None:
     bench = joined(**settings)
@@ -224,7 +224,7 @@ def test_partitions_kept_over_a_round_that_threw_us_out_are_lost(
 @pytest.mark.conformance("CC-018", "CC-027")
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
 @BOTH
-def test_partitions_of_a_member_that_was_thrown_out_are_lost(code: ErrorCode, settings: Any) -> None:
+def test_partitions_of_a_removed_member_are_lost(code: ErrorCode, settings: Any) -> None:
     bench = joined(**settings)
     bench.script.once("Heartbeat", code)
     bench.beat()
@@ -292,7 +292,7 @@ def test_exception_of_the_assigned_callback_is_raised() -> None:
     assert bench.client.view.partitions == (T0, T1)
 
 
-def test_failing_callback_of_a_hand_over_is_not_called_again() -> None:
+def test_failing_rebalance_callback_is_not_called_again() -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.listener.raising = {"revoked": ValueError("revoked")}
@@ -306,7 +306,7 @@ def test_failing_callback_of_a_hand_over_is_not_called_again() -> None:
 
 
 @pytest.mark.conformance("CC-002")
-def test_topics_that_are_assigned_though_nobody_subscribes_are_watched() -> None:
+def test_assigned_topics_without_subscription_are_watched() -> None:
     bench = Bench(client=QUICK, **own("Generous"))
     bench.script.topics["u"] = [[0]]
     bench.script.others = {"foreign": Subscription(("t", "u"))}
@@ -541,7 +541,7 @@ def test_follower_with_a_pattern_subscribes_to_all_that_match() -> None:
 
 @pytest.mark.conformance("CC-034", "CC-075")
 @BOTH
-def test_topics_that_come_and_go_lead_to_rounds_of_their_own(settings: Any) -> None:
+def test_created_and_deleted_topics_cause_rebalances(settings: Any) -> None:
     bench = Bench(client=QUICK, pattern="t|u", **settings)
     bench.script.once("SyncGroup", lambda request: bench.script.topics.update(u=[[0]]))
     bench.settle()
@@ -609,7 +609,7 @@ def test_internal_topics_match_only_when_configured(exclude: bool, expected: tup
 
 
 @pytest.mark.conformance("CC-040")
-def test_hand_over_itself_commits_nothing() -> None:
+def test_rebalance_commits_nothing() -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.settle()
@@ -627,7 +627,7 @@ def test_closing_ends_the_members_thread() -> None:
     assert not thread.is_alive()
 
 
-def test_committed_before_the_hand_over_by_the_callback() -> None:
+def test_revoke_callback_commits_before_the_rebalance() -> None:
     bench = joined()
     bench.listener.on = lambda call: call == "revoked" and bench.client.commit({T0: OffsetAndMetadata(3)})
     bench.member.request_rejoin("a test")

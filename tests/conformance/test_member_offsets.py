@@ -117,7 +117,7 @@ def test_commit_without_an_answer_ends_at_its_timeout() -> None:
         (ErrorCode.FENCED_INSTANCE_ID, Generation()),
     ],
 )
-def test_commit_of_a_member_that_is_out_says_so_and_resets(code: ErrorCode, left: Generation) -> None:
+def test_commit_of_a_fenced_member_raises_and_resets_the_generation(code: ErrorCode, left: Generation) -> None:
     bench = joined()
     bench.script.once("OffsetCommit", code)
     with pytest.raises(GenerationMismatchError, match=code.name) as raised:
@@ -154,7 +154,7 @@ def test_commit_fails_if_the_generation_was_reset_meanwhile(code: ErrorCode, lef
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
-def test_commit_of_a_member_that_knows_it_is_out_is_not_sent(code: ErrorCode) -> None:
+def test_commit_of_a_member_without_generation_is_not_sent(code: ErrorCode) -> None:
     bench = joined()
     bench.script.once("Heartbeat", code)
     bench.beat()
@@ -175,7 +175,7 @@ def advancing(bench: Bench, code: ErrorCode) -> Any:
 
 @pytest.mark.conformance("CC-103", "CC-106", "CC-109")
 @pytest.mark.parametrize("code", FENCING)
-def test_commit_that_a_round_overtook_is_sent_again_in_the_new_generation(code: ErrorCode) -> None:
+def test_commit_during_a_rebalance_is_retried_in_the_new_generation(code: ErrorCode) -> None:
     bench = follower(T0, **COOPERATIVE)
     bench.member.request_rejoin("a test")
     bench.poll()

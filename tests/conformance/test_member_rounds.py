@@ -134,7 +134,7 @@ def test_member_id_that_is_given_is_used() -> None:
 
 @pytest.mark.conformance("AC-010", "AC-016")
 @pytest.mark.parametrize("api", ["JoinGroup", "SyncGroup"])
-def test_static_member_that_was_replaced_is_told_so_in_a_round(api: str) -> None:
+def test_replaced_static_member_is_fenced_during_a_rebalance(api: str) -> None:
     bench = Bench(group_instance_id="i")
     bench.script.once(api, ErrorCode.FENCED_INSTANCE_ID)
     with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
@@ -178,7 +178,7 @@ def test_answers_of_another_protocol_are_refused(api: str, fields: dict[str, Any
 
 @pytest.mark.conformance("AC-012", "AC-013", "CC-076")
 @pytest.mark.parametrize("api", ["JoinGroup", "SyncGroup"])
-def test_lost_connection_in_a_round_keeps_the_member_id(api: str) -> None:
+def test_lost_connection_during_a_rebalance_keeps_the_member_id(api: str) -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.script.once(api, NetworkError("peer closed"))
@@ -218,7 +218,7 @@ def test_unknown_member_joins_as_a_new_one() -> None:
 
 
 @pytest.mark.conformance("AC-027")
-def test_rebalance_during_a_join_repeats_it_without_another_hand_over() -> None:
+def test_rebalance_during_a_join_repeats_the_join_without_revoking_again() -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
     bench.script.once("JoinGroup", ErrorCode.REBALANCE_IN_PROGRESS)
@@ -273,7 +273,7 @@ def test_answer_for_an_older_generation_resets_nothing(api: str, code: ErrorCode
 @pytest.mark.parametrize(
     "code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID]
 )
-def test_heartbeat_answer_for_an_older_generation_is_ignored(code: ErrorCode) -> None:
+def test_heartbeat_response_of_an_older_generation_is_ignored(code: ErrorCode) -> None:
     bench = joined()
     bench.script.once("Heartbeat", renamed(bench, code))
     bench.beat()
@@ -316,7 +316,7 @@ def test_rebalance_heard_between_join_and_sync_changes_nothing() -> None:
 
 
 @pytest.mark.conformance("AC-025")
-def test_static_member_that_was_replaced_hears_it_by_heartbeat_and_raises_from_poll() -> None:
+def test_static_member_fenced_by_a_heartbeat_raises_from_poll() -> None:
     bench = joined(group_instance_id="i")
     bench.script.once("Heartbeat", ErrorCode.FENCED_INSTANCE_ID)
     bench.beat()
@@ -418,7 +418,7 @@ def test_answer_without_members_is_a_success(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.conformance("AC-033")
-def test_member_that_could_not_leave_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_leave_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     bench = joined()
 
     def refuse(request: Any) -> Any:
@@ -443,7 +443,7 @@ def test_member_that_only_has_its_id_leaves() -> None:
 
 
 @pytest.mark.conformance("CC-130")
-def test_closing_before_joining_asks_nobody() -> None:
+def test_close_before_joining_sends_no_request() -> None:
     bench = Bench()
     bench.client.close()
     assert bench.script.sent == [] and bench.clock.now_ms() == 1_000
@@ -451,7 +451,7 @@ def test_closing_before_joining_asks_nobody() -> None:
 
 @pytest.mark.conformance("CC-136")
 @pytest.mark.parametrize("api", ["LeaveGroup", "FindCoordinator"])
-def test_closing_is_bounded_when_nobody_answers(api: str) -> None:
+def test_close_is_bounded_without_responses(api: str) -> None:
     bench = joined()
     bench.cluster._coordinators.clear()
     bench.script.once(api, *[RequestTimeoutError("no answer")] * 10)
@@ -481,7 +481,7 @@ def test_what_is_left_can_still_be_committed_in_the_callback() -> None:
     assert bench.script.asked() == ["OffsetCommit", "LeaveGroup"]
 
 
-def test_leader_that_is_thrown_out_while_it_decides_sends_no_assignment() -> None:
+def test_leader_removed_during_the_assignment_sends_none() -> None:
     bench = joined(heartbeat_interval_ms=20)
     bench.member.request_rejoin("a test")
     bench.script.once("Heartbeat", ErrorCode.UNKNOWN_MEMBER_ID)
@@ -500,7 +500,7 @@ def test_leader_that_is_thrown_out_while_it_decides_sends_no_assignment() -> Non
 
 
 @pytest.mark.conformance("AC-036")
-def test_one_lookup_serves_all_who_wait_for_it() -> None:
+def test_concurrent_lookups_send_one_request() -> None:
     bench = Bench()
     with pytest.raises(NetworkError, match="bootstrap.servers"):
         bench.script.once("FindCoordinator", *[NetworkError("refused")] * 1_000)

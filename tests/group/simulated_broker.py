@@ -132,7 +132,7 @@ class Broker:
         self._release(len(self.held))
         if self.is_loaded:
             self._run(self.shard.on_unloaded(self.time.instant()), Cause("move"))
-            self.checks.nobody_waits()
+            self.checks.check_all_responses_sent()
         self._seat(load_ms)
 
     def _seat(self, load_ms: int) -> None:

@@ -48,7 +48,7 @@ class Link:
 
         def arrives(last: bool) -> None:
             if crashes == self._broker.crashes and not self._is_cut:
-                self._broker.receive(request, version, self._name, leaves if last else _to_nobody)
+                self._broker.receive(request, version, self._name, leaves if last else _drop)
 
         def leaves(response: Any) -> None:
             if self._trace is not None:
@@ -77,5 +77,5 @@ def through_bytes(message: Any, version: int) -> Any:
     return type(message).decode(message.encode(version=version), version=version)
 
 
-def _to_nobody(response: Any) -> None:
+def _drop(response: Any) -> None:
     """Drops the response of a lost connection."""

@@ -72,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             events = from_text(sys.stdin.read() if options.replay == "-" else Path(options.replay).read_text())
         print(to_text(events))
         what = run(events, print if options.trace else None)
-        print(what or "nothing went wrong")
+        print(what or "no violations")
         return 1 if what else 0
     failure = simulate(options.seed, range(options.schedules))
-    print(failure or f"{options.schedules} schedules of seed {options.seed}: nothing went wrong")
+    print(failure or f"{options.schedules} schedules of seed {options.seed}: no violations")
     return 1 if failure else 0
 
 

@@ -418,7 +418,7 @@ class Checks:
             self._promises[group_id] = stored
         _check(stored == promised(group), "replay", "live {}, log {}", promised(group), stored)
 
-    def nobody_waits(self) -> None:
+    def check_all_responses_sent(self) -> None:
         """Checks that every request has a response."""
         waiting = [entry.request for entry in self._broker.waiting.values()]
         _check(not waiting, "answers", "no response to {}", waiting)

@@ -65,7 +65,7 @@ class SimulationRun:
         self.time.run(HORIZON_MS + RECOVERY_TIMEOUT_MS, self._is_over)
         if not self._all_is_well():
             raise InvariantViolation(f"liveness: after {RECOVERY_TIMEOUT_MS} ms of calm {self._misery()}")
-        self.broker.checks.nobody_waits()
+        self.broker.checks.check_all_responses_sent()
         self._check_restart()
 
     # --- for clients
