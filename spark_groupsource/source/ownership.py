@@ -10,9 +10,10 @@ from typing import Any, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView, RebalanceEvent
+from spark_groupsource.client.membership.rebalance_log import describe_rebalance
 from spark_groupsource.clock import Clock, format_timestamp_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.offset_lookup import OffsetLookup
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.rebalance_listener import load_rebalance_listener
@@ -132,7 +133,7 @@ class GroupPartitions:
 
     def poll(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)
-        self._report_events()
+        self._append_events()
         return view.is_stable
 
     def owners(self) -> dict[TopicPartition, int]:
@@ -165,30 +166,20 @@ class GroupPartitions:
             except ConfigurationError as error:
                 # raised by the user's rebalance listener after the members have left; the query has ended
                 _log.error("[group=%s] %s", self._settings.group_id, error)
-            self._report_events()
+            self._append_events()
 
     def _views(self) -> Sequence[MemberView]:
         return () if self._has_left else self._group.view.members
 
-    def _report_events(self) -> None:
+    def _append_events(self) -> None:
+        """Appends the rebalances since the last call to the file of option rebalanceLog."""
+        if not self._rebalance_log:
+            return
         events = self._group.events
         new = list(takewhile(lambda event: event is not self._last_event, reversed(events)))
         for event in reversed(new):
-            _log.info("%s", describe_event(self._settings.group_id, event))
-            if self._rebalance_log:
-                append_event(self._rebalance_log, self._settings.group_id, event)
+            append_event(self._rebalance_log, self._settings.group_id, event)
         self._last_event = events[-1] if events else None
-
-
-def describe_event(group_id: str, event: RebalanceEvent) -> str:
-    """Returns a log line about one rebalance."""
-    changes = (("gained", event.gained), ("lost", event.lost))
-    moved = "".join(f"{word} {bounded_names(partitions)}; " for word, partitions in changes if partitions)
-    return (
-        f"[group={group_id} generation={event.generation_id}] Rebalance completed in "
-        f"{event.ended_ms - event.started_ms} ms (join {event.join_ms} ms, sync {event.sync_ms} ms): {event.cause}; "
-        f"{moved}+{len(event.gained)} -{len(event.lost)} partitions, {event.members} members."
-    )
 
 
 def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
@@ -204,7 +195,7 @@ def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
         "gained": [str(p) for p in event.gained],
         "lost": [str(p) for p in event.lost],
         "members": event.members,
-        "text": describe_event(group_id, event),
+        "text": describe_rebalance(group_id, event),
     }
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
