@@ -3,11 +3,9 @@
 The functions read the stored offsets and return changes as records. Their cost is in the number of partitions named,
 except for expiration, which iterates over all offsets. C1 to C8 number the cases of a commit; the first match decides.
 
-Version notes. OffsetCommit: versions 2 to 4 have a retention time, version 1 (
-    not served
-) has a timestamp per partition,
-version 9 may return GROUP_ID_NOT_FOUND. TxnOffsetCommit: member and generation from version 3. OffsetFetch: null topics
-are all topics from version 2; require_stable from version 7, several groups from version 8.
+Version notes. OffsetCommit: versions 2 to 4 have a retention time; version 1, which is not served, has a timestamp per
+partition; version 9 may return GROUP_ID_NOT_FOUND. TxnOffsetCommit: member and generation from version 3. OffsetFetch:
+null topics are all topics from version 2; require_stable from version 7, several groups from version 8.
 
 Source: KIP-211, KIP-447, KIP-496; Kafka's OffsetMetadataManager and OffsetExpirationConditionImpl.
 """
@@ -138,9 +136,8 @@ def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitReq
     rule = group.rule(GroupOperation.COMMIT_TRANSACTIONAL)
     # below version 3 a request names no member
     names_member = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
-    if rule.action is not GroupAction.ACCEPT or not names_member or (
-        request.generation_id < 0 and group.state is EMPTY
-    ):
+    is_simple_commit = not names_member or (request.generation_id < 0 and group.state is EMPTY)
+    if rule.action is not GroupAction.ACCEPT or is_simple_commit:
         return rule.error
     error = group.validate_member(request.member_id, request.group_instance_id)
     if error is ErrorCode.NONE and request.generation_id != group.generation_id:

@@ -31,6 +31,7 @@ from spark_groupsource.wire.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
+    ListGroupsRequest,
     ListGroupsResponse,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -82,7 +83,10 @@ def error_response(request: GroupRequest, error: ErrorCode, api_version: int) ->
 
 
 def error_response(request: Any, error: ErrorCode, api_version: int) -> Any:
-    """Returns a response that has nothing but `error`, in the field that the API has for it."""
+    """Returns a response that has nothing but `error`, in the field that the API has for it.
+
+    Raises: KeyError for a request of another API.
+    """
     return _error_response(request, error, api_version)
 
 
@@ -115,5 +119,6 @@ def _error_response(request: GroupRequest, error: ErrorCode, api_version: int) -
             return DescribeGroupsResponse(throttle_time_ms=0, groups=described)
         case DeleteGroupsRequest():
             return delete_groups_response((group_id, error) for group_id in request.groups_names)
-        case _:
+        case ListGroupsRequest():
             return ListGroupsResponse(throttle_time_ms=0, error_code=error, groups=[])
+    raise KeyError(request.API_KEY)

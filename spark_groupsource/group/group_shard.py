@@ -384,11 +384,8 @@ class GroupShard:
         group = self.group(request.group_id)
         if group is not None:
             return member_sessions.leave(builder, group, request, context)
-        unknown = [
-            (identity, ErrorCode.UNKNOWN_MEMBER_ID) for identity in member_sessions.identities(
-                request, context.api_version
-            )
-        ]
+        identities = member_sessions.identities(request, context.api_version)
+        unknown = [(identity, ErrorCode.UNKNOWN_MEMBER_ID) for identity in identities]
         builder.reply(context.token, leave_response(unknown, context.api_version))
 
     def _commit(self, builder: OutcomeBuilder, request: OffsetCommitRequest, context: RequestContext) -> None:
@@ -417,9 +414,8 @@ class GroupShard:
     def _describe(self, builder: OutcomeBuilder, request: DescribeGroupsRequest, context: RequestContext) -> None:
         include = bool(context.api_version >= 3 and request.include_authorized_operations)
         groups = [
-            group_admin.describe(
-                self.group(group_id), group_id, context.api_version, include
-            ) for group_id in request.groups
+            group_admin.describe(self.group(group_id), group_id, context.api_version, include)
+            for group_id in request.groups
         ]
         builder.reply(context.token, DescribeGroupsResponse(throttle_time_ms=0, groups=groups))
 

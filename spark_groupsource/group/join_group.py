@@ -3,11 +3,9 @@
 The cases of a request are numbered: N without a member id, K with one; the first match decides. The shard has found the
 group and checked the session timeout.
 
-Version notes: from version 4 a new dynamic member first gets its id (
-    MEMBER_ID_REQUIRED
-), so that a lost response leaves
-no member behind; version 5 has static members, version 8 the client's reason; from version 9 a returning static leader
-gets its role and may skip the assignment.
+Version notes: from version 4 a new dynamic member first gets its id with MEMBER_ID_REQUIRED, so that a lost response
+leaves no member behind; version 5 has static members, version 8 the client's reason; from version 9 the response to a
+returning static leader says that it is the leader and that it may skip the assignment.
 
 Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `classicGroupJoin*`.
 """

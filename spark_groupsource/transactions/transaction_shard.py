@@ -148,9 +148,11 @@ class TransactionShard:
         return Decision(ErrorCode.PRODUCER_FENCED)
 
     def add_partitions(
-        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[
-            TopicPartition
-        ], timestamp_ms: int
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+        timestamp_ms: int,
     ) -> Decision:
         """AddPartitionsToTxn, AddOffsetsToTxn: adds the partitions to the transaction, or starts one."""
         error = self._check(transactional_id, producer)
@@ -186,9 +188,10 @@ class TransactionShard:
     def abort_timed_out(self, transactional_id: str, timestamp_ms: int) -> Decision:
         """Fences the producer and aborts, if the transaction has exceeded its timeout."""
         known = self.transactions.get(transactional_id)
-        if known is None or TRANSACTION_RULES[known.status][
-            TransactionOperation.EXPIRE
-        ].action is not TransactionAction.FENCE:
+        if known is None:
+            return Decision(ErrorCode.NONE)
+        rule = TRANSACTION_RULES[known.status][TransactionOperation.EXPIRE]
+        if rule.action is not TransactionAction.FENCE:
             return Decision(ErrorCode.NONE)
         if self.time_left_ms(transactional_id, timestamp_ms) > 0:
             return Decision(ErrorCode.NONE)
