@@ -79,7 +79,8 @@ def _client_section() -> Iterator[str]:
         "## Kafka client settings",
         "",
         "Source options with the prefix `kafka.`; in a properties file (`--command-config`) without it. Names and",
-        "defaults are those of Kafka's Java consumer unless stated otherwise; some names of librdkafka are accepted.",
+        "defaults are those of Kafka's Java consumer unless stated otherwise; some names of librdkafka are accepted as",
+        "aliases. An alias is ignored where the setting is also given under its own name.",
         "",
     )
     for title, keys in tables.items():

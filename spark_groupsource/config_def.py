@@ -164,7 +164,7 @@ def config_keys(owner: type) -> Mapping[str, Any]:
 def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
     """Parses those of `settings` that belong to `keys`, and returns the values under the names of `keys`.
 
-    Where a setting is given under its name and an alias, the alias wins.
+    Where a setting is given under its own name and under an alias, the alias is ignored.
 
     Args:
         prefix: what the user writes before the names; for error messages.
@@ -172,9 +172,9 @@ def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], pref
     """
     values = {}
     for field_name, key in keys.items():
-        for name in (key.name, *key.aliases):
-            if name in settings:
-                values[field_name] = key.parse(settings[name], prefix + name)
+        given = next((name for name in (key.name, *key.aliases) if name in settings), None)
+        if given is not None:
+            values[field_name] = key.parse(settings[given], prefix + given)
     return values
 
 

@@ -34,6 +34,24 @@ def test_librdkafka_names() -> None:
     assert (settings.fetch_max_wait_ms, settings.max_partition_fetch_bytes) == (7, 8)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_name_of_kafka_takes_precedence_over_an_alias(reverse: bool) -> None:
+    given = {
+        "bootstrap.servers": "a:1",
+        "metadata.broker.list": "b:2",
+        "socket.timeout.ms": "1",
+        "request.timeout.ms": "2",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.mechanism": "SCRAM-SHA-256",
+    }
+    settings = ClientSettings.parse(dict(reversed(given.items())) if reverse else given)
+    assert (settings.bootstrap, settings.request_timeout_ms) == ((Address("a", 1),), 2)
+    assert settings.security.sasl_mechanism == "SCRAM-SHA-256"
+
+
 def test_settings_are_picklable() -> None:
     settings = ClientSettings.parse({**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/ca.pem"})
     assert pickle.loads(pickle.dumps(settings)) == settings
