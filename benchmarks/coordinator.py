@@ -363,8 +363,10 @@ def embedded(checkout: Path | None = None) -> Iterator[Target]:
     if checkout is not None:
         name, environment["PYTHONPATH"] = checkout.name, str(checkout.resolve())
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as data_dir:
-        command = [str(Path(sys.executable).with_name("groupsource")), "broker", "--listen", "127.0.0.1:0"]
-        command += ["--data-dir", data_dir, *(f"--config={key}={value}" for key, value in CONFIG.items())]
+        # not the installed script: its entry point may not exist in an older checkout
+        command = [sys.executable, "-c", "from spark_groupsource.cli.main import main; main()", "broker"]
+        command += ["--listen", "127.0.0.1:0", "--data-dir", data_dir]
+        command += [f"--config={key}={value}" for key, value in CONFIG.items()]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
