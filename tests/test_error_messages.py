@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,26 @@ def test_broker_error() -> None:
     error = errors.BrokerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "JoinGroup of group 'g'", "Grant the user READ.")
     assert str(error) == "JoinGroup of group 'g' failed: GROUP_AUTHORIZATION_FAILED (30). Grant the user READ."
     assert str(errors.BrokerError(9_999, "Fetch of t-0")) == "Fetch of t-0 failed: ERROR_9999 (9999)."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.NetworkError("Sending failed."),
+        errors.BrokerError(ErrorCode.NOT_COORDINATOR, "Commit of group 'g'", "Try again."),
+        GenerationMismatchError(group_id="g", member_id="m", generation_id=4, current_generation=5, cause="removed"),
+        errors.DataLossError("START_OFFSET_RESET", "t-0 begins at offset 5."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_read_tasks_are_picklable(error: GroupSourceError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("error_class", [errors.NetworkError, errors.RequestTimeoutError])
+def test_network_errors_are_connection_errors(error_class: type[GroupSourceError]) -> None:
+    assert issubclass(error_class, ConnectionError) and issubclass(error_class, errors.NetworkError)
 
 
 def test_generation_mismatch_error() -> None:
