@@ -42,10 +42,11 @@ def test_members_of_one_process_join_one_rebalance(client: Cluster, topic: str, 
         assert [m.client_id for m in view.members] == ["app-0", "app-1", "app-2"]
         assert len({m.member_id for m in view.members}) == 3 and not ours.rejoin_needed
 
-        calls = admin.describe_groups(client, [group])[group]
-        assert (calls.state, calls.protocol_type, calls.protocol) == ("Stable", "consumer", "range")
-        assert {m.member_id: m.assignment for m in calls.members} == {m.member_id: m.partitions for m in view.members}
-        assert {m.client_id for m in calls.members} == {"app-0", "app-1", "app-2"}
+        described = admin.describe_groups(client, [group])[group]
+        assert (described.state, described.protocol_type, described.protocol) == ("Stable", "consumer", "range")
+        assignments = {m.member_id: m.assignment for m in described.members}
+        assert assignments == {m.member_id: m.partitions for m in view.members}
+        assert {m.client_id for m in described.members} == {"app-0", "app-1", "app-2"}
 
         event = ours.events[-1]
         assert (event.generation_id, event.members) == (view.generation_id, 3)

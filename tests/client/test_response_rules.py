@@ -71,7 +71,7 @@ def test_heartbeat_error_is_handled_by_its_rule(code: ErrorCode) -> None:
     assert membership.generation == expected_generation(sent, rule.reset)
     assert membership.state is (MemberState.STABLE if rule.reset is Reset.NOTHING else MemberState.UNJOINED)
     assert membership.rejoin_needed == (rule.reset is not Reset.NOTHING or rule.reaction is Reaction.REBALANCE)
-    # owned partitions are released by prepare\(\) only
+    # owned partitions are released by prepare() only
     assert membership.owned == OWNED
     assert membership.is_fenced == (rule.reset is not Reset.NOTHING)
 

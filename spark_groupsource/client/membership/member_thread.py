@@ -117,7 +117,7 @@ class MemberThread:
         elif isinstance(action, SendHeartbeat):
             self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
-            self._mark_coordinator_unknown("session timed out without receiving a heartbeat response")
+            self._mark_coordinator_unknown("session timed out without receiving a heartbeat response.")
         elif isinstance(action, LeaveOnPollTimeout):
             self._leave_on_poll_timeout()
 
@@ -281,7 +281,7 @@ class MemberThread:
     def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
         """Applies the rule of a failed JoinGroup or SyncGroup; the state machine has applied its part."""
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"error response {error_name(code)} to {request}")
+            self._mark_coordinator_unknown(f"error response {error_name(code)} to {request}.")
         with self._shared.changed:
             if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
                 self._delay_rejoin()
@@ -359,7 +359,7 @@ class MemberThread:
         if code:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"error response {error_name(code)} to Heartbeat")
+            self._mark_coordinator_unknown(f"error response {error_name(code)} to Heartbeat.")
 
     def _leave_on_poll_timeout(self) -> None:
         membership = self.membership

@@ -8,11 +8,11 @@ Source: KIP-98 (idempotent producer).
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import InitProducerIdRequest, ProduceRequest, ProduceResponse
 
@@ -23,20 +23,13 @@ _RECORD_OVERHEAD_BYTES = 40
 _SEQUENCE_MODULUS = 2**31
 
 
-class _ProducerIdAndEpoch(NamedTuple):
-    """Result of InitProducerId."""
-
-    producer_id: int
-    epoch: int
-
-
 class BatchProducer:
     """Idempotent producer of one thread; `codec` is a number of `records.compression` (0: none)."""
 
     def __init__(self, cluster: Cluster, *, codec: int = 0) -> None:
         self._cluster = cluster
         self._codec = codec
-        self._producer_id_and_epoch: _ProducerIdAndEpoch | None = None
+        self._producer_id_and_epoch: ProducerIdAndEpoch | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
 
     def send_batches(self, topic: str, partition: int, records: Sequence[Record], timeout_ms: int | None = None) -> int:
@@ -116,7 +109,7 @@ class BatchProducer:
             base_sequence=self._sequences[tp],
         )
 
-    def _init_producer_id(self) -> _ProducerIdAndEpoch:
+    def _init_producer_id(self) -> ProducerIdAndEpoch:
         if self._producer_id_and_epoch is None:
             retry = self._cluster.retry()
             while True:
@@ -128,7 +121,7 @@ class BatchProducer:
                     max_version=5,
                 )
                 if not response.error_code:
-                    self._producer_id_and_epoch = _ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+                    self._producer_id_and_epoch = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
                     break
                 error = BrokerError(response.error_code, "InitProducerId")
                 if not error.retriable:
