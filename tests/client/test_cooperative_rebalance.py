@@ -179,12 +179,12 @@ def test_commit_error_before_the_join_response_does_not_fence() -> None:
     bench.poll()
 
     def commit_meanwhile(request: Any) -> None:
-        bench.script.once("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
+        bench.script.prepare("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
         with pytest.raises(BrokerError, match="REBALANCE_IN_PROGRESS"):
             bench.client.commit({T0: OffsetAndMetadata(5)}, max_rebalance_wait_ms=0)
 
-    bench.script.once("JoinGroup", commit_meanwhile)
-    bench.pump()
-    assert not bench.member.is_fenced and bench.told == []
+    bench.script.prepare("JoinGroup", commit_meanwhile)
+    bench.run_thread()
+    assert not bench.member.is_fenced and bench.callbacks() == []
     bench.client.commit({T0: OffsetAndMetadata(5)})
-    assert [r.generation_id_or_member_epoch for r in bench.script.of("OffsetCommit")] == [1, 2]
+    assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]

@@ -20,12 +20,12 @@ def rebalance(caplog: pytest.LogCaptureFixture) -> Bench:
     """A member that is assigned 5,000 partitions, loses them to an eager rebalance, and is assigned them again."""
     caplog.set_level(logging.DEBUG, logger=LOGGER)
     bench = Bench()
-    bench.script.leads = False
+    bench.script.is_leader = False
     bench.script.topics = {"t": [[0]] * PARTITIONS}
     bench.script.assigned = [TopicPartition("t", number) for number in range(PARTITIONS)]
     assert len(bench.settle().partitions) == PARTITIONS
-    bench.script.once("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
-    bench.beat()
+    bench.script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
+    bench.heartbeat()
     assert len(bench.settle().partitions) == PARTITIONS
     return bench
 
@@ -40,8 +40,8 @@ def test_lines_of_a_rebalance_of_5000_partitions_are_short(caplog: pytest.LogCap
 
 def test_lines_begin_with_the_entity(caplog: pytest.LogCaptureFixture) -> None:
     bench = rebalance(caplog)
-    bench.script.once("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
-    bench.beat()
+    bench.script.prepare("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
+    bench.heartbeat()
     bench.client.close()
     lines = [record.getMessage() for record in caplog.records if record.name.startswith(LOGGER)]
     assert [line for line in lines if not re.match(r"\[\w+=[^\]]+\] [A-Z].*\.$", line)] == []
@@ -49,8 +49,8 @@ def test_lines_begin_with_the_entity(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_rebalances_are_logged_at_info_and_failures_at_warning(caplog: pytest.LogCaptureFixture) -> None:
     bench = rebalance(caplog)
-    bench.script.once("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
-    bench.beat()
+    bench.script.prepare("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
+    bench.heartbeat()
     levels: dict[str, set[str]] = {}
     for record in caplog.records:
         if record.name.startswith(LOGGER):

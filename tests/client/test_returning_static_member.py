@@ -19,10 +19,10 @@ ONE, OTHER = (encode_assignment(Assignment((partition,))) for partition in (T0, 
 def returned(answer: Any, **settings: Any) -> Bench:
     """A static member that was assigned T0 without a rebalance; `answer` is the DescribeGroups response."""
     bench = Bench(**(settings or STATIC))
-    bench.script.leads, bench.script.assigned = False, (T0,)
-    bench.script.once("DescribeGroups", answer)
+    bench.script.is_leader, bench.script.assigned = False, (T0,)
+    bench.script.prepare("DescribeGroups", answer)
     bench.poll()
-    bench.pump()
+    bench.run_thread()
     return bench
 
 
@@ -31,9 +31,9 @@ def test_unassigned_partitions_request_a_rebalance() -> None:
     assert bench.member.rejoin_needed and bench.member.rejoin_reason == "unassigned partitions: t-1"
     bench.script.assigned = (T0, T1)
     assert bench.settle().partitions == (T0, T1)
-    first, second = bench.script.of("JoinGroup")[-2:]
+    first, second = bench.script.requests("JoinGroup")[-2:]
     assert (first.member_id, second.member_id) == ("", "m1")
-    assert bench.script.asked().count("DescribeGroups") == 1, "it looks for unassigned partitions once"
+    assert bench.script.sent_apis().count("DescribeGroups") == 1, "it looks for unassigned partitions once"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_without_unassigned_partitions_no_rebalance_is_requested(answer: Any) ->
     bench = returned(answer)
     assert not bench.member.rejoin_needed
     assert bench.settle().partitions == (T0,)
-    assert len([request for request in bench.script.of("JoinGroup") if request.member_id]) == 0
+    assert len([request for request in bench.script.requests("JoinGroup") if request.member_id]) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_without_unassigned_partitions_no_rebalance_is_requested(answer: Any) ->
 def test_dynamic_and_eager_members_do_not_look_for_unassigned_partitions(settings: Any) -> None:
     bench = returned(lambda request: described(), **settings)
     bench.settle()
-    assert "DescribeGroups" not in bench.script.asked()
+    assert "DescribeGroups" not in bench.script.sent_apis()
 
 
 def test_unassigned_partitions() -> None:

@@ -1,7 +1,6 @@
-"""Commits of a query that reads partitions it was told, without members: they follow the checkpoint, not a timer.
+"""Kafka's ConsumerCoordinatorTest: commits with manual assignment.
 
-Cases of Kafka's ConsumerCoordinatorTest for manual assignment; where a Java consumer commits by a timer, a query
-commits what Spark has checkpointed.
+A Java consumer commits periodically (enable.auto.commit); a query commits the offsets of checkpointed batches.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from spark_groupsource.source.session import StreamSession
 
 
 class Query:
-    """A query with ``assign``, and Spark's part in it; every trigger reads to the log's end."""
+    """A query with option ``assign`` and the calls that Spark makes; every trigger reads to the log end offset."""
 
     def __init__(self, *, end: int = 10, **client: Any) -> None:
         self.clock = ManualClock()
         self.script = Script(self.clock)
         self.script.topics = {"t": [[0]]}
-        self.script.ends["t"] = end
+        self.script.log_end_offsets["t"] = end
         self.cluster = ScriptedCluster(self.script, self.clock, **client)
         options = parse_options(
             {
@@ -44,9 +43,9 @@ class Query:
         self.start: dict[str, Any] = {}
 
     def trigger(self, end: int | None = None) -> list[tuple[int, int]]:
-        """One trigger, after the log has grown to `end`; the ranges read."""
+        """Runs a trigger, after setting the log end offset to `end`; returns the offset ranges of the batch."""
         if end is not None:
-            self.script.ends["t"] = end
+            self.script.log_end_offsets["t"] = end
         self.clock.advance_ms(1_000)
         begin = self.start
         self.start = json.loads(json.dumps(self.session.latest_offset(begin, Limits())))
@@ -54,17 +53,17 @@ class Query:
         return [(r.start, r.end) for task in tasks for r in task.ranges]
 
     def commits(self) -> list[tuple[int, str, int]]:
-        """Generation, member id and offset of each OffsetCommit."""
+        """Returns generation, member id and offset of each OffsetCommit."""
         return [
             (request.generation_id_or_member_epoch, request.member_id, p.committed_offset)
-            for request in self.script.of("OffsetCommit")
+            for request in self.script.requests("OffsetCommit")
             for topic in request.topics
             for p in topic.partitions
         ]
 
 
 def running(**settings: Any) -> Query:
-    """A query that has planned its first batch, to offset 10, and of which nothing is checkpointed yet."""
+    """Returns a query whose first batch, up to offset 10, is planned and not checkpointed yet."""
     query = Query(**settings)
     assert query.trigger() == [(0, 10)]
     query.script.sent.clear()
@@ -79,49 +78,50 @@ def test_committed_offset_becomes_the_position() -> None:
 
 
 @pytest.mark.conformance("CC-010", "CC-123", "CC-124")
-def test_nothing_is_looked_up_while_positions_are_known_and_nothing_is_due() -> None:
+def test_coordinator_is_not_looked_up_while_there_is_nothing_to_commit() -> None:
     query = running()
     query.trigger()
-    query.cluster._coordinators.clear()
+    query.cluster.forget_coordinators()
     query.script.sent.clear()
     for _ in range(3):
         assert query.trigger() == []
-    assert set(query.script.asked()) == {"ListOffsets"}
+    assert set(query.script.sent_apis()) == {"ListOffsets"}
 
 
 @pytest.mark.conformance("CC-011", "CC-085")
-def test_commit_is_sent_once_the_batch_is_checkpointed() -> None:
+def test_commit_is_sent_when_the_batch_is_checkpointed() -> None:
     query = running()
-    query.cluster._coordinators.clear()
+    query.cluster.forget_coordinators()
     assert query.commits() == []
     assert query.trigger(end=20) == [(10, 20)]
     assert query.commits() == [(-1, "", 10)]
-    assert query.script.asked().index("FindCoordinator") < query.script.asked().index("OffsetCommit")
+    assert query.script.sent_apis().index("FindCoordinator") < query.script.sent_apis().index("OffsetCommit")
 
 
 @pytest.mark.conformance("CC-086", "CC-139")
-def test_commit_that_could_not_be_sent_follows_once_the_coordinator_is_back() -> None:
+def test_failed_commit_is_sent_when_the_coordinator_is_available() -> None:
     query = running(default_api_timeout_ms=1_000)
-    query.cluster._coordinators.clear()
-    query.script.once("FindCoordinator", *[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 100)
-    assert query.trigger(end=20) == [(10, 20)] and query.commits() == [], "reading goes on"
-    query.script._steps.clear()
-    assert query.trigger() == [] and query.commits() == [(-1, "", 20)], "the newest position"
+    query.cluster.forget_coordinators()
+    query.script.prepare("FindCoordinator", *[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 100)
+    assert query.trigger(end=20) == [(10, 20)] and query.commits() == [], "the query continues"
+    query.script.clear_prepared()
+    assert query.trigger() == [] and query.commits() == [(-1, "", 20)], "the latest offset"
 
 
 @pytest.mark.conformance("CC-128")
-def test_drain_commits_and_does_not_leave_a_group_it_never_joined() -> None:
+def test_drain_commits_and_sends_no_leave_request_without_membership() -> None:
     query = running()
     assert query.session.request_drain(query.start)
     query.session.close("stopped")
-    assert query.commits() == [(-1, "", 10)] and query.script.of("LeaveGroup") == []
+    assert query.commits() == [(-1, "", 10)] and query.script.requests("LeaveGroup") == []
 
 
 class ScriptedMembers(GroupPartitions):
-    """Members of a group whose threads take their turns inside `poll`."""
+    """A group with one member, whose thread runs inside `poll`."""
 
     def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
         super().__init__(cluster, options, clock, members=1)
+        # protected: the test replaces the thread by `run_thread`
         (self.thread,) = self._group.threads
         self.thread.start = lambda: None  # type: ignore[method-assign]
         self._clock = clock
@@ -130,11 +130,11 @@ class ScriptedMembers(GroupPartitions):
         for _ in range(10):
             if self._group.poll(0).is_stable:
                 return True
-            self.pump()
+            self.run_thread()
         return False
 
-    def pump(self) -> None:
-        """Lets the member's thread do everything it has to do now."""
+    def run_thread(self) -> None:
+        """Runs the member's thread until it is idle."""
         while not isinstance(self.thread.membership.next_action(self._clock.now_ms()), Idle):
             self.thread.run_once()
 
@@ -156,18 +156,18 @@ def test_failing_commit_delays_the_rebalance_up_to_its_timeout() -> None:
     query.session = StreamSession(query.cluster, options, members, query.clock)
     assert query.trigger() == [(0, 10)]
     query.script.sent.clear()
-    query.script.once("OffsetCommit", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 10_000)
-    query.script.once("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
+    query.script.prepare("OffsetCommit", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 10_000)
+    query.script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
     query.clock.advance_ms(3_000)
-    members.pump()
+    members.run_thread()
     until_ms = query.clock.now_ms() + 50_000
     while query.clock.now_ms() < until_ms:
-        assert query.trigger() == [] and query.script.of("JoinGroup") == []
-        members.pump()
-    while not query.script.of("LeaveGroup"):
+        assert query.trigger() == [] and query.script.requests("JoinGroup") == []
+        members.run_thread()
+    while not query.script.requests("LeaveGroup"):
         query.clock.advance_ms(3_000)
-        members.pump()
-    # nothing is left to commit for: what was read is checkpointed here, the group decides the rest
-    query.script._steps.clear()
+        members.run_thread()
+    # the member has left, so the commit is dropped; the query continues from its checkpoint and rejoins
+    query.script.clear_prepared()
     assert query.trigger(end=20) == [(10, 20)]
-    assert query.script.of("JoinGroup")[0].member_id == ""
+    assert query.script.requests("JoinGroup")[0].member_id == ""

@@ -1,6 +1,6 @@
-"""Many groups and members at once on the embedded broker: cases of Kafka's GroupCoordinatorConcurrencyTest.
+"""Kafka's GroupCoordinatorConcurrencyTest on the embedded broker.
 
-Every member is a thread with a connection of its own, and every answer is awaited: one that is lost ends the test.
+Every member is a thread with its own connection and waits for each response: a lost response fails the test.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ TOPIC = "t"
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
-    """Bootstrap address of a broker that lets a group have six members."""
+    """Bootstrap servers of a broker with group.max.size=6."""
     with EmbeddedBroker(config=CONFIG) as running:
         create_topic(running.bootstrap_servers, TOPIC, 1)
         yield running.bootstrap_servers
 
 
 class Member:
-    """One client of a group that speaks plain requests; `refused` counts GROUP_MAX_SIZE_REACHED."""
+    """A group member that sends single requests."""
 
     def __init__(self, bootstrap_servers: str, group_id: str, rebalance_timeout_ms: int = 10_000) -> None:
         (address,) = parse_addresses(bootstrap_servers)
@@ -68,12 +68,13 @@ class Member:
         self.member_id = ""
         self.generation_id = -1
         self.group_size = 0
+        self._members: list[str] = []
 
     def close(self) -> None:
         self._connection.close()
 
     def join(self) -> int:
-        """Joins; as the leader it knows the size of the group afterwards."""
+        """Sends JoinGroup; keeps the members of the response, which only the leader gets."""
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
         request = JoinGroupRequest(
             group_id=self.group_id,
@@ -85,55 +86,56 @@ class Member:
             protocols=[protocol],
             reason=None,
         )
-        answer = self._connection.call(request)
-        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            request.member_id = self.member_id = answer.member_id
-            answer = self._connection.call(request)
-        if answer.error_code == ErrorCode.NONE:
-            self.member_id, self.generation_id = answer.member_id, answer.generation_id
-            self._others = [row.member_id for row in answer.members]
-        elif answer.error_code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED):
+        response = self._connection.call(request)
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            request.member_id = self.member_id = response.member_id
+            response = self._connection.call(request)
+        if response.error_code == ErrorCode.NONE:
+            self.member_id, self.generation_id = response.member_id, response.generation_id
+            self._members = [row.member_id for row in response.members]
+        elif response.error_code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED):
             self.member_id = ""
-        return int(answer.error_code)
-
-    _others: list[str] = []
+        return int(response.error_code)
 
     def sync(self) -> int:
-        """The leader tells everyone how many they are."""
-        size = str(len(self._others)).encode()
+        """Sends SyncGroup; the assignment of each member is the size of the group."""
+        size = str(len(self._members)).encode()
         assignments = [
             SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=size)
-            for member_id in self._others
+            for member_id in self._members
         ]
-        answer = self._connection.call(
-            SyncGroupRequest(**self._known(), protocol_type="consumer", protocol_name="range", assignments=assignments)
+        response = self._connection.call(
+            SyncGroupRequest(**self._fields(), protocol_type="consumer", protocol_name="range", assignments=assignments)
         )
-        self.group_size = int(bytes(answer.assignment) or b"0")
-        return int(answer.error_code)
+        self.group_size = int(bytes(response.assignment) or b"0")
+        return int(response.error_code)
 
-    def beat(self) -> int:
-        return int(self._connection.call(HeartbeatRequest(**self._known())).error_code)
+    def heartbeat(self) -> int:
+        return int(self._connection.call(HeartbeatRequest(**self._fields())).error_code)
+
+    def is_rebalancing(self) -> bool:
+        return self.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
 
     def commit(self) -> int:
         row = OffsetCommitRequest.OffsetCommitRequestTopic
         partition = row.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
-        known = self._known()
+        fields = self._fields()
         request = OffsetCommitRequest(
-            generation_id_or_member_epoch=known.pop("generation_id"),
+            generation_id_or_member_epoch=fields.pop("generation_id"),
             topics=[row(name=TOPIC, partitions=[partition])],
-            **known,
+            **fields,
         )
         return int(self._connection.call(request).topics[0].partitions[0].error_code)
 
     def leave(self) -> int:
         row = LeaveGroupRequest.MemberIdentity(member_id=self.member_id, group_instance_id=None, reason=None)
-        answer = self._connection.call(
+        response = self._connection.call(
             LeaveGroupRequest(group_id=self.group_id, member_id=self.member_id, members=[row])
         )
         self.member_id, self.generation_id = "", -1
-        return int(answer.error_code or answer.members[0].error_code)
+        return int(response.error_code or response.members[0].error_code)
 
-    def _known(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         return {
             "group_id": self.group_id,
             "generation_id": self.generation_id,
@@ -143,34 +145,34 @@ class Member:
 
 
 class TransactionalMember(Member):
-    """Commits in a transaction of its own."""
+    """Commits each offset in a new transaction."""
 
     def commit(self) -> int:
         transactional_id = f"{self.group_id}-{self.member_id}"
-        made = self._connection.call(
+        created = self._connection.call(
             InitProducerIdRequest(
                 transactional_id=transactional_id, transaction_timeout_ms=30_000, producer_id=-1, producer_epoch=-1
             )
         )
-        assert made.error_code == ErrorCode.NONE
-        mine = {
+        assert created.error_code == ErrorCode.NONE
+        producer = {
             "transactional_id": transactional_id,
-            "producer_id": made.producer_id,
-            "producer_epoch": made.producer_epoch,
+            "producer_id": created.producer_id,
+            "producer_epoch": created.producer_epoch,
         }
-        added = self._connection.call(AddOffsetsToTxnRequest(group_id=self.group_id, **mine))
+        added = self._connection.call(AddOffsetsToTxnRequest(group_id=self.group_id, **producer))
         assert added.error_code == ErrorCode.NONE
         row = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         partition = row.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
-        request = TxnOffsetCommitRequest(topics=[row(name=TOPIC, partitions=[partition])], **self._known(), **mine)
+        request = TxnOffsetCommitRequest(topics=[row(name=TOPIC, partitions=[partition])], **self._fields(), **producer)
         code = int(self._connection.call(request).topics[0].partitions[0].error_code)
-        ended = self._connection.call(EndTxnRequest(committed=code == ErrorCode.NONE, **mine))
+        ended = self._connection.call(EndTxnRequest(committed=code == ErrorCode.NONE, **producer))
         assert ended.error_code == ErrorCode.NONE
         return code
 
 
 def in_parallel(count: int, run: Callable[[int], None]) -> None:
-    """Runs `run(0)`, `run(1)`, … in threads and raises what the first that failed raised."""
+    """Runs `run(0)` to `run(count - 1)` in threads; raises the exception of the first one that failed."""
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(run, number) for number in range(count)]:
             future.result(60)
@@ -188,7 +190,7 @@ def test_many_groups_join_sync_heartbeat_commit_and_leave_concurrently(broker: s
     barriers = [threading.Barrier(MEMBERS, timeout=30) for _ in names]
 
     def settle(member: Member) -> None:
-        """Until all of the group are in one generation."""
+        """Joins until all members of the group are in one generation."""
         while True:
             assert member.join() == ErrorCode.NONE
             code = member.sync()
@@ -196,7 +198,7 @@ def test_many_groups_join_sync_heartbeat_commit_and_leave_concurrently(broker: s
             if code == ErrorCode.NONE and member.group_size == MEMBERS:
                 return
             if code == ErrorCode.NONE:
-                wait_until(lambda: member.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "the others come")
+                wait_until(member.is_rebalancing, "a rebalance for the other members")
 
     def run(number: int) -> None:
         barrier = barriers[number % GROUPS]
@@ -204,7 +206,7 @@ def test_many_groups_join_sync_heartbeat_commit_and_leave_concurrently(broker: s
         for _ in range(3):
             settle(member)
             barrier.wait()
-            assert [member.beat(), member.commit(), member.beat()] == [ErrorCode.NONE] * 3
+            assert [member.heartbeat(), member.commit(), member.heartbeat()] == [ErrorCode.NONE] * 3
             barrier.wait()
             assert member.leave() == ErrorCode.NONE
             barrier.wait()
@@ -221,7 +223,7 @@ ALLOWED = {
         ErrorCode.ILLEGAL_GENERATION,
         ErrorCode.REBALANCE_IN_PROGRESS,
     },
-    "beat": {
+    "heartbeat": {
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.ILLEGAL_GENERATION,
@@ -238,24 +240,24 @@ ALLOWED = {
 
 
 @pytest.mark.conformance("MI-003")
-def test_operations_in_random_order_are_all_answered(broker: str) -> None:
+def test_operations_in_random_order_all_get_responses(broker: str) -> None:
     names = [f"random-{uuid4().hex[:8]}" for _ in range(GROUPS)]
 
     def run(number: int) -> None:
         rng = Random(number)
-        # who does not come back is not waited for long
+        # a short rebalance timeout: members that do not rejoin are removed early
         member = Member(broker, names[number % GROUPS], rebalance_timeout_ms=100)
         for _ in range(40):
             operation = rng.choice(list(ALLOWED))
             code = getattr(member, operation)()
-            assert code in ALLOWED[operation], f"{operation} was answered {ErrorCode(code).name}"
+            assert code in ALLOWED[operation], f"{operation} returned {ErrorCode(code).name}"
         member.close()
 
     in_parallel(GROUPS * MEMBERS, run)
 
 
 @pytest.mark.conformance("MI-004")
-def test_members_that_join_at_once_never_exceed_the_groups_size(broker: str) -> None:
+def test_concurrent_joins_never_exceed_group_max_size(broker: str) -> None:
     name = f"full-{uuid4().hex[:8]}"
     sizes: list[int] = []
     accepted: list[str] = []
@@ -276,7 +278,7 @@ def test_members_that_join_at_once_never_exceed_the_groups_size(broker: str) -> 
                 accepted.append(member.member_id)
                 break
             if code == ErrorCode.NONE:
-                wait_until(lambda: member.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "the others come")
+                wait_until(member.is_rebalancing, "a rebalance for the other members")
         member.close()
 
     in_parallel(candidates, run)

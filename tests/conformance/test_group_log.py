@@ -1,4 +1,4 @@
-"""Group records on their way into the log and back: cases of Kafka's GroupMetadataManagerTest and GroupMetadataTest."""
+"""Kafka's GroupMetadataManagerTest and GroupMetadataTest: group records in the log."""
 
 from __future__ import annotations
 
@@ -30,96 +30,96 @@ TP = TopicPartition("topic", 0)
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
 
 
-# -- between a decision and its append -------------------------------------------------------------------------------
+# -- commits before their append ------------------------------------------------------------------------------------
 
 
-class DecidingContext(GroupContext):
-    """A context in which commits wait between decision and append, until `append_next`."""
+class PendingAppendContext(GroupContext):
+    """A context in which the appends of commits are delayed until `append_next`."""
 
     def __init__(self) -> None:
-        self.decided: list[Outcome] = []
+        self.pending: list[Outcome] = []
         self._is_holding = False
         super().__init__()
 
     def settle(self, outcome: Outcome) -> None:
         if self._is_holding and outcome.records:
-            self.decided.append(outcome)
+            self.pending.append(outcome)
         else:
             super().settle(outcome)
 
-    def decide(self, offset: int) -> Any:
-        """A simple consumer's commit, decided and not yet appended; its answer."""
+    def start_commit(self, offset: int) -> Any:
+        """Handles the commit of a simple consumer without appending it; returns its response handle."""
         topic = OffsetCommitRequest.OffsetCommitRequestTopic
         partition = topic.OffsetCommitRequestPartition(
             partition_index=0, committed_offset=offset, committed_metadata="", committed_leader_epoch=-1
         )
         topics = [topic(name="topic", partitions=[partition])]
         self._is_holding = True
-        answer = self.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
+        response = self.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
         self._is_holding = False
-        assert answer.is_delayed
-        return answer
+        assert response.is_delayed
+        return response
 
     def append_next(self, error: ErrorCode | None = None) -> None:
-        """Appends what was decided first, or fails to."""
+        """Appends the first pending commit, or fails with `error`."""
         self.append_error = error
-        self.settle(self.decided.pop(0))
+        self.settle(self.pending.pop(0))
         self.append_error = None
 
-    def seen(self) -> tuple[int | None, int]:
-        """The offset as a fetch of everything and one of the partition tell it."""
+    def fetched(self) -> tuple[int | None, int]:
+        """Returns the offset from a fetch of all partitions and from one of the partition."""
         return self.fetch().get(TP), self.fetch(TP)[TP]
 
 
-def code_of(answer: Any) -> int:
-    return int(answer.response.topics[0].partitions[0].error_code)
+def code_of(handle: Any) -> int:
+    return int(handle.response.topics[0].partitions[0].error_code)
 
 
 @pytest.mark.conformance("ST-031", "OM-029", "OM-033")
-def test_commit_is_seen_once_it_is_appended() -> None:
-    context = DecidingContext()
-    answer = context.decide(1)
-    assert context.seen() == (None, -1)
+def test_commit_is_visible_after_its_append() -> None:
+    context = PendingAppendContext()
+    first = context.start_commit(1)
+    assert context.fetched() == (None, -1)
     context.append_next()
-    assert context.seen() == (1, 1) and code_of(answer) == 0
-    later = context.decide(2)
-    assert context.seen() == (1, 1)
+    assert context.fetched() == (1, 1) and code_of(first) == 0
+    later = context.start_commit(2)
+    assert context.fetched() == (1, 1)
     context.append_next()
-    assert context.seen() == (2, 2) and code_of(later) == 0
+    assert context.fetched() == (2, 2) and code_of(later) == 0
 
 
 @pytest.mark.conformance("ST-032")
-def test_commit_that_could_not_be_appended_leaves_nothing() -> None:
-    context = DecidingContext()
-    answer = context.decide(1)
+def test_commit_whose_append_fails_leaves_no_offset() -> None:
+    context = PendingAppendContext()
+    first = context.start_commit(1)
     context.append_next(ErrorCode.NOT_ENOUGH_REPLICAS)
-    assert code_of(answer) == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert context.seen() == (None, -1) and context.shard.store.offsets == {}
+    assert code_of(first) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert context.fetched() == (None, -1) and context.shard.store.offsets == {}
 
 
 @pytest.mark.conformance("ST-033")
-def test_commit_that_fails_does_not_disturb_a_later_one() -> None:
-    context = DecidingContext()
-    first, second = context.decide(1), context.decide(2)
+def test_failed_commit_does_not_affect_a_later_one() -> None:
+    context = PendingAppendContext()
+    first, second = context.start_commit(1), context.start_commit(2)
     context.append_next(ErrorCode.NOT_ENOUGH_REPLICAS)
-    assert context.seen() == (None, -1)
+    assert context.fetched() == (None, -1)
     context.append_next()
-    assert context.seen() == (2, 2)
+    assert context.fetched() == (2, 2)
     assert (code_of(first), code_of(second)) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, 0)
 
 
 @pytest.mark.conformance("ST-034")
-def test_commits_are_seen_in_the_order_of_the_log() -> None:
-    context = DecidingContext()
-    context.decide(1), context.decide(2)
+def test_commits_become_visible_in_the_order_of_the_log() -> None:
+    context = PendingAppendContext()
+    context.start_commit(1), context.start_commit(2)
     context.append_next()
-    assert context.seen() == (1, 1)
+    assert context.fetched() == (1, 1)
     context.append_next()
-    assert context.seen() == (2, 2)
+    assert context.fetched() == (2, 2)
 
 
 @pytest.mark.conformance("SM-024")
-def test_a_group_is_there_once() -> None:
+def test_group_is_created_once() -> None:
     context = GroupContext()
     context.join()
     first = context.group()
@@ -130,7 +130,7 @@ def test_a_group_is_there_once() -> None:
 
 
 @pytest.mark.conformance("SM-018")
-def test_unloading_always_works_and_so_does_loading_again() -> None:
+def test_shard_can_be_unloaded_twice_and_loaded_again() -> None:
     context = GroupContext()
     (member,) = context.stable()
     context.commit(7, member.member_id, 1)
@@ -145,12 +145,12 @@ def test_unloading_always_works_and_so_does_loading_again() -> None:
     assert context.state("other") is DEAD
 
 
-# -- loading a log on disk -------------------------------------------------------------------------------------------
+# -- loading from disk -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def client_of(directory: Path, **config: str) -> Iterator[Cluster]:
-    """A client of a broker that serves `directory` for as long."""
+    """Runs a broker on `directory` and a client of it."""
     settings = {**CONFIG, **{name.replace("_", "."): value for name, value in config.items()}}
     with EmbeddedBroker(directory, config=settings) as broker:
         parsed = ClientSettings.parse({"bootstrap.servers": broker.bootstrap_servers})
@@ -163,7 +163,7 @@ def group_log(directory: Path) -> Path:
 
 
 def empty_control_batch(base_offset: int) -> bytes:
-    """What compaction leaves of a transaction marker: a batch without records."""
+    """Returns what compaction leaves of a transaction marker: a control batch without records."""
     is_control_and_transactional = 0x30
     tail = struct.pack(">hiqqqhii", is_control_and_transactional, 0, 0, 0, 7, 0, -1, 0)
     crc = google_crc32c.value(tail)
@@ -209,23 +209,23 @@ def test_large_group_record_is_loaded(tmp_path: Path) -> None:
         assert cluster.call_coordinator(GROUP, sync).error_code == 0
     assert max(header.size for header in iter_batches(group_log(tmp_path).read_bytes())) > len(metadata)
     with client_of(tmp_path) as cluster:
-        answer = cluster.call_coordinator(GROUP, sync)
-        assert (answer.error_code, bytes(answer.assignment)) == (0, b"x")
+        response = cluster.call_coordinator(GROUP, sync)
+        assert (response.error_code, bytes(response.assignment)) == (0, b"x")
 
 
 @pytest.mark.conformance("SM-049")
-def test_group_is_removed_for_good_where_the_log_stamps_its_records(tmp_path: Path) -> None:
-    stamping = {"log_message_timestamp_type": "LogAppendTime"}
-    with client_of(tmp_path, **stamping) as cluster:
+def test_deleted_group_stays_deleted_with_log_append_time(tmp_path: Path) -> None:
+    config = {"log_message_timestamp_type": "LogAppendTime"}
+    with client_of(tmp_path, **config) as cluster:
         admin.create_topics(cluster, [admin.NewTopic("t", 1)])
         cluster.commit(GROUP, {TopicPartition("t", 0): OffsetAndMetadata(5)})
         admin.delete_groups(cluster, [GROUP])
-    with client_of(tmp_path, **stamping) as cluster:
+    with client_of(tmp_path, **config) as cluster:
         assert cluster.fetch_committed(GROUP) == {} and admin.list_groups(cluster) == []
 
 
 @pytest.mark.conformance("SM-048")
-def test_the_tombstone_of_an_empty_group_bears_the_time_it_was_made(tmp_path: Path) -> None:
+def test_tombstone_of_an_empty_group_has_the_time_of_its_deletion(tmp_path: Path) -> None:
     clock = SystemClock()
     request = JoinGroupRequest(
         group_id=GROUP,
@@ -237,7 +237,7 @@ def test_the_tombstone_of_an_empty_group_bears_the_time_it_was_made(tmp_path: Pa
         protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
     )
     with client_of(tmp_path) as cluster:
-        # of which nothing but an id that was told is known: a group without members and offsets
+        # the group has a pending member id, and neither members nor offsets
         assert cluster.call_coordinator(GROUP, request).error_code == ErrorCode.MEMBER_ID_REQUIRED
         before = clock.timestamp_ms()
         admin.delete_groups(cluster, [GROUP])

@@ -1,4 +1,4 @@
-"""The owner's side of a member, hand-over, metadata, leading: cases of Kafka's ConsumerCoordinatorTest."""
+"""Kafka's ConsumerCoordinatorTest: rebalances, callbacks, assignors, metadata, patterns."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ BOTH = pytest.mark.parametrize("settings", [{}, COOPERATIVE], ids=["eager", "coo
 
 
 def subscriptions(bench: Bench) -> list[Subscription]:
-    """What each JoinGroup said, by its first protocol."""
-    return [decode_subscription(request.protocols[0].metadata) for request in bench.script.of("JoinGroup")]
+    """Returns the subscription of each JoinGroup, from its first protocol."""
+    return [decode_subscription(request.protocols[0].metadata) for request in bench.script.requests("JoinGroup")]
 
 
 def sent_assignments(bench: Bench) -> dict[str, tuple[TopicPartition, ...]]:
-    """What the leader sent last."""
-    request = bench.script.of("SyncGroup")[-1]
+    """Returns member id -> partitions of the last SyncGroup."""
+    request = bench.script.requests("SyncGroup")[-1]
     return {row.member_id: decode_assignment(row.assignment).partitions for row in request.assignments}
 
 
 def after_metadata_age(bench: Bench) -> None:
-    """Metadata are asked for again, and the member does what follows."""
+    """Advances the clock to the next refresh of metadata and settles."""
     bench.clock.advance_ms(QUICK["metadata_max_age_ms"] + 1)
     bench.settle()
 
 
 class Moving(RangeAssignor):
-    """Gives everything to the last member, whoever owns it; cooperative by its own account."""
+    """Assigns all partitions to the last member, although others own some, and claims to be cooperative."""
 
     name = "moving"
     cooperative = True
@@ -47,13 +47,18 @@ class Moving(RangeAssignor):
         return {m.member_id: every if m is members[-1] else [] for m in members}
 
 
+class Cooperative(RangeAssignor):
+    name = "cooperative"
+    cooperative = True
+
+
 class MovingEagerly(Moving):
     name = "moving eagerly"
     cooperative = False
 
 
 class Generous(RangeAssignor):
-    """Also assigns a topic to which nobody subscribes."""
+    """Also assigns a topic to which no member subscribes."""
 
     name = "generous"
 
@@ -61,19 +66,19 @@ class Generous(RangeAssignor):
         return {m.member_id: [T0, U0] for m in members}
 
 
-class Forgetful(RangeAssignor):
-    """Cannot take its assignment."""
+class FailingOnAssignment(RangeAssignor):
+    """Its `on_assignment` fails."""
 
-    name = "forgetful"
+    name = "failing"
 
     def on_assignment(self, assignment: Any, generation_id: int) -> None:
         raise LookupError("assignor")
 
 
-class ForgetfulLater(RangeAssignor):
-    """Cannot take its second assignment."""
+class FailingOnSecondAssignment(RangeAssignor):
+    """Its `on_assignment` fails after the first generation."""
 
-    name = "forgetful later"
+    name = "failing later"
     cooperative = True
 
     def on_assignment(self, assignment: Any, generation_id: int) -> None:
@@ -82,16 +87,17 @@ class ForgetfulLater(RangeAssignor):
 
 
 def own(name: str) -> dict[str, Any]:
+    """Returns the setting for an assignor of this module."""
     return {"assignors": (f"{__name__}:{name}",)}
 
 
-# -- finding and losing the coordinator ------------------------------------------------------------------------------
+# -- coordinator lookup ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("CC-008")
 def test_lookup_that_is_not_authorized_is_raised() -> None:
     bench = Bench()
-    bench.script.once("FindCoordinator", ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    bench.script.prepare("FindCoordinator", ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match="Grant") as raised:
         bench.settle()
     assert raised.value.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -101,9 +107,9 @@ def test_lookup_that_is_not_authorized_is_raised() -> None:
 def test_heartbeat_that_succeeds_changes_nothing() -> None:
     bench = joined()
     before = bench.client.view
-    bench.beat()
-    assert bench.script.asked() == ["Heartbeat"] and bench.poll() == before
-    (request,) = bench.script.of("Heartbeat")
+    bench.heartbeat()
+    assert bench.script.sent_apis() == ["Heartbeat"] and bench.poll() == before
+    (request,) = bench.script.requests("Heartbeat")
     assert (request.generation_id, request.member_id) == (before.generation_id, "m1")
 
 
@@ -111,48 +117,49 @@ def test_heartbeat_that_succeeds_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "failure", [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, NetworkError("peer closed")]
 )
-def test_coordinator_that_moved_is_looked_up_again_and_nothing_is_lost(failure: Any) -> None:
+def test_coordinator_that_moved_is_looked_up_again_and_the_member_keeps_its_partitions(failure: Any) -> None:
     bench = joined()
     before = bench.client.view
-    bench.script.once("Heartbeat", failure)
-    bench.beat()
-    assert not bench.thread.is_connected and "g" not in bench.cluster._coordinators
-    bench.beat()
-    assert bench.script.asked() == ["Heartbeat", "FindCoordinator", "Heartbeat"]
-    assert bench.poll() == before and bench.told == []
+    bench.script.prepare("Heartbeat", failure)
+    bench.heartbeat()
+    assert not bench.thread.is_connected and not bench.cluster.has_coordinator("g")
+    bench.heartbeat()
+    assert bench.script.sent_apis() == ["Heartbeat", "FindCoordinator", "Heartbeat"]
+    assert bench.poll() == before and bench.callbacks() == []
 
 
 @pytest.mark.conformance("CC-055")
-def test_poll_counts_while_no_coordinator_is_known() -> None:
+def test_poll_restarts_the_poll_timer_while_the_coordinator_is_unknown() -> None:
     bench = Bench(max_poll_interval_ms=60_000)
-    bench.script.once("FindCoordinator", *[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 1_000)
+    bench.script.prepare("FindCoordinator", *[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 1_000)
     for _ in range(5):
         bench.clock.advance_ms(30_000)
         bench.poll()
+        # the private field, because the timer has no effect until the member has joined
         assert bench.member._poll_due_ms == bench.clock.now_ms() + 60_000
 
 
-# -- rounds ----------------------------------------------------------------------------------------------------------
+# -- rebalances -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("CC-030")
 @BOTH
 def test_leader_assigns_and_owns_the_result(settings: Any) -> None:
     bench = Bench(**settings)
-    bench.script.others = {"other": Subscription(("t",))}
+    bench.script.other_members = {"other": Subscription(("t",))}
     assert bench.settle().partitions == (T0,)
     assert sent_assignments(bench) == {"m1": (T0,), "other": (T1,)}
-    assert bench.told == [("assigned", (T0,))]
+    assert bench.callbacks() == [("assigned", (T0,))]
 
 
 @pytest.mark.conformance("CC-054")
 @BOTH
-def test_follower_syncs_with_nothing_and_gets_its_partitions(settings: Any) -> None:
+def test_follower_sends_an_empty_sync_and_gets_its_partitions(settings: Any) -> None:
     bench = Bench(**settings)
-    bench.script.leads, bench.script.assigned = False, (T1,)
+    bench.script.is_leader, bench.script.assigned = False, (T1,)
     assert bench.settle().partitions == (T1,)
-    assert sent_assignments(bench) == {} and "Metadata" not in bench.script.asked()[1:]
-    assert bench.told == [("assigned", (T1,))]
+    assert sent_assignments(bench) == {} and "Metadata" not in bench.script.sent_apis()[1:]
+    assert bench.callbacks() == [("assigned", (T1,))]
 
 
 @pytest.mark.conformance("CC-143")
@@ -173,15 +180,15 @@ def test_generation_is_new_inside_the_callback() -> None:
     bench.member.request_rejoin("a test")
     bench.script.assigned = (T0,)
     bench.poll()
-    bench.pump()
+    bench.run_thread()
     bench.poll()
-    assert bench.told == [("revoked", (T1,)), ("assigned", ())] and seen == [2, 2]
+    assert bench.callbacks() == [("revoked", (T1,)), ("assigned", ())] and seen == [2, 2]
 
 
 @pytest.mark.conformance("CC-060")
-def test_unknown_error_of_a_sync_is_raised() -> None:
+def test_unknown_error_of_sync_is_raised() -> None:
     bench = Bench()
-    bench.script.once("SyncGroup", ErrorCode.UNKNOWN_SERVER_ERROR)
+    bench.script.prepare("SyncGroup", ErrorCode.UNKNOWN_SERVER_ERROR)
     with pytest.raises(BrokerError, match="SyncGroup.*UNKNOWN_SERVER_ERROR"):
         bench.settle()
 
@@ -195,12 +202,12 @@ def test_unknown_error_of_a_sync_is_raised() -> None:
         (ErrorCode.ILLEGAL_GENERATION, ["m1", "m1"]),
     ],
 )
-def test_refused_sync_leads_to_another_join(code: ErrorCode, expected: list[str]) -> None:
+def test_rejected_sync_leads_to_another_join(code: ErrorCode, expected: list[str]) -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
-    bench.script.once("SyncGroup", code)
+    bench.script.prepare("SyncGroup", code)
     assert bench.settle().is_stable
-    assert [request.member_id for request in bench.script.of("JoinGroup")] == expected
+    assert [request.member_id for request in bench.script.requests("JoinGroup")] == expected
 
 
 @pytest.mark.conformance("CC-146", "CC-147")
@@ -211,13 +218,13 @@ def test_retained_partitions_are_lost_if_the_member_is_removed_during_the_rebala
 ) -> None:
     bench = joined(**settings)
     bench.member.request_rejoin("a test")
-    bench.script.once("SyncGroup", code)
+    bench.script.prepare("SyncGroup", code)
     bench.poll()
-    bench.pump()
+    bench.run_thread()
     assert bench.member.generation == Generation(-1, member_id, None)
-    bench.told
+    bench.listener.calls.clear()
     bench.poll()
-    assert bench.told == lost and bench.client.view.partitions == ()
+    assert bench.callbacks() == lost and bench.client.view.partitions == ()
     assert bench.settle().partitions == (T0, T1)
 
 
@@ -226,11 +233,11 @@ def test_retained_partitions_are_lost_if_the_member_is_removed_during_the_rebala
 @BOTH
 def test_partitions_of_a_removed_member_are_lost(code: ErrorCode, settings: Any) -> None:
     bench = joined(**settings)
-    bench.script.once("Heartbeat", code)
-    bench.beat()
-    assert bench.client.rejoin_needed and bench.client.view.partitions == (T0, T1), "they go in poll and not before"
+    bench.script.prepare("Heartbeat", code)
+    bench.heartbeat()
+    assert bench.client.rejoin_needed and bench.client.view.partitions == (T0, T1), "they are lost in poll, not before"
     bench.poll()
-    assert bench.told == [("lost", (T0, T1))] and bench.client.view.partitions == ()
+    assert bench.callbacks() == [("lost", (T0, T1))] and bench.client.view.partitions == ()
     assert bench.settle().is_stable
 
 
@@ -238,49 +245,48 @@ def test_partitions_of_a_removed_member_are_lost(code: ErrorCode, settings: Any)
 @BOTH
 def test_assignment_that_does_not_match_the_subscription_is_dropped_and_the_member_rejoins(settings: Any) -> None:
     bench = Bench(**settings)
-    bench.script.leads = False
-    bench.script.once("SyncGroup", lambda request: bench.script.sync_answer(request, encode_assignment(ASSIGNED_U)))
+    bench.script.is_leader = False
+    outdated = encode_assignment(Assignment((U0,)))
+    bench.script.prepare("SyncGroup", lambda request: bench.script.sync_response(request, outdated))
     assert bench.settle().partitions == (T0, T1)
-    assert len(bench.script.of("SyncGroup")) == 2 and bench.told == [("assigned", (T0, T1))]
+    assert len(bench.script.requests("SyncGroup")) == 2 and bench.callbacks() == [("assigned", (T0, T1))]
     assert [subscription.topics for subscription in subscriptions(bench)[-2:]] == [("t",), ("t",)]
-    assert bench.script.of("JoinGroup")[-1].reason == "received assignment does not match the current subscription"
+    (*_, rejoin) = bench.script.requests("JoinGroup")
+    assert rejoin.reason == "received assignment does not match the current subscription"
     assert not bench.member.rejoin_needed and bench.member.generation.generation_id == 2
 
 
-ASSIGNED_U = Assignment((U0,))
-
-
-def test_assignment_that_cannot_be_read_is_raised() -> None:
+def test_assignment_that_cannot_be_decoded_is_raised() -> None:
     bench = Bench()
-    bench.script.once("SyncGroup", lambda request: bench.script.sync_answer(request, b"\0"))
+    bench.script.prepare("SyncGroup", lambda request: bench.script.sync_response(request, b"\0"))
     with pytest.raises(RemoteProtocolError, match="ConsumerProtocolAssignment"):
         bench.settle()
     assert bench.settle().is_stable
 
 
-# -- the user's code in a round --------------------------------------------------------------------------------------
+# -- exceptions of user code -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("CC-020")
-def test_failing_revoke_is_raised_and_the_rest_still_happens() -> None:
-    bench = follower(T0, T1, **own("ForgetfulLater"))
+def test_exception_of_the_revoked_callback_is_raised_after_the_rebalance() -> None:
+    bench = follower(T0, T1, **own("FailingOnSecondAssignment"))
     bench.member.request_rejoin("a test")
     bench.script.assigned = (T0,)
     bench.listener.raising = {"revoked": ValueError("revoked"), "assigned": ValueError("assigned")}
     bench.poll()
-    bench.pump()
+    bench.run_thread()
     with pytest.raises(ValueError, match="revoked"):
         bench.poll()
-    assert bench.told == [("revoked", (T1,)), ("assigned", ())] and bench.client.view.partitions == (T0,)
+    assert bench.callbacks() == [("revoked", (T1,)), ("assigned", ())] and bench.client.view.partitions == (T0,)
 
 
 @pytest.mark.conformance("CC-020", "CC-021")
-def test_assignors_exception_comes_before_that_of_the_assigned_callback() -> None:
-    bench = Bench(**own("Forgetful"))
+def test_exception_of_the_assignor_is_raised_before_that_of_the_assigned_callback() -> None:
+    bench = Bench(**own("FailingOnAssignment"))
     bench.listener.raising = {"assigned": ValueError("assigned")}
     with pytest.raises(LookupError, match="assignor"):
         bench.settle()
-    assert bench.told == [("assigned", (T0, T1))]
+    assert bench.callbacks() == [("assigned", (T0, T1))]
 
 
 @pytest.mark.conformance("CC-022")
@@ -299,28 +305,28 @@ def test_failing_rebalance_callback_is_not_called_again() -> None:
     with pytest.raises(ValueError, match="revoked"):
         bench.poll()
     assert bench.settle().is_stable
-    assert bench.told == [("revoked", (T0, T1)), ("assigned", (T0, T1))]
+    assert bench.callbacks() == [("revoked", (T0, T1)), ("assigned", (T0, T1))]
 
 
-# -- leading ---------------------------------------------------------------------------------------------------------
+# -- leader ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("CC-002")
-def test_assigned_topics_without_subscription_are_watched() -> None:
+def test_leader_refreshes_metadata_of_assigned_topics_without_subscription() -> None:
     bench = Bench(client=QUICK, **own("Generous"))
     bench.script.topics["u"] = [[0]]
-    bench.script.others = {"foreign": Subscription(("t", "u"))}
+    bench.script.other_members = {"foreign": Subscription(("t", "u"))}
     bench.poll()
-    bench.pump()
-    asked = [tuple(topic.name for topic in request.topics) for request in bench.script.of("Metadata")]
-    assert asked[-1] == ("t", "u") and asked.count(("t", "u")) == 1, "a second look only for what is new"
+    bench.run_thread()
+    requested = [tuple(topic.name for topic in request.topics) for request in bench.script.requests("Metadata")]
+    assert requested[-1] == ("t", "u") and requested.count(("t", "u")) == 1, "requested again for new topics only"
 
     bench = Bench(client=QUICK, **own("Generous"))
     bench.script.topics["u"] = [[0]]
     bench.poll()
-    bench.pump()
-    asked = [tuple(topic.name for topic in request.topics) for request in bench.script.of("Metadata")]
-    assert asked[-2:] == [("t",), ("t", "u")]
+    bench.run_thread()
+    requested = [tuple(topic.name for topic in request.topics) for request in bench.script.requests("Metadata")]
+    assert requested[-2:] == [("t",), ("t", "u")]
     assert bench.client.shared.group_topics == {"t", "u"}
 
 
@@ -329,7 +335,7 @@ def test_assigned_topics_without_subscription_are_watched() -> None:
 def test_cooperative_assignor_must_not_move_an_owned_partition_at_once(name: str, allowed: bool) -> None:
     bench = Bench(**own(name))
     owner = Subscription(("t",), owned_partitions=(T0,))
-    bench.script.others = {"owner": owner, "taker": Subscription(("t",))}
+    bench.script.other_members = {"owner": owner, "taker": Subscription(("t",))}
     if allowed:
         assert bench.settle().is_stable
         assert sent_assignments(bench)["taker"] == (T0, T1)
@@ -339,12 +345,12 @@ def test_cooperative_assignor_must_not_move_an_owned_partition_at_once(name: str
 
 
 @pytest.mark.conformance("CC-005")
-def test_cooperative_sticky_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assignments_of_cooperative_sticky_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_groupsource.assign import CooperativeStickyAssignor
 
     monkeypatch.setattr(CooperativeStickyAssignor, "assign", Moving.assign)
     bench = Bench(**COOPERATIVE)
-    bench.script.others = {
+    bench.script.other_members = {
         "owner": Subscription(("t",), owned_partitions=(T0,)),
         "taker": Subscription(("t",)),
     }
@@ -357,6 +363,7 @@ def test_cooperative_sticky_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     "names, cooperative",
     [
         (("cooperative-sticky",), True),
+        (("cooperative-sticky", f"{__name__}:Cooperative"), True),
         (("range", "cooperative-sticky"), False),
         (("range", f"{__name__}:Moving"), False),
         (("range", "sticky"), False),
@@ -369,20 +376,20 @@ def test_rebalance_protocol_is_the_highest_of_all_assignors(names: tuple[str, ..
     bench.settle()
     owned = subscriptions(bench)[-1].owned_partitions
     if cooperative:
-        assert (owned, bench.told) == ((T0, T1), [("assigned", ())]), "the member keeps its partitions while it rejoins"
+        assert (owned, bench.callbacks()) == ((T0, T1), [("assigned", ())]), "partitions are kept during the rebalance"
     else:
-        assert (owned, bench.told) == ((), [("revoked", (T0, T1)), ("assigned", (T0, T1))])
+        assert (owned, bench.callbacks()) == ((), [("revoked", (T0, T1)), ("assigned", (T0, T1))])
 
 
 def skipping(bench: Bench) -> Any:
-    """A static leader returns to a stable group: it leads, and has nothing to assign."""
-    return lambda request: bench.script.join_answer(request, "m1", skip_assignment=True, generation_id=5)
+    """Returns the JoinGroup response to a static leader that returns to a Stable group (KIP-814)."""
+    return lambda request: bench.script.join_response(request, "m1", skip_assignment=True, generation_id=5)
 
 
 @pytest.mark.conformance("CC-004", "CC-065")
-def test_static_leader_that_returns_assigns_nothing_and_watches_metadata() -> None:
+def test_returning_static_leader_sends_no_assignment_and_refreshes_metadata() -> None:
     bench = Bench(client=QUICK, group_instance_id="i")
-    bench.script.once("JoinGroup", skipping(bench))
+    bench.script.prepare("JoinGroup", skipping(bench))
     assert bench.settle().partitions == (T0, T1) and bench.member.is_leader
     assert sent_assignments(bench) == {}
     bench.script.generation_id = 5
@@ -392,11 +399,11 @@ def test_static_leader_that_returns_assigns_nothing_and_watches_metadata() -> No
 
 
 @pytest.mark.conformance("CC-066")
-def test_static_leader_that_returns_watches_topics_of_others() -> None:
+def test_returning_static_leader_refreshes_metadata_of_the_topics_of_others() -> None:
     bench = Bench(client=QUICK, group_instance_id="i")
     bench.script.topics["u"] = [[0]]
-    bench.script.others = {"foreign": Subscription(("u",))}
-    bench.script.once("JoinGroup", skipping(bench))
+    bench.script.other_members = {"foreign": Subscription(("u",))}
+    bench.script.prepare("JoinGroup", skipping(bench))
     bench.settle()
     bench.script.generation_id = 5
     bench.script.topics["u"].append([0])
@@ -413,48 +420,48 @@ def test_leader_rejoins_when_a_topic_grows() -> None:
     bench.script.topics["t"].append([0])
     after_metadata_age(bench)
     assert bench.client.view.partitions == (T0, T1, T2)
-    assert bench.script.of("JoinGroup")[0].reason == "cached metadata has changed"
+    assert bench.script.requests("JoinGroup")[0].reason == "cached metadata has changed"
 
 
-def test_follower_leaves_that_to_the_leader() -> None:
+def test_follower_does_not_rejoin_when_a_topic_grows() -> None:
     bench = follower(T0, client=QUICK)
     bench.script.topics["t"].append([0])
     after_metadata_age(bench)
-    assert bench.script.of("JoinGroup") == []
+    assert bench.script.requests("JoinGroup") == []
 
 
 @pytest.mark.conformance("CC-067")
-def test_partitions_added_between_assignment_and_sync_answer_lead_to_a_rejoin() -> None:
+def test_partitions_added_between_assignment_and_sync_response_lead_to_a_rejoin() -> None:
     bench = Bench(client=QUICK)
 
     def grow(request: Any) -> None:
         bench.script.topics["t"].append([0])
         bench.clock.advance_ms(QUICK["metadata_max_age_ms"] + 1)
 
-    bench.script.once("SyncGroup", grow)
+    bench.script.prepare("SyncGroup", grow)
     bench.poll()
-    bench.pump()
+    bench.run_thread()
     bench.poll()
-    assert bench.told == [("assigned", (T0, T1)), ("revoked", (T0, T1))], "it is seen as soon as the round is over"
+    # the change is detected when the rebalance completes
+    assert bench.callbacks() == [("assigned", (T0, T1)), ("revoked", (T0, T1))]
     assert bench.settle().partitions == (T0, T1, T2)
 
 
 @pytest.mark.conformance("CC-044")
-def test_leader_rejoins_when_a_topic_disappears_even_if_it_comes_back_meanwhile() -> None:
-    bench = joined(client=QUICK, topics=("t", "u"))
+def test_leader_rejoins_after_a_topic_was_deleted_even_if_it_is_recreated_during_the_join() -> None:
     bench = Bench(client=QUICK, topics=("t", "u"))
     bench.script.topics["u"] = [[0]]
     assert bench.settle().partitions == (T0, T1, U0)
-    gone = bench.script.topics.pop("u")
+    deleted = bench.script.topics.pop("u")
 
-    def back(request: Any) -> Any:
-        bench.script.topics["u"] = gone
-        return bench.script._JoinGroup(request, ErrorCode.NOT_COORDINATOR)
+    def recreate(request: Any) -> Any:
+        bench.script.topics["u"] = deleted
+        return bench.script.default_response(request, ErrorCode.NOT_COORDINATOR)
 
     bench.script.sent.clear()
-    bench.script.once("JoinGroup", back)
+    bench.script.prepare("JoinGroup", recreate)
     after_metadata_age(bench)
-    assert len(bench.script.of("JoinGroup")) == 2 and bench.client.view.partitions == (T0, T1, U0)
+    assert len(bench.script.requests("JoinGroup")) == 2 and bench.client.view.partitions == (T0, T1, U0)
 
 
 @pytest.mark.conformance("CC-045", "CC-046", "CC-047", "CC-048", "CC-049", "CC-050", "CC-051", "CC-052")
@@ -472,46 +479,48 @@ def test_leader_rejoins_when_a_topic_disappears_even_if_it_comes_back_meanwhile(
     ],
     ids=["other racks", "one more", "one less", "the same", "other brokers", "more replicas", "more partitions"],
 )
-def test_change_of_racks(before: Any, after: Any, is_rack_change: bool | None, rack: str) -> None:
+def test_leader_with_a_rack_rejoins_when_the_racks_of_a_partition_change(
+    before: Any, after: Any, is_rack_change: bool | None, rack: str
+) -> None:
     bench = Bench(client=QUICK, client_rack=rack)
-    bench.script.nodes = {0: "a", 1: "b", 2: "c", 3: "a", 4: "b"}
+    bench.script.broker_racks = {0: "a", 1: "b", 2: "c", 3: "a", 4: "b"}
     bench.script.topics["t"] = before
     bench.settle()
     bench.script.sent.clear()
     bench.script.topics["t"] = after
     after_metadata_age(bench)
-    # more partitions matter to every leader, racks to one that has a rack itself
+    # every leader rejoins for new partitions; for a change of racks only one with a rack
     expected = is_rack_change is None or (is_rack_change and bool(rack))
-    assert bool(bench.script.of("JoinGroup")) is expected
+    assert bool(bench.script.requests("JoinGroup")) is expected
 
 
 @pytest.mark.conformance("CC-148")
-@pytest.mark.parametrize("rack, told", [("a", "a"), ("", None)])
-def test_rack_is_part_of_the_subscription(rack: str, told: str | None) -> None:
+@pytest.mark.parametrize("rack, rack_id", [("a", "a"), ("", None)])
+def test_rack_is_part_of_the_subscription(rack: str, rack_id: str | None) -> None:
     bench = Bench(client_rack=rack)
     bench.settle()
-    assert {subscription.rack_id for subscription in subscriptions(bench)} == {told}
+    assert {subscription.rack_id for subscription in subscriptions(bench)} == {rack_id}
 
 
 @pytest.mark.conformance("CC-070")
-def test_missing_topic_is_waited_for() -> None:
+def test_topic_created_after_the_subscription_is_assigned() -> None:
     bench = Bench(client=QUICK)
     partitions = bench.script.topics.pop("t")
     assert bench.settle().partitions == ()
     bench.poll()
     bench.script.topics["t"] = partitions
-    assert not bench.poll().is_stable, "what is missing is asked for at every poll"
+    assert not bench.poll().is_stable, "every poll requests the metadata of missing topics"
     assert bench.settle().partitions == (T0, T1)
 
 
 @pytest.mark.conformance("CC-068")
-def test_topic_that_may_not_be_read_is_raised() -> None:
+def test_topic_and_group_authorization_errors_are_raised() -> None:
     bench = Bench()
     bench.script.topic_errors["t"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     with pytest.raises(BrokerError, match="topic t failed: .*Grant"):
         bench.settle()
     bench.script.topic_errors.clear()
-    bench.script.once("JoinGroup", ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    bench.script.prepare("JoinGroup", ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
         bench.settle()
     assert bench.settle().is_stable
@@ -521,19 +530,19 @@ def test_topic_that_may_not_be_read_is_raised() -> None:
 
 
 @pytest.mark.conformance("CC-033")
-def test_leader_with_a_pattern_takes_topics_that_another_member_found() -> None:
+def test_leader_with_a_pattern_adds_topics_that_another_member_subscribes_to() -> None:
     bench = Bench(pattern="t|u", **own("Generous"))
-    bench.script.others = {"foreign": Subscription(("t", "u"))}
-    bench.script.once("JoinGroup", lambda request: bench.script.topics.update(u=[[0]]))
+    bench.script.other_members = {"foreign": Subscription(("t", "u"))}
+    bench.script.prepare("JoinGroup", lambda request: bench.script.topics.update(u=[[0]]))
     assert bench.settle().partitions == (T0, U0)
     assert bench.client.shared.topics == ("t", "u") and bench.poll().is_stable
-    assert len(bench.script.of("SyncGroup")) == 1, "the topic joins the subscription silently"
+    assert len(bench.script.requests("SyncGroup")) == 1, "the topic is added to the subscription without a rebalance"
 
 
 @pytest.mark.conformance("CC-056")
-def test_follower_with_a_pattern_subscribes_to_all_that_match() -> None:
+def test_follower_with_a_pattern_subscribes_to_all_matching_topics() -> None:
     bench = Bench(pattern="t.*")
-    bench.script.leads = False
+    bench.script.is_leader = False
     bench.script.topics |= {"t2": [[0]], "x": [[0]]}
     bench.settle()
     assert {subscription.topics for subscription in subscriptions(bench)} == {("t", "t2")}
@@ -543,35 +552,41 @@ def test_follower_with_a_pattern_subscribes_to_all_that_match() -> None:
 @BOTH
 def test_created_and_deleted_topics_cause_rebalances(settings: Any) -> None:
     bench = Bench(client=QUICK, pattern="t|u", **settings)
-    bench.script.once("SyncGroup", lambda request: bench.script.topics.update(u=[[0]]))
+    bench.script.prepare("SyncGroup", lambda request: bench.script.topics.update(u=[[0]]))
     bench.settle()
-    assert subscriptions(bench)[-1].topics == ("t",) and bench.told == [("assigned", (T0, T1))]
+    assert subscriptions(bench)[-1].topics == ("t",) and bench.callbacks() == [("assigned", (T0, T1))]
     after_metadata_age(bench)
     assert subscriptions(bench)[-1].topics == ("t", "u")
-    assert bench.script.of("JoinGroup")[-1].reason == "subscription has changed"
-    eager = not settings
-    assert bench.told == ([("revoked", (T0, T1))] if eager else []) + [("assigned", (T0, T1, U0) if eager else (U0,))]
+    assert bench.script.requests("JoinGroup")[-1].reason == "subscription has changed"
+    is_eager = not settings
+    if is_eager:
+        assert bench.callbacks() == [("revoked", (T0, T1)), ("assigned", (T0, T1, U0))]
+    else:
+        assert bench.callbacks() == [("assigned", (U0,))]
     del bench.script.topics["u"]
     after_metadata_age(bench)
     assert subscriptions(bench)[-1].topics == ("t",)
-    # nothing more can be read of a topic that is gone, so even a cooperative member gives it up at once
-    assert bench.told == [("revoked", (T0, T1, U0) if eager else (U0,)), ("assigned", (T0, T1) if eager else ())]
+    # even a cooperative member revokes the partitions of a deleted topic before it rejoins
+    if is_eager:
+        assert bench.callbacks() == [("revoked", (T0, T1, U0)), ("assigned", (T0, T1))]
+    else:
+        assert bench.callbacks() == [("revoked", (U0,)), ("assigned", ())]
 
 
 @pytest.mark.conformance("CC-035", "CC-036")
-def test_topics_are_matched_afresh_before_a_join() -> None:
+def test_pattern_is_matched_again_before_each_join() -> None:
     bench = Bench(pattern="t|u")
-    bench.script.leads = False
+    bench.script.is_leader = False
     bench.settle()
     for topics, expected in ((["t", "u"], ("t", "u")), (["t"], ("t",))):
         bench.script.topics = {topic: [[0]] for topic in topics}
         bench.script.assigned = [TopicPartition(topic, 0) for topic in topics]
-        bench.script.once("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
-        rounds = len(bench.script.of("SyncGroup"))
-        bench.beat()
+        bench.script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
+        syncs = len(bench.script.requests("SyncGroup"))
+        bench.heartbeat()
         bench.settle()
         assert subscriptions(bench)[-1].topics == expected
-        assert len(bench.script.of("SyncGroup")) == rounds + 1
+        assert len(bench.script.requests("SyncGroup")) == syncs + 1
 
 
 @pytest.mark.conformance("CC-071")
@@ -585,7 +600,7 @@ def test_pattern_waits_for_topics() -> None:
 
 
 @pytest.mark.conformance("CC-072")
-def test_unavailable_topic_that_does_not_match_is_not_waited_for() -> None:
+def test_unavailable_topic_that_does_not_match_is_ignored() -> None:
     bench = Bench(pattern="t")
     bench.script.topics["x"] = [[0]]
     bench.script.topic_errors["x"] = ErrorCode.LEADER_NOT_AVAILABLE
@@ -605,7 +620,7 @@ def test_internal_topics_match_only_when_configured(exclude: bool, expected: tup
     assert subscriptions(bench)[-1].topics == expected
 
 
-# -- committing is the owner's ---------------------------------------------------------------------------------------
+# -- commits and close ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("CC-040")
@@ -614,7 +629,7 @@ def test_rebalance_commits_nothing() -> None:
     bench.member.request_rejoin("a test")
     bench.settle()
     bench.client.close()
-    assert "OffsetCommit" not in bench.script.asked()
+    assert "OffsetCommit" not in bench.script.sent_apis()
 
 
 @pytest.mark.conformance("CC-138")
@@ -632,4 +647,4 @@ def test_revoke_callback_commits_before_the_rebalance() -> None:
     bench.listener.on = lambda call: call == "revoked" and bench.client.commit({T0: OffsetAndMetadata(3)})
     bench.member.request_rejoin("a test")
     bench.settle()
-    assert bench.script.asked()[:2] == ["OffsetCommit", "JoinGroup"]
+    assert bench.script.sent_apis()[:2] == ["OffsetCommit", "JoinGroup"]

@@ -1,7 +1,7 @@
-"""One member of ours against a coordinator that is a script: no socket, no thread, no time but a manual clock's.
+"""A group member against a scripted coordinator, without sockets, threads and real time.
 
-Everything between the owner's `poll` and the requests is the package's own. The member's thread is not started; `pump`
-takes its turns. Without a script the coordinator is a kind one: it accepts everyone and gives what `assigned` says.
+Everything between `poll` and the requests is the package's own code. The thread of the member is not started; the test
+runs it step by step with `run_thread`. By default the coordinator accepts every request and assigns `assigned`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
 U0 = TopicPartition("u", 0)
 
 Step = ErrorCode | Exception | Callable[[Any], Any]
-"""What a request meets: an error code, an exception, or a function of it that returns an answer (None: the usual)."""
+"""Prepared response: an error code, an exception, or a function of the request (None for the default response)."""
 
 
 def described(*assignments: bytes, state: str = "Stable", code: int = 0) -> Any:
-    """A DescribeGroups answer: a group whose members have these assignments."""
+    """Returns a DescribeGroups response: a group whose members have these assignments."""
     row = DescribeGroupsResponse.DescribedGroup
     members = [
         row.DescribedGroupMember(member_id=f"m{number}", member_metadata=b"", member_assignment=data)
@@ -55,36 +55,49 @@ def described(*assignments: bytes, state: str = "Stable", code: int = 0) -> Any:
 
 
 class Script:
-    """The cluster and the coordinator; `sent` holds every request as (API, request, time-out in ms)."""
+    """The scripted cluster and coordinator.
+
+    Attributes:
+        sent: every request as (API, request, timeout in ms).
+        topics: topic -> the brokers of each partition.
+        topic_errors: topic -> its error in Metadata.
+        broker_racks: broker -> its rack.
+        is_leader: whether the member under test is the leader of its group.
+        other_members: member id -> subscription of the other members.
+        assigned: what the leader assigns to the member under test, if another member is the leader.
+        committed: committed offsets of the group.
+        log_end_offsets: topic -> log end offset of each of its partitions, 10 by default.
+    """
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.sent: list[tuple[str, Any, int | None]] = []
-        # topic -> the brokers that hold each partition; broker -> rack
         self.topics: dict[str, list[list[int]]] = {"t": [[0], [0]]}
         self.topic_errors: dict[str, ErrorCode] = {}
-        self.nodes: dict[int, str | None] = {0: None}
+        self.broker_racks: dict[int, str | None] = {0: None}
         self.generation_id = 0
-        self.leads = True
-        self.others: dict[str, Subscription] = {}
-        # what a leader elsewhere gives our member
+        self.is_leader = True
+        self.other_members: dict[str, Subscription] = {}
         self.assigned: Sequence[TopicPartition] = (T0, T1)
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        # log ends, the same for every partition of a topic; 10 where nothing is said
-        self.ends: dict[str, int] = {}
+        self.log_end_offsets: dict[str, int] = {}
         self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
         self._steps: dict[str, deque[Step]] = defaultdict(deque)
 
-    def once(self, api: str, *steps: Step) -> None:
-        """The next requests of an API meet these, one each; `Connect` stands for opening a connection."""
+    def prepare(self, api: str, *steps: Step) -> None:
+        """Prepares the responses of the next requests of an API, one each; API `Connect` is opening a connection."""
         self._steps[api].extend(steps)
 
-    def of(self, api: str) -> list[Any]:
-        """The requests of one API so far."""
+    def clear_prepared(self) -> None:
+        """Removes the prepared responses that were not used."""
+        self._steps.clear()
+
+    def requests(self, api: str) -> list[Any]:
+        """Returns the requests of one API so far."""
         return [request for name, request, _ in self.sent if name == api]
 
-    def asked(self) -> list[str]:
-        """The APIs of all requests so far, in order."""
+    def sent_apis(self) -> list[str]:
+        """Returns the APIs of all requests so far, in order."""
         return [name for name, _, _ in self.sent]
 
     def connect(self) -> None:
@@ -93,21 +106,25 @@ class Script:
             assert isinstance(step, Exception)
             raise step
 
-    def answer(self, request: Any, timeout_ms: int | None) -> Any:
+    def default_response(self, request: Any, code: int = 0) -> Any:
+        """Returns the response without preparation, or with an error code."""
+        return getattr(self, f"_{api_of(request).name}")(request, code)
+
+    def respond(self, request: Any, timeout_ms: int | None) -> Any:
+        """Returns the prepared or the default response of a request."""
         name = api_of(request).name
         self.sent.append((name, request, timeout_ms))
-        usual = getattr(self, f"_{name}")
         if not self._steps[name]:
-            return usual(request, 0)
+            return self.default_response(request)
         step = self._steps[name].popleft()
         if isinstance(step, Exception):
             if isinstance(step, RequestTimeoutError):
                 self.clock.advance_ms(timeout_ms or 0)
             raise step
         if isinstance(step, ErrorCode):
-            return usual(request, step)
-        answer = step(request)
-        return usual(request, 0) if answer is None else answer
+            return self.default_response(request, step)
+        response = step(request)
+        return self.default_response(request) if response is None else response
 
     def _Metadata(self, request: Any, code: int) -> Any:
         row, part = MetadataResponse.MetadataResponseTopic, MetadataResponse.MetadataResponseTopic
@@ -127,7 +144,7 @@ class Script:
             topics.append(row(error_code=error_code, name=name, is_internal=name[:2] == "__", partitions=partitions))
         brokers = [
             MetadataResponse.MetadataResponseBroker(node_id=number, host=f"host{number}", port=9092, rack=rack)
-            for number, rack in self.nodes.items()
+            for number, rack in self.broker_racks.items()
         ]
         return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
 
@@ -140,7 +157,7 @@ class Script:
                     row.ListOffsetsPartitionResponse(
                         partition_index=p.partition_index,
                         error_code=code,
-                        offset=0 if p.timestamp == EARLIEST else self.ends.get(topic.name, 10),
+                        offset=0 if p.timestamp == EARLIEST else self.log_end_offsets.get(topic.name, 10),
                         timestamp=-1,
                         leader_epoch=-1,
                     )
@@ -161,30 +178,30 @@ class Script:
             member_id = request.member_id or ("" if code else next(self._ids))
             return JoinGroupResponse(error_code=code or ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, members=[])
         self.generation_id += 1
-        return self.join_answer(request, request.member_id or next(self._ids))
+        return self.join_response(request, request.member_id or next(self._ids))
 
-    def join_answer(self, request: Any, member_id: str, **fields: Any) -> Any:
-        """The answer of a round that succeeded."""
+    def join_response(self, request: Any, member_id: str, **fields: Any) -> Any:
+        """Returns the response of a completed join phase."""
         chosen = request.protocols[0]
-        rows = [(member_id, chosen.metadata), *((k, encode_subscription(v)) for k, v in self.others.items())]
+        rows = [(member_id, chosen.metadata), *((k, encode_subscription(v)) for k, v in self.other_members.items())]
         row = JoinGroupResponse.JoinGroupResponseMember
         values: dict[str, Any] = {
             "error_code": 0,
             "generation_id": self.generation_id,
             "protocol_type": "consumer",
             "protocol_name": chosen.name,
-            "leader": member_id if self.leads else "other",
+            "leader": member_id if self.is_leader else "other",
             "skip_assignment": False,
             "member_id": member_id,
-            "members": [row(member_id=k, metadata=data) for k, data in rows] if self.leads else [],
+            "members": [row(member_id=k, metadata=data) for k, data in rows] if self.is_leader else [],
         }
         return JoinGroupResponse(**{**values, **fields})
 
     def _SyncGroup(self, request: Any, code: int) -> Any:
         data = {entry.member_id: entry.assignment for entry in request.assignments}.get(request.member_id)
-        return self.sync_answer(request, data or encode_assignment(Assignment(tuple(self.assigned))), code)
+        return self.sync_response(request, data or encode_assignment(Assignment(tuple(self.assigned))), code)
 
-    def sync_answer(self, request: Any, assignment: bytes, code: int = 0) -> Any:
+    def sync_response(self, request: Any, assignment: bytes, code: int = 0) -> Any:
         return SyncGroupResponse(
             error_code=code,
             protocol_type=request.protocol_type,
@@ -193,7 +210,7 @@ class Script:
         )
 
     def _DescribeGroups(self, request: Any, code: int) -> Any:
-        """Everything is somebody's."""
+        """Returns a group in which every partition is assigned."""
         everything = [TopicPartition(t, n) for t, replicas in self.topics.items() for n in range(len(replicas))]
         return described(encode_assignment(Assignment(tuple(everything))))
 
@@ -218,10 +235,10 @@ class Script:
         return OffsetCommitResponse(topics=topics)
 
     def _OffsetFetch(self, request: Any, code: int) -> Any:
-        return self.fetch_answer(request, {}, code)
+        return self.fetch_response(request, {}, code)
 
-    def fetch_answer(self, request: Any, codes: dict[TopicPartition, ErrorCode], code: int = 0) -> Any:
-        """The answer of OffsetFetch, with errors for some partitions, or one for the group."""
+    def fetch_response(self, request: Any, codes: dict[TopicPartition, ErrorCode], code: int = 0) -> Any:
+        """Returns an OffsetFetch response, with errors of partitions or of the group."""
         group = OffsetFetchResponse.OffsetFetchResponseGroup
         row = group.OffsetFetchResponseTopics
         topics = []
@@ -241,7 +258,7 @@ class Script:
 
 
 class ScriptedConnection:
-    """Stands for a `BrokerConnection`."""
+    """Replaces `BrokerConnection`."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -256,7 +273,7 @@ class ScriptedConnection:
 
     def call(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
         try:
-            return self._script.answer(request, timeout_ms)
+            return self._script.respond(request, timeout_ms)
         except NetworkError:
             self.is_closed = True
             raise
@@ -269,48 +286,61 @@ class ScriptedConnection:
 
 
 class ScriptedCluster(Cluster):
-    """The package's own routing, caches and repetitions over a script."""
+    """The package's own routing, caches and retries, with a scripted network."""
 
     def __init__(self, script: Script, clock: ManualClock, **settings: Any) -> None:
         super().__init__("host0:9092", ClientSettings((Address("host0", 9092),), **settings), clock, Random(1))
         self.script = script
 
+    def forget_coordinators(self) -> None:
+        self._coordinators.clear()
+
+    def has_coordinator(self, group_id: str) -> bool:
+        """Whether the coordinator of the group is cached."""
+        return group_id in self._coordinators
+
     def call_address(self, address: Address, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
-        return self.script.answer(request, timeout_ms)
+        return self.script.respond(request, timeout_ms)
 
     def connect(self, address: Address, *, client_id: str | None = None) -> Any:
         return ScriptedConnection(self.script)
 
 
 class Recorder:
-    """A rebalance listener that writes down what it is told; `raising` names calls that fail."""
+    """A rebalance listener that records its calls; `raising` maps the name of a callback to the exception it raises."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, tuple[TopicPartition, ...]]] = []
+        self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
         self.raising: dict[str, Exception] = {}
         self.on: Callable[[str], None] = lambda call: None
 
-    def _tell(self, call: str, partitions: Sequence[TopicPartition]) -> None:
-        self.told.append((call, tuple(partitions)))
+    def _record(self, call: str, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append((call, tuple(partitions)))
         self.on(call)
         if call in self.raising:
             raise self.raising[call]
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("revoked", partitions)
+        self._record("revoked", partitions)
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("assigned", partitions)
+        self._record("assigned", partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("lost", partitions)
+        self._record("lost", partitions)
 
 
 class Bench:
-    """A `GroupClient` of one member over a script; settings as in `GroupSettings`, `client` as in `ClientSettings`."""
+    """A `GroupClient` with one member and a script.
 
-    def __init__(self, client: dict[str, Any] | None = None, **settings: Any) -> None:
-        self.clock = ManualClock(now_ms=1_000)
+    Args:
+        client: settings as in `ClientSettings`.
+        start_ms: start of the monotonic clock.
+        settings: as in `GroupSettings`.
+    """
+
+    def __init__(self, client: dict[str, Any] | None = None, start_ms: int = 1_000, **settings: Any) -> None:
+        self.clock = ManualClock(now_ms=start_ms)
         self.script = Script(self.clock)
         self.cluster = ScriptedCluster(self.script, self.clock, **(client or {}))
         self.listener = Recorder()
@@ -323,60 +353,56 @@ class Bench:
     def member(self) -> Membership:
         return self.thread.membership
 
-    @property
-    def told(self) -> list[tuple[str, tuple[TopicPartition, ...]]]:
-        """What the listener was told since the last time this was asked."""
-        told, self.listener.told = self.listener.told, []
-        return told
+    def callbacks(self) -> list[tuple[str, tuple[TopicPartition, ...]]]:
+        """Returns the calls of the rebalance listener since the last call of this method."""
+        calls, self.listener.calls = self.listener.calls, []
+        return calls
 
-    def pump(self) -> None:
-        """Lets the member's thread do everything it has to do now."""
+    def clear(self) -> None:
+        """Removes the recorded requests and callbacks."""
+        self.script.sent.clear()
+        self.listener.calls.clear()
+
+    def run_thread(self) -> None:
+        """Runs the member's thread until it is idle."""
         while not isinstance(self.member.next_action(self.clock.now_ms()), Idle):
             self.thread.run_once()
 
     def poll(self) -> GroupView:
-        """One poll that waits for nothing."""
+        """Polls with a timeout of 0."""
         return self.client.poll(0)
 
-    def settle(self, turns: int = 10) -> GroupView:
-        """Polls until the member is settled; back-offs pass at once."""
-        for _ in range(turns):
+    def settle(self, attempts: int = 10) -> GroupView:
+        """Polls until the group is stable; advances the clock over retry backoffs."""
+        for _ in range(attempts):
             if self.poll().is_stable:
                 break
-            self.pump()
+            self.run_thread()
             action = self.member.next_action(self.clock.now_ms())
             if isinstance(action, Idle) and self.member.rejoin_needed and not self.member.prepare_needed:
                 self.clock.advance_ms(max(min(action.until_ms - self.clock.now_ms(), 1_000), 0))
         return self.client.view
 
-    def beat(self) -> None:
-        """Lets time pass until the next heartbeat, and the member send it."""
+    def heartbeat(self) -> None:
+        """Advances the clock to the next heartbeat and lets the member send it."""
         self.clock.advance_ms(self.member.config.heartbeat_interval_ms)
-        self.pump()
-
-    def until_metadata_age(self) -> None:
-        """Lets time pass until metadata are asked for again, with heartbeats."""
-        for _ in range(self.cluster.settings.metadata_max_age_ms // self.member.config.heartbeat_interval_ms + 1):
-            self.beat()
-            self.poll()
+        self.run_thread()
 
 
 def joined(**settings: Any) -> Bench:
-    """A member that owns what it was assigned; what it sent and told so far is forgotten."""
+    """Returns a stable member, the leader of its group, without recorded requests and callbacks."""
     bench = Bench(**settings)
-    assert bench.settle().is_stable, bench.script.asked()
-    bench.script.sent.clear()
-    bench.listener.told.clear()
+    assert bench.settle().is_stable, bench.script.sent_apis()
+    bench.clear()
     return bench
 
 
 def follower(*assigned: TopicPartition, **settings: Any) -> Bench:
-    """As `joined`, in a group led by someone else."""
+    """As `joined`, with another member as the leader."""
     bench = Bench(**settings)
-    bench.script.leads = False
+    bench.script.is_leader = False
     if assigned:
         bench.script.assigned = assigned
-    assert bench.settle().is_stable, bench.script.asked()
-    bench.script.sent.clear()
-    bench.listener.told.clear()
+    assert bench.settle().is_stable, bench.script.sent_apis()
+    bench.clear()
     return bench
