@@ -1,4 +1,4 @@
-"""Group coordinator of the embedded broker compared with that of a real Apache Kafka.
+"""Benchmark of the group coordinator, compared with Apache Kafka.
 
     python benchmarks/coordinator.py
     python benchmarks/coordinator.py --beside ../older   # also measures the broker of another checkout

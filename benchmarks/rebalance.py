@@ -1,4 +1,4 @@
-"""Pause of a reading application while another joins its group, with eager and cooperative assignors.
+"""Benchmark of the pause that a rebalance causes, by assignor.
 
     python benchmarks/rebalance.py [--kafka] [--slow 3] [--assignor range]
 

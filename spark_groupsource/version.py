@@ -1,3 +1,3 @@
-"""The version number, at its only place: setup.cfg reads it from this source text."""
+"""Version of the package; setup.cfg reads it from this file."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Form of the error messages: one sentence or more, one line, ends with a period, names the option."""
+"""Form of the error messages: one line, final period, name of the option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry point of the ``groupsource`` command; reports a missing click in one line."""
+"""Entry point of the ``groupsource`` command, also without the package click."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from spark_groupsource.wire.messages import ApiVersionsResponse
 
 POLL_MS = 20_000
 
-Answer = Callable[[Any, int], Any]
+ResponseFunction = Callable[[Any, int], Any]
 """(request, version) -> response, or raw bytes to send instead"""
 
 
@@ -38,7 +38,7 @@ def open_cluster(bootstrap_servers: str, **settings: str) -> Cluster:
 
 
 def advertise(**ranges: tuple[int, int]) -> Any:
-    """An ApiVersions answer that names APIs by their message names."""
+    """An ApiVersions response that names APIs by their message names."""
     row = ApiVersionsResponse.ApiVersion
     by_name = {api.name: api.key for api in APIS.values()}
     return ApiVersionsResponse(
@@ -49,10 +49,14 @@ def advertise(**ranges: tuple[int, int]) -> Any:
 
 
 class FakeBroker:
-    """A broker that responds with `responses` (API name -> function); any other request closes the connection."""
+    """A broker that responds with `responses` (API name -> function); any other request closes the connection.
 
-    def __init__(self, answers: dict[str, Answer], greeting: bytes = b"") -> None:
-        self.responses = answers
+    Attributes:
+        requests: API name, version and body of each request.
+    """
+
+    def __init__(self, responses: dict[str, ResponseFunction], greeting: bytes = b"") -> None:
+        self.responses = responses
         self._greeting = greeting
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.requests: list[tuple[str, int, Any]] = []
@@ -64,7 +68,7 @@ class FakeBroker:
         return Address(*self._listener.getsockname()[:2])
 
     def close(self) -> None:
-        # wakes the accepting thread before the descriptor goes
+        # ends accept() in the other thread before the descriptor is closed
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
@@ -91,15 +95,15 @@ class FakeBroker:
                 self.requests.append((name, header.api_version, request))
                 if name not in self.responses:
                     return
-                answer = self.responses[name](request, header.api_version)
-                if answer is None:
+                response = self.responses[name](request, header.api_version)
+                if response is None:
                     continue
-                if not isinstance(answer, bytes):
+                if not isinstance(response, bytes):
                     version = header.api_version
-                    if name == "ApiVersions" and answer.error_code:
+                    if name == "ApiVersions" and response.error_code:
                         version = 0
-                    answer = encode_response(answer, version, header.correlation_id)
-                peer.sendall(answer)
+                    response = encode_response(response, version, header.correlation_id)
+                peer.sendall(response)
 
 
 def _read_frame(peer: socket.socket) -> bytes:
@@ -121,8 +125,8 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 @contextmanager
-def fake_broker(greeting: bytes = b"", **answers: Answer) -> Iterator[FakeBroker]:
-    broker = FakeBroker(answers, greeting)
+def fake_broker(greeting: bytes = b"", **responses: ResponseFunction) -> Iterator[FakeBroker]:
+    broker = FakeBroker(responses, greeting)
     try:
         yield broker
     finally:
@@ -138,7 +142,7 @@ def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) 
 
 @contextmanager
 def polling(*clients: GroupClient) -> Iterator[None]:
-    """Other applications that keep polling meanwhile, each in its thread."""
+    """Other applications, each of which polls in a thread of its own."""
     ending = threading.Event()
 
     def run(client: GroupClient) -> None:

@@ -29,7 +29,7 @@ from spark_groupsource.wire.messages import (
     SaslHandshakeResponse,
 )
 
-BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
 
 
 def connect(address: Address, **settings: Any) -> BrokerConnection:
@@ -48,20 +48,20 @@ def respond_to_heartbeat(request: Any, version: int) -> Any:
 def test_highest_common_version_is_used() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
-        assert connection.call(BEAT).error_code == 0
+        assert connection.call(HEARTBEAT).error_code == 0
         assert [(name, version) for name, version, _ in broker.requests] == [("ApiVersions", 3), ("Heartbeat", 2)]
         connection.close()
 
 
 def test_apiversions_falls_back_to_the_version_of_the_broker() -> None:
-    def answer(request: Any, version: int) -> Any:
+    def negotiate(request: Any, version: int) -> Any:
         if version > 0:
             return ApiVersionsResponse(error_code=35, api_keys=[])
         return advertise(ApiVersions=(0, 0), Heartbeat=(0, 0))
 
-    with fake_broker(ApiVersions=answer, Heartbeat=respond_to_heartbeat) as broker:
+    with fake_broker(ApiVersions=negotiate, Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
-        assert connection.call(BEAT).error_code == 0
+        assert connection.call(HEARTBEAT).error_code == 0
         assert [version for _, version, _ in broker.requests] == [3, 0, 0]
         connection.close()
 
@@ -70,15 +70,15 @@ def test_unsupported_version_raises() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 2)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
         with pytest.raises(UnsupportedVersionError, match=f"{broker.address}: Heartbeat.*0 to 2"):
-            connection.call(BEAT, min_version=3)
-        assert connection.call(BEAT).error_code == 0, "the connection is still good"
+            connection.call(HEARTBEAT, min_version=3)
+        assert connection.call(HEARTBEAT).error_code == 0, "the connection is still good"
         connection.close()
 
 
 def test_pipelined_responses_are_received_in_order() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)
-        first, second = connection.send(BEAT), connection.send(BEAT)
+        first, second = connection.send(HEARTBEAT), connection.send(HEARTBEAT)
         with pytest.raises(RuntimeError, match="order"):
             connection.receive(second)
         assert connection.receive(first).error_code == connection.receive(second).error_code == 0
@@ -90,7 +90,7 @@ def test_response_with_another_correlation_id_raises() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 1)), Heartbeat=lambda r, v: wrong) as broker:
         connection = connect(broker.address)
         with pytest.raises(RemoteProtocolError, match=str(broker.address)):
-            connection.call(BEAT)
+            connection.call(HEARTBEAT)
         assert connection.is_closed
 
 
@@ -118,9 +118,9 @@ def test_missing_response_raises_after_the_timeout() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=lambda r, v: None) as broker:
         connection = connect(broker.address)
         with pytest.raises(RequestTimeoutError, match="Heartbeat.*No response within"):
-            connection.call(BEAT, timeout_ms=50)
+            connection.call(HEARTBEAT, timeout_ms=50)
         with pytest.raises(NetworkError, match="is closed"):
-            connection.call(BEAT)
+            connection.call(HEARTBEAT)
 
 
 def test_error_of_a_refused_connection_names_the_address() -> None:
@@ -160,7 +160,7 @@ def test_authentication_succeeds() -> None:
         ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=check_plain, Heartbeat=respond_to_heartbeat
     ) as broker:
         connection = connect(broker.address, security=credentials("PLAIN"))
-        assert connection.call(BEAT).error_code == 0
+        assert connection.call(HEARTBEAT).error_code == 0
         connection.close()
 
 
@@ -182,7 +182,7 @@ def test_mechanism_that_the_broker_does_not_offer_raises() -> None:
 
 
 class ScramServer:
-    """RFC 5802, the server's side, for one user."""
+    """Server side of SCRAM (RFC 5802) for one user; `forge` makes its signature wrong."""
 
     def __init__(self, username: str, password: str, forge: bool = False) -> None:
         self._username = username
@@ -192,7 +192,7 @@ class ScramServer:
         self._server_key = hmac.digest(b"forged" if forge else salted, b"Server Key", "sha256")
         self._first = ""
 
-    def answer(self, request: Any, version: int) -> Any:
+    def respond(self, request: Any, version: int) -> Any:
         text = bytes(request.auth_bytes).decode()
         if text.startswith("n,,"):
             bare = text[3:]
@@ -219,15 +219,15 @@ class ScramServer:
 def test_scram(username: str, escaped: str) -> None:
     server = ScramServer(escaped, "secret")
     with fake_broker(
-        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer, Heartbeat=respond_to_heartbeat
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.respond, Heartbeat=respond_to_heartbeat
     ) as broker:
         connection = connect(broker.address, security=credentials("SCRAM-SHA-256", username))
-        assert connection.call(BEAT).error_code == 0
+        assert connection.call(HEARTBEAT).error_code == 0
         connection.close()
 
 
 @pytest.mark.parametrize("server", [ScramServer("ann", "other"), ScramServer("ann", "secret", forge=True)])
 def test_scram_rejects_a_peer_without_the_password(server: ScramServer) -> None:
-    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.answer) as broker:
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.respond) as broker:
         with pytest.raises(AuthenticationError):
             connect(broker.address, security=credentials("SCRAM-SHA-256")).open()

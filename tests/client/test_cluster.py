@@ -157,7 +157,7 @@ def test_closed_cluster_raises(cluster: Any) -> None:
 def coordinator() -> Iterator[FakeBroker]:
     """Coordinator of group g; tests script its Heartbeat responses."""
     with fake_broker() as broker:
-        answers = broker.responses
+        responses = broker.responses
 
         def find(request: Any, version: int) -> Any:
             row = FindCoordinatorResponse.Coordinator(
@@ -165,19 +165,19 @@ def coordinator() -> Iterator[FakeBroker]:
             )
             return FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
 
-        answers["ApiVersions"] = lambda r, v: advertise(ApiVersions=(0, 3), FindCoordinator=(0, 4), Heartbeat=(0, 4))
-        answers["FindCoordinator"] = find
+        responses["ApiVersions"] = lambda r, v: advertise(ApiVersions=(0, 3), FindCoordinator=(0, 4), Heartbeat=(0, 4))
+        responses["FindCoordinator"] = find
         yield broker
 
 
-BEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
 
 
 def test_moved_coordinator_is_looked_up_again(coordinator: FakeBroker) -> None:
     codes = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
     coordinator.responses["Heartbeat"] = lambda r, v: HeartbeatResponse(throttle_time_ms=0, error_code=codes.pop(0))
     with open_cluster(str(coordinator.address), retry_backoff_ms="1") as client:
-        assert client.call_coordinator("g", BEAT).error_code == 0
+        assert client.call_coordinator("g", HEARTBEAT).error_code == 0
     names = [name for name, _, _ in coordinator.requests]
     assert names.count("FindCoordinator") == 2, "a loading coordinator is retried, a moved one is looked up"
     assert names.count("Heartbeat") == 3
@@ -194,7 +194,7 @@ def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(coordinator: F
     settings = client_settings(str(coordinator.address))
     with Cluster(settings.bootstrap, settings, clock) as client:
         with pytest.raises(NetworkError, match="group 'g' failed: the lookup took 3000 ms"):
-            client.call_coordinator("g", BEAT, 3_000)
+            client.call_coordinator("g", HEARTBEAT, 3_000)
     assert "Heartbeat" not in [name for name, _, _ in coordinator.requests]
 
 

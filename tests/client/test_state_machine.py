@@ -208,10 +208,10 @@ def test_reason_is_truncated_to_255_characters() -> None:
 def test_leader_is_named_by_the_coordinator() -> None:
     membership, sent = joining()
     rows = [{"member_id": "m", "metadata": b"1"}, {"member_id": "n", "metadata": b"2"}]
-    answer = join_response(leader="m")
-    answer.members = [type(answer).JoinGroupResponseMember(group_instance_id=None, **row) for row in rows]
+    response = join_response(leader="m")
+    response.members = [type(response).JoinGroupResponseMember(group_instance_id=None, **row) for row in rows]
 
-    joined = membership.on_join_response(answer, sent, 0)
+    joined = membership.on_join_response(response, sent, 0)
 
     assert isinstance(joined, Joined) and joined.is_leader and membership.is_leader
     assert joined.members == (("m", None, b"1"), ("n", None, b"2"))

@@ -1,4 +1,4 @@
-"""Client side of the classic group protocol: state machine, member threads, commits, heartbeats.
+"""Client side of the classic group protocol: members, rebalances, commits, heartbeats.
 
 The lock rule
 =============
@@ -29,5 +29,5 @@ Fields without a lock:
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not read them.
 
-The pure modules (`state_machine`, `response_rules`, `rebalance_log`) know no lock: their callers hold `changed`.
+The pure modules (`state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers hold `changed`.
 """

@@ -1,4 +1,4 @@
-"""What a member does for each error code of a coordinator's response: one table per request.
+"""Handling of coordinator error codes by a member: one table per request.
 
 Pure data for `state_machine` and `member_thread`.
 

@@ -1,8 +1,8 @@
-"""Fetcher of planned offset ranges: blocks of record batches from several partitions and leaders.
+"""Fetcher of planned offset ranges from several partitions and leaders.
 
-The caller decodes the records. Each leader has at most one outstanding request, which is sent before the previous
-response is returned, so that the broker works while the caller decodes. Memory: one response (about fetch.max.bytes at
-most) for each leader.
+It returns blocks of record batches, which the caller decodes. Each leader has at most one outstanding request, which is
+sent before the previous response is returned, so that the broker works while the caller decodes. Memory: one response
+(about fetch.max.bytes at most) for each leader.
 
 Source: KIP-74 (bounded responses, an incomplete last batch), KIP-392 (followers), KIP-98 (aborted transactions).
 """
