@@ -17,28 +17,28 @@ import pyarrow as pa
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES
 from spark_groupsource.records.decode import CONTROL_ABORT, control_type, records_payload
 from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
 from spark_groupsource.records.parser import Ints, RecordFields, parse_headers, parse_records
 
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+COLUMNS = tuple(column.name for column in SOURCE_COLUMNS)
 """Column names, in the order of Spark's Kafka source."""
 
 MAX_ROWS = 40_000
 """Maximum rows of one Arrow batch. More rows exceed the processor cache; fewer raise the cost per row."""
 
 _HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-_TYPES: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": _HEADERS_TYPE,
+    HEADERS_TYPE: _HEADERS_TYPE,
 }
+_TYPES = {column.name: _ARROW_TYPES[column.type] for column in SOURCE_COLUMNS}
 # maximum bytes of the batches that are decoded together; plus one batch it is far below the limit of 32-bit offsets
 _MAX_GROUP_BYTES = 64 * 1024 * 1024
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000

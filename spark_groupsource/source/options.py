@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Mapping
 
-from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings
 from spark_groupsource.config_def import INT64_MAX, ConfigKey, ConfigType, closest, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
@@ -403,6 +402,9 @@ def _parse_group(options: SourceOptions, kafka: Mapping[str, str]) -> GroupSetti
             "Option kafka.group.id is missing: a streaming query is a consumer group. Name the group; only assign "
             "reads without one."
         )
+    # not at the top: load() imports this module and needs no assignor
+    from spark_groupsource.assign import load_assignor
+
     settings = GroupSettings.parse(kafka, topics=options.subscribe or (), pattern=options.subscribe_pattern)
     for assignor in settings.assignors:
         load_assignor(assignor)

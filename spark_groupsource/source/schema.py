@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.arrow import kafka_schema
+from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 
-# a record may lack these; every other column has a value in every row
-_NULLABLE = frozenset({"key", "value", "headers"})
+_SPARK_TYPES: dict[str, DataType] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    HEADERS_TYPE: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
 
 
 class SelectedColumns(NamedTuple):
@@ -22,8 +37,9 @@ class SelectedColumns(NamedTuple):
 
 
 def spark_schema(include_headers: bool) -> StructType:
-    """Returns the schema of Spark's Kafka source, derived from the Arrow schema of `records`."""
-    return from_arrow_schema(kafka_schema(include_headers))
+    """Returns the schema of Spark's Kafka source, which declares every column nullable."""
+    columns = SOURCE_COLUMNS if include_headers else SOURCE_COLUMNS[:-1]
+    return StructType([StructField(column.name, _SPARK_TYPES[column.type]) for column in columns])
 
 
 def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns:
@@ -31,6 +47,7 @@ def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns
 
     Raises: ConfigurationError for a column that the source does not have, has with another type, or may be null.
     """
+    nullable = {column.name for column in SOURCE_COLUMNS if column.can_be_null}
     allowed = {field.name: field.dataType.simpleString() for field in spark_schema(include_headers)}
     for field in schema.fields:
         if field.name not in allowed:
@@ -43,7 +60,7 @@ def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns
             raise ConfigurationError(
                 f"Column {field.name} of the schema must be {actual}, got {declared}. Cast it after load()."
             )
-        if not field.nullable and field.name in _NULLABLE:
+        if not field.nullable and field.name in nullable:
             raise ConfigurationError(f"Column {field.name} of the schema may be null. Leave NOT NULL out.")
     names = tuple(field.name for field in schema.fields)
     if len(set(names)) != len(names) or not names:

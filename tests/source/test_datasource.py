@@ -5,13 +5,16 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.records.arrow import kafka_schema
+from spark_groupsource.records.columns import SOURCE_COLUMNS
 from spark_groupsource.source import reader_process
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.schema import select_columns
+from spark_groupsource.source.schema import select_columns, spark_schema
 from spark_groupsource.source.stream_reader import GroupStreamReader
 
 OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}
@@ -34,6 +37,31 @@ def test_lookup_of_the_source_imports_neither_client_nor_codec():
     command = f"import sys, pyspark_groupsource; print([m for m in {heavy!r} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize("include_headers", ["false", "true"])
+def test_schema_imports_neither_pyarrow_nor_numpy(include_headers):
+    options = {**OPTIONS, "includeHeaders": include_headers}
+    source = f"spark_groupsource.source.datasource.GroupDataSource({options!r})"
+    heavy = "kafka", "pyarrow", "numpy", "spark_groupsource.assign", "spark_groupsource.records.arrow"
+    command = (
+        f"import sys, spark_groupsource.source.datasource; before = set(sys.modules); {source}.schema(); "
+        f"print([m for m in {heavy!r} if m in set(sys.modules) - before])"
+    )
+    output = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_schemas_of_spark_and_arrow_are_equal(include_headers):
+    assert spark_schema(include_headers) == from_arrow_schema(kafka_schema(include_headers))
+    names = [column.name for column in SOURCE_COLUMNS if include_headers or column.name != "headers"]
+    assert spark_schema(include_headers).names == names
+
+
+def test_type_names_of_columns_are_those_of_spark():
+    types = [(field.name, field.dataType.simpleString()) for field in spark_schema(include_headers=True)]
+    assert types == [(column.name, column.type) for column in SOURCE_COLUMNS]
 
 
 def test_name_and_options():
