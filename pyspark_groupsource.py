@@ -1,4 +1,4 @@
-"""Module that PySpark finds for ``format("groupsource")``, by its name ``pyspark_*`` and its `DefaultSource`.
+"""Module that PySpark imports for ``format("groupsource")``: any ``pyspark_*`` with a `DefaultSource`.
 
 Spark imports all such modules whenever a data source is looked up, so this one imports little.
 """

@@ -1,4 +1,4 @@
-"""A PySpark data source that makes a Spark application a Kafka consumer group."""
+"""PySpark data source that makes a Spark application a Kafka consumer group."""
 
 from __future__ import annotations
 

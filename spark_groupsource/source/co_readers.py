@@ -1,4 +1,4 @@
-"""Coordinates the readers of one application that are members of the same group.
+"""Coordination of several readers of one application in the same group.
 
 Spark calls the sources of a query one after another on one thread. While one of them waits in `latestOffset` for a
 rebalance, Spark does not call the others, so their members cannot rejoin: the group waits for them, and they wait for

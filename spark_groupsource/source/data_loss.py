@@ -1,4 +1,4 @@
-"""Data loss policy: fails or logs a warning when records no longer exist, per failOnDataLoss.
+"""Reaction to data loss: an error or a warning, per failOnDataLoss.
 
 Source: the sub-classes of KAFKA_DATA_LOSS in ``kafka-error-conditions.json`` of Spark's connector.
 """
@@ -31,7 +31,8 @@ class DataLossPolicy:
         reader = f"member {member_id} of group {group_id}" if member_id else f"group {group_id}" if group_id else ""
         self._reader = f" Read by {reader}." if reader else ""
         names = {"group": group_id, "member": member_id}
-        self._entity = " ".join(f"{kind}={name}" for kind, name in names.items() if name) or "batch"
+        entity = " ".join(f"{kind}={name}" for kind, name in names.items() if name)
+        self._prefix = f"[{entity}] " if entity else ""
 
     def deleted(self, positions: Offsets) -> None:
         """Reports partitions that no longer exist; `positions` are the next offsets to read."""
@@ -93,8 +94,8 @@ class DataLossPolicy:
         if self._fail:
             raise DataLossError(error_class, message + self._reader)
         _log.warning(
-            "[%s] [KAFKA_DATA_LOSS.%s] %s%s Continuing with the available records (failOnDataLoss=false).",
-            self._entity,
+            "%s[KAFKA_DATA_LOSS.%s] %s%s Continuing with the available records (failOnDataLoss=false).",
+            self._prefix,
             error_class,
             message,
             self._reader,

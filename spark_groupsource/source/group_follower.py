@@ -1,4 +1,4 @@
-"""Follows the group: polls it until partitions may be read, a drain is requested or a co-reader must run."""
+"""Polling of the group until a batch can be planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End offsets of the owned partitions, cached; detects truncated logs and deleted partitions."""
+"""Cached end offsets; detection of truncated logs and deleted partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions a stream owns: as members of a group, or listed by option assign."""
+"""Partitions a stream owns: assigned by the group, or listed by `assign`."""
 
 from __future__ import annotations
 

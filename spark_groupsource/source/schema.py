@@ -1,4 +1,4 @@
-"""Schema of the source in Spark's types, and the columns a query selects."""
+"""Schema in Spark's types, and the columns that a query selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session of a stream: commits, follows the group and plans batches, from the first callback to the stop.
+"""Session of one streaming query: commits, group membership, batch planning.
 
 Spark's callbacks arrive on one thread; the control socket's thread requests drains and answers co-readers. The order
 inside `latest_offset` is what the source guarantees:
@@ -289,9 +289,10 @@ class StreamSession:
     def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
         """Returns the end of the next batch; None when there is nothing to read and no partition has moved."""
         self._positions = self._start_positions.check_topics(self._positions, start)
-        readable = self._planner.readable(self._positions.begins(start))
-        self._positions = self._positions.with_acquired(readable.truncated)
         begins = self._positions.begins(start)
+        readable = self._planner.readable(begins)
+        self._positions = self._positions.with_acquired(readable.truncated)
+        begins.update(readable.truncated)
         ends = self._planner.plan(Backlog(begins, readable.ends), limits)
         if ends is None:
             if not self._positions.differs_from(start):

@@ -1,4 +1,4 @@
-"""Read task on an executor: fetches its ranges and sends heartbeats for one member.
+"""Read task on an executor: fetches ranges, sends heartbeats for one member.
 
 A task depends only on its `GroupInputPartition`. Connections are cached per worker process. A task returns every record
 of its ranges or raises, because Spark cannot detect a short read.

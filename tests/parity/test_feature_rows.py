@@ -1,4 +1,4 @@
-"""Every option and rule of Spark's Kafka source, a row each, on both clusters.
+"""Every option and rule of Spark's Kafka source, on both clusters.
 
 Readers are called directly, without Spark, so a row takes milliseconds. test_same_frames.py compares the frames with
 those of Spark's Kafka source.

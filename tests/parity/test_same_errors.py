@@ -1,4 +1,4 @@
-"""Invalid input: rejected by Spark's Kafka source and groupsource, or by groupsource alone."""
+"""Invalid input: rejected by Spark's Kafka source and groupsource, or groupsource alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress reports, pacing and data loss of streams: Spark's Kafka source and groupsource."""
+"""Progress reports, pacing and data loss compared with Spark's Kafka source."""
 
 from __future__ import annotations
 

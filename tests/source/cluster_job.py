@@ -1,4 +1,4 @@
-"""Streams a topic to Parquet as two members, with the working directory of each record's executor.
+"""Application that streams a topic to Parquet and records each executor's directory.
 
 cluster_job.py BOOTSTRAP TOPIC GROUP DIRECTORY
 """

@@ -1,4 +1,4 @@
-"""Several queries of one group: batches during cooperative rebalances, no loss, no duplicates."""
+"""Queries of one group: cooperative rebalances without loss or duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries downstream of the source: joins, windows, pandas, sinks, several loads; on both clusters."""
+"""Queries downstream of the source: joins, windows, pandas, sinks, several loads."""
 
 import pandas
 import pytest

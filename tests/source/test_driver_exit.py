@@ -1,4 +1,4 @@
-"""Readers after the driver was killed, or its SparkContext stopped without the query."""
+"""Readers after the driver was killed or its SparkContext stopped."""
 
 import os
 import subprocess

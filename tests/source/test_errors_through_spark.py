@@ -1,4 +1,4 @@
-"""Error messages that users of Spark see: every error class and every kind of data loss, on both clusters.
+"""Errors as users of Spark see them: every class, every data loss.
 
 Spark prints the traceback of a Python worker before the message of its error, which buries the message. Errors of this
 package have no traceback. An error inside foreachBatch has those of Spark and of the user's function.

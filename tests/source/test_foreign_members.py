@@ -1,4 +1,4 @@
-"""A query in one group with a librdkafka or Java consumer, which leads or follows; on both clusters."""
+"""Query in one group with a librdkafka or Java consumer."""
 
 import pytest
 from support.members import JavaMember, RdMember

@@ -1,4 +1,4 @@
-"""Features of a consumer group through Spark, on both clusters: listeners, static members, patterns, byte limits."""
+"""Group features through Spark: listeners, static members, patterns, byte limits."""
 
 import json
 

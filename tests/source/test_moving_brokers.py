@@ -1,4 +1,4 @@
-"""Moved leaders and coordinators, stopped nodes and restarted brokers under a running query."""
+"""Moved leaders and coordinators, stopped nodes, restarted brokers under a query."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Positions after a restart: checkpoint, committed offset or startingOffsets; through Spark, on both clusters."""
+"""Positions after a restart: checkpoint, committed offset or startingOffsets."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A query on Spark clusters: standalone with two workers on loopback, and ``local-cluster``."""
+"""Query on Spark clusters: standalone with two workers, and ``local-cluster``."""
 
 import os
 import re

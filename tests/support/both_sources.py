@@ -1,4 +1,4 @@
-"""The same query through Spark's Kafka source and through groupsource, on one session and one cluster."""
+"""Runs a query through Spark's Kafka source and through groupsource."""
 
 from __future__ import annotations
 

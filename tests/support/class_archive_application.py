@@ -1,4 +1,4 @@
-"""The Spark application whose classes go into the archive: what most tests of the suite do with Spark."""
+"""Spark application whose loaded classes form the class archive of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the source, called directly as Spark calls them; used with the fixture `in_process`."""
+"""Readers called directly as Spark calls them; needs fixture `in_process`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's command line tools in one JVM, which saves a JVM start per command.
+"""Kafka's command line tools, run in one shared JVM.
 
 The JVM is called through py4j, which PySpark includes.
 """

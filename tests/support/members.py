@@ -1,4 +1,4 @@
-"""Foreign members of a group: Kafka's own Java consumer and librdkafka's, each in its own process or thread."""
+"""Foreign group members: Java and librdkafka consumers in processes and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-memory cluster and group for `StreamSession`, and a query that drives it as Spark does, on a manual clock."""
+"""In-memory cluster, group and query for `StreamSession` on a manual clock."""
 
 from __future__ import annotations
 

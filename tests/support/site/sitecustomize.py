@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 
-# what workers of the data source import: Spark's worker modules, our readers, and pandas for `mapInPandas` and frames
+# what workers of the data source import: Spark's worker modules, its readers, and pandas for `mapInPandas` and frames
 _PRELOADED = (
     "pandas",
     "pyspark.worker",
