@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from enum import Enum
-from typing import Callable, NamedTuple
+from typing import Callable, Final, NamedTuple
 
 from spark_groupsource.wire.messages import ApiMessage
 
@@ -35,6 +35,10 @@ class ResponseAction(Enum):
     DELAYED = "the response is sent later"
     NO_RESPONSE = "the client expects no response (Produce with acks=0)"
 
+
+# the attributes of an Enum class are slow, and every request needs these
+DELAYED: Final = ResponseAction.DELAYED
+NO_RESPONSE: Final = ResponseAction.NO_RESPONSE
 
 SendResponse = Callable[[int, "ApiMessage | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""

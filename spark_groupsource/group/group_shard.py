@@ -66,11 +66,11 @@ class ShardState(Enum):
     CLOSED = "closed"
 
 
-# APIs that require a group id
+# APIs that require a group id; the most frequent one first, because isinstance is slow for every class before it
 _GROUP_ID_REQUIRED = (
+    HeartbeatRequest,
     JoinGroupRequest,
     SyncGroupRequest,
-    HeartbeatRequest,
     LeaveGroupRequest,
     OffsetDeleteRequest,
     TxnOffsetCommitRequest,
@@ -230,7 +230,7 @@ class GroupShard:
         return builder.outcome()
 
     def on_unloaded(self, instant: Instant) -> Outcome:
-        """Closes the shard: every delayed request gets NOT_COORDINATOR. The caller cancels the timers of the shard."""
+        """Closes the shard: every delayed request gets NOT_COORDINATOR. The caller ignores its timers from now on."""
         builder = self._builder(instant)
         for group in self.groups.values():
             for member in group.members.values():
@@ -327,12 +327,13 @@ class GroupShard:
 
     def _check(self, request: GroupRequest, context: RequestContext) -> ErrorCode | None:
         """Checks every request in Kafka's order; returns None if it passes."""
-        if isinstance(request, SyncGroupRequest) and context.api_version >= _SYNC_NAMES_VERSION:
+        if context.api_version >= _SYNC_NAMES_VERSION and isinstance(request, SyncGroupRequest):
             if request.protocol_type is None or request.protocol_name is None:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if isinstance(request, _GROUP_ID_REQUIRED) and not request.group_id:
-            return ErrorCode.INVALID_GROUP_ID
-        if isinstance(request, OffsetCommitRequest) and request.group_id is None:
+        if isinstance(request, _GROUP_ID_REQUIRED):
+            if not request.group_id:
+                return ErrorCode.INVALID_GROUP_ID
+        elif isinstance(request, OffsetCommitRequest) and request.group_id is None:
             return ErrorCode.INVALID_GROUP_ID
         if self.state is ShardState.LOADING:
             return _LOADING_ERRORS.get(request.API_KEY, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)

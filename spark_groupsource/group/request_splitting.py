@@ -20,8 +20,10 @@ from spark_groupsource.wire.messages import (
     DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+    HeartbeatRequest,
     ListGroupsRequest,
     ListGroupsResponse,
+    OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
@@ -45,6 +47,8 @@ def split_request(request: GroupRequest, api_version: int, partition_count: int)
 
     The result is empty for a request without groups; `merge_responses` of no responses is its response.
     """
+    if isinstance(request, (HeartbeatRequest, OffsetCommitRequest)):  # the most frequent requests: no further checks
+        return {coordinator_partition(request.group_id, partition_count): request}
     if isinstance(request, ListGroupsRequest):
         return {partition: request for partition in range(partition_count)}
     if isinstance(request, DescribeGroupsRequest):

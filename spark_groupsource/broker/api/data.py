@@ -9,7 +9,7 @@ from collections import Counter
 
 from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.header import BatchHeader
@@ -93,7 +93,7 @@ def produce(
     for topic_partition, size in appended:
         broker.on_append(topic_partition, size)
     if request.acks == 0:
-        return ResponseAction.NO_RESPONSE
+        return NO_RESPONSE
     response = ProduceResponse(responses=responses, throttle_time_ms=0)
     add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes)
     return response
@@ -193,7 +193,7 @@ def _verification(
 def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> FetchResponse | ResponseAction:
     """Returns record batches, at once or when enough bytes are available."""
     response = broker.fetch_manager.fetch(context.token, context.node_id, request, context.api_version)
-    return ResponseAction.DELAYED if response is None else response
+    return DELAYED if response is None else response
 
 
 def list_offsets(broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:

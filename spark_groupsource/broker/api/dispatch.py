@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, NamedTuple
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, SendResponse
+from spark_groupsource.broker.requests import DELAYED, NO_RESPONSE, ApiRequestContext, ResponseAction, SendResponse
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import ApiMessage
 
@@ -37,7 +37,7 @@ class RequestDispatcher:
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""
         response = self.served[context.api_key].handler(self._broker, context, request)
-        if response is ResponseAction.NO_RESPONSE:
+        if response is NO_RESPONSE:
             self._send(context.token, None)
-        elif response is not ResponseAction.DELAYED:
+        elif response is not DELAYED:
             self._send(context.token, response)

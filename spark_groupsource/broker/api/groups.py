@@ -9,7 +9,7 @@ import uuid
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
@@ -82,7 +82,7 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResp
 def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> ResponseAction:
     """Passes a request to the group coordinator without further checks."""
     broker.group_coordinator.handle(context, request)
-    return ResponseAction.DELAYED
+    return DELAYED
 
 
 # --- offsets ---
@@ -118,7 +118,7 @@ def offset_commit(
         topics=existing,
     )
     broker.group_coordinator.handle(context, checked, complete)
-    return ResponseAction.DELAYED
+    return DELAYED
 
 
 def _resolve_commit_topics(
@@ -168,7 +168,7 @@ def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
 
     checked = OffsetFetchRequest(groups=resolved, require_stable=request.require_stable)
     broker.group_coordinator.handle(context, checked, complete)
-    return ResponseAction.DELAYED
+    return DELAYED
 
 
 def offset_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> ResponseAction:
@@ -177,7 +177,7 @@ def offset_delete(broker: Broker, context: ApiRequestContext, request: OffsetDel
     errors = missing_topics(missing, _DeletedTopic, _DeletedTopic.OffsetDeleteResponsePartition)
     checked = OffsetDeleteRequest(group_id=request.group_id, topics=existing)
     broker.group_coordinator.handle(context, checked, add_topics(errors))
-    return ResponseAction.DELAYED
+    return DELAYED
 
 
 # --- topics of requests and responses ---

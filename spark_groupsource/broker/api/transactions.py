@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from spark_groupsource.broker.api.groups import add_topics, group_request, missing_topics, split_by_existence
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
@@ -153,7 +153,7 @@ def commit_offsets(
     if not missing:
         return group_request(broker, context, request)
     broker.group_coordinator.handle(context, checked, add_topics(errors))
-    return ResponseAction.DELAYED
+    return DELAYED
 
 
 def _verify(broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
