@@ -331,8 +331,9 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     ignored = []
-    for name, text in options.items():
-        key = name.lower()
+    # of names that differ in case only, the last one counts
+    given = {name.lower(): (name, text) for name, text in options.items()}
+    for key, (name, text) in given.items():
         if key.startswith("kafka."):
             kafka[key.removeprefix("kafka.")] = str(text)
             continue

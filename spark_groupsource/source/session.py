@@ -190,9 +190,9 @@ class StreamSession:
         return self.drained.is_set()
 
     def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
-        """Answers a co-reader that waits for the group; without a batch in flight rejoins here.
+        """Answers a co-reader that waits for the group; while no batch is in flight, rejoins the group.
 
-        The next call of Spark finds out what is owned after that.
+        The next call of Spark takes over the new assignment.
         """
         if group_id != self._options.group_id or self._options.assign is not None:
             return PeerReply.OTHER_GROUP

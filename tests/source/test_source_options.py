@@ -30,6 +30,13 @@ def test_names_are_case_insensitive_and_defaults_apply():
     assert options.ending.default == LATEST
 
 
+def test_last_of_two_names_that_differ_in_case_counts():
+    options = parse_options({**BASE, "maxOffsetsPerTrigger": "none", "MAXOFFSETSPERTRIGGER": "5"}, "stream")
+    assert options.max_offsets_per_trigger == 5
+    batch = parse_options({**BASE, "maxOffsetsPerTrigger": "1", "MAXOFFSETSPERTRIGGER": "5"}, "batch")
+    assert batch.ignored == ("maxOffsetsPerTrigger",)
+
+
 def test_each_option_has_a_row_of_its_own():
     assert len({option.name for option in OPTIONS.values()}) == len(OPTIONS)
     assert all(isinstance(option, SourceOption) and option.queries for option in OPTIONS.values())
