@@ -149,7 +149,7 @@ BROKER_SETTINGS: Mapping[str, BrokerConfigKey] = {key.name: key for _, key in _r
 
 
 def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
-    """Parses broker settings.
+    """Parses broker settings; a number or boolean is accepted in place of its text.
 
     Raises: ConfigurationError for an unknown name and for a value out of bounds.
     """
@@ -167,6 +167,6 @@ def changed_config(settings: Mapping[str, str], base: BrokerConfig) -> BrokerCon
         if key is None:
             raise unknown_setting(name, BROKER_SETTINGS, "broker")
         section, attribute = _PLACES[name]
-        values[section][attribute] = key.parse(text)
+        values[section][attribute] = key.parse(str(text))
     group, topic = replace(base.group, **values["group"]), replace(base.topic, **values["topic"])
     return replace(base, group=group, topic=topic, **values[""])

@@ -223,7 +223,7 @@ def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> T
         if key is None:
             raise unknown_setting(name, TOPIC_SETTINGS, "topic")
         if text is not None:
-            values[TOPIC_FIELDS[name]] = key.parse(text)
+            values[TOPIC_FIELDS[name]] = key.parse(str(text))
     return replace(defaults, **values)
 
 

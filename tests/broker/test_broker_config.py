@@ -27,6 +27,15 @@ def test_settings_are_parsed_into_their_fields():
     assert config.delete_topic_enable is False
 
 
+def test_values_of_other_types_are_parsed_as_their_text():
+    assert broker_config({"num.partitions": 3, "log.segment.bytes": 2048, "delete.topic.enable": False}) == (
+        broker_config({"num.partitions": "3", "log.segment.bytes": "2048", "delete.topic.enable": "false"})
+    )
+    assert topic_config({"retention.ms": 5, "preallocate": True}, TopicConfig()) == (
+        topic_config({"retention.ms": "5", "preallocate": "true"}, TopicConfig())
+    )
+
+
 def test_topic_settings_override_broker_defaults():
     defaults = broker_config({"log.retention.ms": "5", "log.segment.bytes": "2048"}).topic
     config = topic_config({"segment.bytes": "4096", "cleanup.policy": "compact", "max.message.bytes": None}, defaults)
