@@ -1,4 +1,4 @@
-"""Definitions of settings: name, type, default, bounds, documentation, and the parsing of values.
+"""Definitions of settings: name, type, default, bounds, documentation, parsing.
 
 One `ConfigKey` is the only place where a setting is described. Parsers, DescribeConfigs and the generated pages of the
 documentation read it.
@@ -122,7 +122,9 @@ class ConfigKey:
             return f" {self.low}"
         if self.low is not None and self.high is not None:
             return f" between {self.low} and {self.high}"
-        return f" at least {self.low}" if self.low is not None else ""
+        if self.low is not None:
+            return f" at least {self.low}"
+        return f" at most {self.high}" if self.high is not None else ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Typed timers of several components, in one deadline heap. Pure: the caller passes the time.
+"""Typed timers of several components in one deadline heap.
 
-A component creates its timers from the shared `Timers` and gives the callback that runs at the deadline, so no caller
-has to map keys of other components to actions.
+Pure: the caller passes the time. A component creates its timers from the shared `Timers` and gives the callback that
+runs at the deadline, so no caller has to map keys of other components to actions.
 
 Source: Kafka's `Timer` and `TimerTask`.
 """

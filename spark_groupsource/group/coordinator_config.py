@@ -1,4 +1,4 @@
-"""Group coordinator settings: one row per setting, with Kafka's name, default and bounds.
+"""Group coordinator settings, with Kafka's names, defaults and bounds.
 
 Source: https://kafka.apache.org/documentation (Broker Configs).
 """

@@ -1,7 +1,8 @@
-"""Record parser compiled with numba (extra `fast`), four times as fast as `parser`.
+"""Record parser compiled with numba (extra `fast`).
 
-Importing this module takes 0.3 s and the first call 0.15 s (2.5 s once per machine, to compile), so `arrow` imports it
-only in a process that decodes millions of records. The tests of `parser` cover both.
+It is four times as fast as `parser`. Importing this module takes 0.3 s and the first call 0.15 s (2.5 s once per
+machine, to compile), so `arrow` imports it only in a process that decodes millions of records. The tests of `parser`
+cover both.
 """
 
 from __future__ import annotations

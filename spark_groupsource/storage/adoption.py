@@ -1,7 +1,7 @@
-"""Reading of an Apache Kafka broker's log directory, for adoption by this broker.
+"""Reader of an Apache Kafka log directory, for its adoption.
 
-It reads partitions with their ``partition.metadata``, the checkpoints and `__cluster_metadata`, which has the topics
-and their settings. It changes nothing: `DataDirectory` writes what was read.
+It reads the partitions with their ``partition.metadata``, the checkpoints and `__cluster_metadata`, which has the
+topics and their settings. It changes nothing: `DataDirectory` writes what was read.
 
 Source: Kafka `LogManager`, `LogLoader`, `PartitionMetadataFile`, `CheckpointFile`; KIP-500 (metadata log), KIP-630
 (snapshots).

@@ -1,4 +1,4 @@
-"""Topic catalog: topics with their ids and settings, topics being deleted, and allocated producer ids.
+"""Topic catalog: topics, directories being deleted, allocated producer ids.
 
 The catalog is one file, ``topics.json``, which is replaced as a whole with each change. It has the role of Kafka's
 metadata log.

@@ -1,4 +1,6 @@
-"""Offset checkpoints in Kafka's format, and the log end offsets of a clean shutdown.
+"""Offset checkpoints, and log end offsets of a clean shutdown.
+
+Checkpoints have the format of Kafka.
 
 Source: Kafka `OffsetCheckpointFile`, `CleanShutdownFileHandler`.
 """

@@ -1,4 +1,4 @@
-"""Transactions during compaction: which batches are aborted and which markers must be retained.
+"""Transactions during compaction: aborted batches and retained markers.
 
 Compaction removes aborted records at once, and a transaction marker when no batch of its transaction is left. The
 caller passes the batches of a log in offset order.

@@ -1,9 +1,9 @@
-"""Log cleaner: compaction of the log that needs it most, in small slices on the broker's event loop.
+"""Log cleaner: compaction in small slices on the broker's event loop.
 
-One pass over one log builds a map from each key of the uncompacted part to its last offset, then rewrites the segments
-below the active one without superseded records and replaces them. Offsets do not change. These batches are retained,
-if necessary without records: the last batch of each idempotent producer, and the last batch of the compacted part, so
-that a consumer gets past it.
+Each pass compacts one log, the one with the highest dirty ratio. It builds a map from each key of the uncompacted part
+to its last offset, then rewrites the segments below the active one without superseded records and replaces them.
+Offsets do not change. These batches are retained, if necessary without records: the last batch of each idempotent
+producer, and the last batch of the compacted part, so that a consumer gets past it.
 
 Compaction ends at the last stable offset. Aborted records are removed; tombstones and transaction markers are removed
 `delete.retention.ms` after the pass that could first have removed them. Batches whose records cannot be decoded are
@@ -369,7 +369,7 @@ class LogCleaner:
         except StopIteration:
             self.completed_passes += 1
         except InvalidBatchError as error:
-            self._on_failure(self._pass.partition, StorageError(error.reason))
+            self._on_failure(self._pass.partition, StorageError(f"{error.reason}."))
         except StorageError as error:
             self._on_failure(self._pass.partition, error)
         except Exception:  # the caller reports it; other logs are still compacted
@@ -388,6 +388,6 @@ class LogCleaner:
 
     def _on_failure(self, partition: Partition, error: StorageError) -> None:
         self._report(
-            f"[partition={partition.topic_partition}] Compaction failed, retrying in {_RETRY_BACKOFF_MS} ms: {error}"
+            f"[partition={partition.topic_partition}] Compaction failed, retrying in {_RETRY_BACKOFF_MS:,} ms: {error}"
         )
         self._not_before[partition.topic_partition] = self._clock.now_ms() + _RETRY_BACKOFF_MS

@@ -1,4 +1,4 @@
-"""Data directory of a broker: topic catalog, checkpoints, ownership and dynamic broker settings.
+"""Data directory of a broker: catalog, checkpoints, ownership, dynamic settings.
 
 Files beside the partition directories:
 

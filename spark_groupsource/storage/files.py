@@ -1,4 +1,4 @@
-"""File access: cache of open files, complete reads and writes, atomic replacement, background flushes."""
+"""File access: open-file cache, complete reads and writes, atomic replacement."""
 
 from __future__ import annotations
 

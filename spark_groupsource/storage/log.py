@@ -1,4 +1,4 @@
-"""Log of one partition: segments, append, read, lookup by timestamp, recovery at start.
+"""Log of one partition: segments, append, read, timestamp lookup, recovery.
 
 Batches are handled by their headers; only a lookup by timestamp decodes records. There is one replica, so the high
 watermark is the log end offset.
@@ -347,15 +347,6 @@ class PartitionLog:
             except InvalidBatchError as error:
                 raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
         return memoryview(b"")
-
-    def bytes_from(self, offset: int) -> int:
-        """An estimate of the bytes from `offset` to the end; 0 only at the end."""
-        if offset >= self.log_end_offset:
-            return 0
-        found = bisect_right(self._base_offsets, offset) - 1
-        segment = self._segments[found]
-        rest = sum(later.size for later in self._segments[found + 1 :])
-        return rest + max(segment.size - segment.position_at_or_before(offset), 1)
 
     def batches(self, start_offset: int, check: bool = True) -> Iterator[StoredBatch]:
         """Every batch from the one with `start_offset` to the end; `check` verifies checksums.

@@ -10,12 +10,11 @@ from typing import Mapping
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.records.compaction import keyed_records
 from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, iter_batches
 from spark_groupsource.records.recompression import recompress
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 
-Buffer = bytes | bytearray | memoryview
 _ZSTD = 4
 _MAGIC_POSITION = 16
 _OLD_MAGIC = (0, 1)

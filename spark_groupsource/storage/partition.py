@@ -1,4 +1,4 @@
-"""One partition: its log, its producer state and its transaction index, with the appends that update all three.
+"""Partition: log, producer state and transaction index, updated by each append.
 
 Appends have three origins. Batches of producers are validated; batches of this broker's coordinators are appended as
 they are; a transaction marker ends a transaction. Errors that a client caused are raised as `ApiError`.
@@ -15,12 +15,11 @@ from typing import Callable, Mapping, NamedTuple
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
-from spark_groupsource.records.header import BatchHeader, iter_batches
+from spark_groupsource.records.header import BatchHeader, Buffer, iter_batches
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.leader_epoch_cache import EpochEnd
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import (
-    Buffer,
     RejectedBatchError,
     check_records,
     check_size,

@@ -1,4 +1,4 @@
-"""Producer state of one partition: producer epochs, sequence numbers, last batches, open transactions.
+"""Producer state of one partition: epochs, sequence numbers, open transactions.
 
 It detects duplicate and out-of-order batches of idempotent producers, and gives the first unstable offset. Snapshots
 are in Kafka's format.

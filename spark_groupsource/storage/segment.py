@@ -1,4 +1,6 @@
-"""Segment of a partition log: a file of record batches with its offset and time index, in Kafka's formats.
+"""Log segment: record batches with offset and time index.
+
+The files have the formats of Kafka.
 
 Source: Kafka `LogSegment`.
 """

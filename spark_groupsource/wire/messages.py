@@ -1,7 +1,7 @@
 """Kafka's request, response and record classes, one for all versions.
 
 kafka-python builds the classes from Kafka's message schemas, and those of log records from the schemas in `resources/`.
-Messages and schemas are imported from that library here only; `sasl.py` imports its SASL mechanisms.
+Messages and schemas are imported from that library here only; `sasl_client.py` imports its SASL mechanisms.
 
 A message is built with keyword arguments and encoded at the version that the connection negotiated. A field outside
 that version has its schema default. Nested structs are class attributes:

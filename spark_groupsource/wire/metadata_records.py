@@ -1,6 +1,7 @@
-"""Decoding of topic and configuration records in `__cluster_metadata`, the log of KRaft controllers.
+"""Decoding of topic and configuration records in `__cluster_metadata`.
 
-Only the leading fields are decoded, so newer versions with additional fields are supported.
+The topic is the log of the KRaft controllers. Only the leading fields are decoded, so newer versions with additional
+fields are supported.
 
 Source: Kafka `MetadataRecordSerde` (frame), and the schemas TopicRecord, PartitionRecord, RemoveTopicRecord,
 ConfigRecord, ProducerIdsRecord, BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord.

@@ -73,18 +73,18 @@ def test_errors_contain_the_setting_and_the_accepted_values(settings, reason):
 
 
 @pytest.mark.parametrize(
-    "given, kept",
+    "text, expected",
     [
         ("compact", ("compact",)), ("compact,delete", ("compact", "delete")),
         (" delete , compact,delete ", ("delete", "compact")), ("", ()),
     ],
 )  # fmt: skip
-def test_list_entries_are_unique(given, kept):
-    config = topic_config({"cleanup.policy": given}, TopicConfig())
-    assert (config.cleanup_policy, config.is_compacted) == (kept, "compact" in kept)
+def test_list_entries_are_unique(text, expected):
+    config = topic_config({"cleanup.policy": text}, TopicConfig())
+    assert (config.cleanup_policy, config.is_compacted) == (expected, "compact" in expected)
 
 
-@pytest.mark.parametrize("given", ["keep", "compact,", ",", "delete;compact"])
-def test_unknown_list_entries_are_rejected(given):
+@pytest.mark.parametrize("text", ["keep", "compact,", ",", "delete;compact"])
+def test_unknown_list_entries_are_rejected(text):
     with pytest.raises(ConfigurationError, match="cleanup.policy must be a list of delete, compact, got "):
-        topic_config({"cleanup.policy": given}, TopicConfig())
+        topic_config({"cleanup.policy": text}, TopicConfig())

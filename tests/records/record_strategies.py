@@ -1,4 +1,4 @@
-"""Hypothesis strategies for records and logs, and the expected rows of a log."""
+"""Hypothesis strategies for records and logs, with expected rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both record parsers agree with the record decoder, on valid and on corrupt payloads."""
+"""Record parsers and record decoder agree, on valid and corrupt payloads."""
 
 from __future__ import annotations
 

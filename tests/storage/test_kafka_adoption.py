@@ -174,11 +174,11 @@ def test_kafkas_checkpoints_are_kept(directory: KafkaDirectory) -> None:
     assert (data.cleaner_offsets, data.log_start_offsets) == ({place: 4}, {place: 2})
 
 
-Harm = Callable[[KafkaDirectory], object]
+Damage = Callable[[KafkaDirectory], object]
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (lambda d: d.partition("u", 1), "lacks partitions 0 of topic u"),
         (lambda d: d.metadata(*topic("t", 0), *topic("u", 0, 1)), "lacks partitions 0, 1 of topic u"),
@@ -190,10 +190,10 @@ Harm = Callable[[KafkaDirectory], object]
     ],
 )
 def test_an_incomplete_or_corrupt_directory_is_rejected_and_unchanged(
-    directory: KafkaDirectory, harm: Harm, reason: str
+    directory: KafkaDirectory, damage: Damage, reason: str
 ) -> None:
     directory.partition("t", 0)
-    harm(directory)
+    damage(directory)
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
     with pytest.raises(StorageError, match=reason):
         directory.open()

@@ -88,14 +88,14 @@ def compacted(records, active_base: int):
 
 
 def fill(store: Store, seed: int, batches: int = 80, keys: int = 12, tombstones: bool = True, **options):
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     written = []
     for number in range(batches):
         records = [
-            (b"key %d" % chance.randrange(keys), None if tombstones and chance.random() < 0.2 else b"value %d" % number)
-            for _ in range(chance.randrange(1, 6))
+            (b"key %d" % rng.randrange(keys), None if tombstones and rng.random() < 0.2 else b"value %d" % number)
+            for _ in range(rng.randrange(1, 6))
         ]
-        base = store.append(*records, timestamp_ms=1_000 + number, codec=chance.randrange(5), **options)
+        base = store.append(*records, timestamp_ms=1_000 + number, codec=rng.randrange(5), **options)
         written += [(base + item, key, value) for item, (key, value) in enumerate(records)]
     return written
 
@@ -247,10 +247,10 @@ def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
 def test_undecodable_batches_are_retained(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
-    senseless = bytearray(encode_batch([Record(b"a", b"3", 1_000)]))
-    senseless[61] ^= 0x3E
-    senseless[17:21] = google_crc32c.value(bytes(senseless[21:])).to_bytes(4, "big")
-    append(store.log, bytes(senseless))
+    undecodable = bytearray(encode_batch([Record(b"a", b"3", 1_000)]))
+    undecodable[61] ^= 0x3E
+    undecodable[17:21] = google_crc32c.value(bytes(undecodable[21:])).to_bytes(4, "big")
+    append(store.log, bytes(undecodable))
     store.append((b"b", b"1"))
     store.append((b"b", b"2"))
     store.log.roll()
@@ -403,30 +403,31 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     store = Store(tmp_path)
     transactions = Transactions(store)
     running: set[int] = set()
-    for turn in range(6):
+    for round_number in range(6):
         for number in range(60):
-            producer_id = chance.randrange(1, 5)
-            key, value = b"key %d" % chance.randrange(12), None if chance.random() < 0.2 else b"%d %d" % (turn, number)
-            if chance.random() < 0.3:
+            producer_id = rng.randrange(1, 5)
+            key = b"key %d" % rng.randrange(12)
+            value = None if rng.random() < 0.2 else b"%d %d" % (round_number, number)
+            if rng.random() < 0.3:
                 store.append((key, value))
-            elif producer_id in running and chance.random() < 0.4:
-                transactions.end(producer_id, chance.random() < 0.5)
+            elif producer_id in running and rng.random() < 0.4:
+                transactions.end(producer_id, rng.random() < 0.5)
                 running.discard(producer_id)
             else:
                 transactions.send(producer_id, (key, value))
                 running.add(producer_id)
-        if chance.random() < 0.7:
+        if rng.random() < 0.7:
             for producer_id in sorted(running):
-                transactions.end(producer_id, chance.random() < 0.5)
+                transactions.end(producer_id, rng.random() < 0.5)
             running.clear()
         before, stable = visible(store), store.partition.last_stable_offset
-        store.clean(2_000 + turn * chance.choice((10, 3_000)))
+        store.clean(2_000 + round_number * rng.choice((10, 3_000)))
         assert visible(store) == before
-        store.restart(chance.random() < 0.5)
+        store.restart(rng.random() < 0.5)
         assert visible(store) == before and store.partition.last_stable_offset == stable
 
 

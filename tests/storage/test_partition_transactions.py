@@ -58,7 +58,7 @@ class Logged:
         end = self.partition.log.log_end_offset
         return self.partition.last_stable_offset, self.partition.transaction_index.overlapping(0, end), producers
 
-    def refused(self, action, *arguments, **options) -> ErrorCode:
+    def rejected(self, action, *arguments, **options) -> ErrorCode:
         with pytest.raises(ApiError) as caught:
             action(*arguments, **options)
         return caught.value.code
@@ -111,37 +111,38 @@ def test_markers_are_control_batches_of_their_producer(logged):
 
 def test_old_producer_and_coordinator_epochs_are_fenced(logged):
     logged.send(1, 0, b"a", epoch=3)
-    assert logged.refused(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert logged.refused(logged.end, 1, True, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert logged.rejected(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert logged.rejected(logged.end, 1, True, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
     logged.end(1, False, epoch=4, coordinator_epoch=5)
-    assert logged.refused(logged.send, 1, 1, b"b", epoch=3) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert logged.refused(logged.end, 1, True, epoch=4, coordinator_epoch=4) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    assert logged.refused(logged.send, 1, 1, b"b", epoch=4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert logged.rejected(logged.send, 1, 1, b"b", epoch=3) is ErrorCode.INVALID_PRODUCER_EPOCH
+    code = logged.rejected(logged.end, 1, True, epoch=4, coordinator_epoch=4)
+    assert code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert logged.rejected(logged.send, 1, 1, b"b", epoch=4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     logged.send(1, 0, b"b", epoch=4)
 
 
 def test_a_non_transactional_batch_during_a_transaction_is_rejected(logged):
     logged.send(1, 0, b"a")
-    assert logged.refused(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE
+    assert logged.rejected(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE
     logged.end(1, True)
     logged.send(1, 1, b"b", transactional=False)
 
 
 def test_only_the_first_batch_of_a_transaction_is_verified(logged):
-    asked = []
+    verified = []
 
     def verify(header) -> None:
-        asked.append(header.base_sequence)
-        if len(asked) == 1:
+        verified.append(header.base_sequence)
+        if len(verified) == 1:
             raise ApiError(ErrorCode.INVALID_TXN_STATE)
 
     def send(sequence: int) -> int:
         data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=sequence, transactional=True)
         return logged.partition.append(data, NOW, verify=verify).base_offset
 
-    assert logged.refused(send, 0) is ErrorCode.INVALID_TXN_STATE
+    assert logged.rejected(send, 0) is ErrorCode.INVALID_TXN_STATE
     assert [send(0), send(0), send(1)] == [0, 0, 1]
-    assert asked == [0, 0]
+    assert verified == [0, 0]
 
 
 def scenario(logged: Logged) -> None:

@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets` that Apache Kafka wrote, and ours as its tools print them."""
+"""Records of `__consumer_offsets` as written and printed by Apache Kafka."""
 
 from __future__ import annotations
 

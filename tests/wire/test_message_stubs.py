@@ -1,4 +1,4 @@
-"""The stub of the message classes: up to date, and precise enough to reject mistakes."""
+"""Stub of the message classes: up to date, mistakes are rejected."""
 
 from __future__ import annotations
 

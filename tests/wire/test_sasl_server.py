@@ -1,4 +1,4 @@
-"""Server side of SASL, with the example of RFC 7677 and against the client of this package."""
+"""Server side of SASL: RFC 7677 example, client of this package."""
 
 from __future__ import annotations
 
