@@ -58,7 +58,7 @@ def check_state(group: ClassicGroup, *, appends_pending: bool) -> None:
         assert group.members and group.protocol_name in group.candidate_protocols(), "a member lacks the protocol"
 
 
-def promised(group: ClassicGroup) -> object:
+def persistent_state(group: ClassicGroup) -> object:
     """Returns what a restart must restore of an Empty or Stable group."""
     members = {m.member_id: (m.group_instance_id, m.assignment, m.session_timeout_ms) for m in group.members.values()}
     return (

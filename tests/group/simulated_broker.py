@@ -24,7 +24,7 @@ class Waiting:
 
     request: Any
     version: int
-    answer: Callable[[Any], None]
+    on_response: Callable[[Any], None]
     decided: object = None
 
 
@@ -77,11 +77,11 @@ class Broker:
 
     # --- requests and timers
 
-    def receive(self, request: Any, version: int, client_id: str, answer: Callable[[Any], None]) -> None:
-        """Passes a request to the shard; `answer` is called with the response, now or later."""
+    def receive(self, request: Any, version: int, client_id: str, on_response: Callable[[Any], None]) -> None:
+        """Passes a request to the shard; `on_response` is called with the response, now or later."""
         self._tokens += 1
         token = self._tokens
-        waiting = self.waiting[token] = Waiting(request, version, answer)
+        waiting = self.waiting[token] = Waiting(request, version, on_response)
         waiting.decided = self.checks.before(request)
         context = RequestContext(token, version, client_id, "/127.0.0.1", f"u{token}")
         cause = Cause("request", getattr(request, "group_id", None), request, token)
@@ -217,4 +217,4 @@ class Broker:
             waiting = self.waiting.pop(token, None)
             assert waiting is not None, f"second response, or response without a request: {response}"
             self.checks.replied(token, waiting, response)
-            waiting.answer(response)
+            waiting.on_response(response)

@@ -111,7 +111,7 @@ class Client:
         """Sends the next request, if any; called while no response is pending."""
         raise NotImplementedError
 
-    def on_answer(self, kind: str, answer: Any) -> None:
+    def on_response(self, kind: str, response: Any) -> None:
         raise NotImplementedError
 
     def on_lost(self, kind: str) -> None:
@@ -129,7 +129,7 @@ class Client:
         """Shuts down; a dynamic member leaves the group."""
         if not self.stopped and self.instance_id is None and self.member_id:
             request = leave_request(self.spec.group_id, self.member_id, self.versions)
-            self._send(request, self.versions.leave, lambda answer: None)
+            self._send(request, self.versions.leave, lambda response: None)
         self.stop("left")
 
     def disconnected(self) -> None:
@@ -143,10 +143,10 @@ class Client:
             return
         member_id, generation_id, owned = self.before
         request = self._heartbeat_request(member_id, generation_id)
-        self._send(request, self.versions.heartbeat, lambda answer: None)
+        self._send(request, self.versions.heartbeat, lambda response: None)
         if owned:
             commit = self._commit_request(member_id, generation_id, owned)
-            self._send(commit, self.versions.commit, lambda answer: None)
+            self._send(commit, self.versions.commit, lambda response: None)
 
     def act_transactionally(self, producer_id: int) -> None:
         """Commits its partitions in a transaction."""
@@ -155,7 +155,7 @@ class Client:
             request = transactional_request(
                 self.spec.group_id, self.member_id, self.generation_id, self.instance_id, offsets, producer_id
             )
-            self._send(request, 3, lambda answer: None)
+            self._send(request, 3, lambda response: None)
 
     # --- sending
 
@@ -163,7 +163,7 @@ class Client:
         self._requests_sent += 1
         request_number = self._awaited = self._requests_sent
         self._awaited_kind = kind
-        self._send(request, version, lambda answer: self._take(request_number, answer))
+        self._send(request, version, lambda response: self._take(request_number, response))
         self.world.time.call_in(timeout_ms, self._lose, request_number)
 
     def _send(self, request: Any, version: int, on_response: Callable[[Any], None]) -> None:
@@ -186,14 +186,14 @@ class Client:
         if wake == self._wake:
             self.go()
 
-    def _take(self, request_number: int, answer: Any) -> None:
+    def _take(self, request_number: int, response: Any) -> None:
         if self.stopped or request_number != self._awaited:
             return
         if self.world.time.now_ms < self.paused_until_ms:
-            self.world.time.call_at(self.paused_until_ms, self._take, request_number, answer)
+            self.world.time.call_at(self.paused_until_ms, self._take, request_number, response)
             return
         self._awaited = 0
-        self.on_answer(self._awaited_kind, answer)
+        self.on_response(self._awaited_kind, response)
         self.go()
 
     def _lose(self, request_number: int) -> None:
@@ -262,8 +262,8 @@ class PackageMember(Client):
         )
         self.membership = Membership(config, world.time.now_ms)
         self._sent = Generation()
-        self._given_up = False
-        self._joined_afresh = False
+        self._is_revoking = False
+        self._joined_without_id = False
         self._last: tuple[tuple[TopicPartition, ...], int] = ((), -1)
 
     @property
@@ -301,7 +301,7 @@ class PackageMember(Client):
         action = membership.next_action(now_ms)
         if isinstance(action, SendJoinGroup):
             self._sent = membership.generation
-            self._joined_afresh = not self._sent.member_id
+            self._joined_without_id = not self._sent.member_id
             self.call("join", membership.join_request(self._protocols()), self.versions.join, _JOIN_TIMEOUT_MS)
         elif isinstance(action, SendHeartbeat):
             self._sent = membership.generation
@@ -309,10 +309,10 @@ class PackageMember(Client):
         elif isinstance(action, Idle):
             self.wake_at(min(action.until_ms, max(self.commit_due_ms, now_ms + 20)))
         else:
-            raise AssertionError(f"{self.name} has just {action} and is to do it again")
+            raise AssertionError(f"{self.name}: unexpected repeated action {action}")
 
     def _poll(self, now_ms: int) -> bool:
-        """Does the owner's part of a poll; True if a request was sent."""
+        """Polls as the application does; returns whether a request was sent."""
         membership = self.membership
         membership.on_poll(now_ms)
         if membership.needs_complete:
@@ -324,12 +324,12 @@ class PackageMember(Client):
         if membership.needs_prepare:
             self.remember()
             revoked = membership.released_partitions(self.topics).revoked
-            if revoked and not self._given_up:
-                self._given_up = True
+            if revoked and not self._is_revoking:
+                self._is_revoking = True
                 self._sent = membership.generation
                 self.commit(revoked)
                 return True
-            self._given_up = False
+            self._is_revoking = False
             membership.prepare(self.topics)
         elif membership.is_settled and membership.owned and now_ms >= self.commit_due_ms:
             self._sent = membership.generation
@@ -359,33 +359,33 @@ class PackageMember(Client):
             for name in self.protocol_names
         ]
 
-    def on_answer(self, kind: str, answer: Any) -> None:
+    def on_response(self, kind: str, response: Any) -> None:
         now_ms, membership = self.world.time.now_ms, self.membership
         if kind == "join":
-            joined = membership.on_join_response(answer, self._sent, now_ms)
+            joined = membership.on_join_response(response, self._sent, now_ms)
             if isinstance(joined, Joined):
                 self._sync(joined)
             else:
-                self._rebalance_failed(joined, answer.error_code)
+                self._rebalance_failed(joined, response.error_code)
         elif kind == "sync":
-            rule = membership.on_sync_response(answer, self._sent, now_ms)
+            rule = membership.on_sync_response(response, self._sent, now_ms)
             if rule.reaction is not Reaction.CONTINUE:
-                self._rebalance_failed(rule, answer.error_code)
-            elif self._joined_afresh and self.instance_id is not None and membership.config.cooperative:
+                self._rebalance_failed(rule, response.error_code)
+            elif self._joined_without_id and self.instance_id is not None and membership.config.cooperative:
                 request = DescribeGroupsRequest(groups=[self.spec.group_id], include_authorized_operations=False)
                 self.call("describe", request, 5)
         elif kind == "describe":
-            self._find_unassigned(answer.groups[0])
+            self._find_unassigned(response.groups[0])
         elif kind == "heartbeat":
-            rule = membership.on_heartbeat_response(answer.error_code, self._sent, now_ms)
+            rule = membership.on_heartbeat_response(response.error_code, self._sent, now_ms)
             if rule.reaction is Reaction.RETRY_HEARTBEAT:
                 membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
             elif rule.reaction is Reaction.FENCED:
                 self.world.fenced(self)
         elif kind == "commit":
-            membership.on_commit_response(error_of(answer), self._sent)
+            membership.on_commit_response(error_of(response), self._sent)
         elif kind == "fetch":
-            self.fetched = error_of(answer) == ErrorCode.NONE
+            self.fetched = error_of(response) == ErrorCode.NONE
             self.commit_due_ms = now_ms + _BACKOFF_MS
 
     def _find_unassigned(self, group: Any) -> None:
@@ -412,7 +412,7 @@ class PackageMember(Client):
     def on_lost(self, kind: str) -> None:
         now_ms, membership = self.world.time.now_ms, self.membership
         if kind in ("join", "sync"):
-            membership.on_rebalance_failure(f"no answer to {kind}")
+            membership.on_rebalance_failure(f"no response to {kind}")
             membership.retry_after(now_ms, _BACKOFF_MS)
         elif kind == "heartbeat":
             membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
@@ -429,7 +429,7 @@ class EagerConsumer(Client):
         self._protocol_name = ""
         self._joined_with = self.topics
         self._rejoins = True
-        self._retry_at_ms = self._beat_due_ms = 0
+        self._retry_at_ms = self._heartbeat_due_ms = 0
 
     @property
     def settled(self) -> bool:
@@ -455,18 +455,18 @@ class EagerConsumer(Client):
                 self.spec.group_id, self.member_id, self.instance_id, protocols, SESSION_MS, REBALANCE_MS
             )
             self.call("join", request, self.versions.join, _JOIN_TIMEOUT_MS)
-        elif now_ms >= self._beat_due_ms:
-            self._beat_due_ms = now_ms + HEARTBEAT_MS
+        elif now_ms >= self._heartbeat_due_ms:
+            self._heartbeat_due_ms = now_ms + HEARTBEAT_MS
             self.call("heartbeat", self._heartbeat_request(self.member_id, self.generation_id), self.versions.heartbeat)
         elif not self.fetched:
             self.fetch()
         elif self.owned and now_ms >= self.commit_due_ms:
             self.commit(self.owned)
         else:
-            self.wake_at(min(self._beat_due_ms, self.commit_due_ms if self.owned else self._beat_due_ms))
+            self.wake_at(min(self._heartbeat_due_ms, self.commit_due_ms if self.owned else self._heartbeat_due_ms))
 
-    def on_answer(self, kind: str, answer: Any) -> None:
-        code = error_of(answer)
+    def on_response(self, kind: str, response: Any) -> None:
+        code = error_of(response)
         if code == _FENCED:
             self.world.fenced(self)
         elif code in _REFUSED:
@@ -475,17 +475,17 @@ class EagerConsumer(Client):
             self.fetched = code == ErrorCode.NONE
             self._retry_at_ms = self.world.time.now_ms + (0 if self.fetched else _BACKOFF_MS)
         elif code == ErrorCode.NONE:
-            self._succeeded(kind, answer)
+            self._succeeded(kind, response)
         else:
-            self._failed(kind, code, answer)
+            self._failed(kind, code, response)
 
-    def _succeeded(self, kind: str, answer: Any) -> None:
+    def _succeeded(self, kind: str, response: Any) -> None:
         if kind == "join":
-            self.member_id, self.generation_id = answer.member_id, answer.generation_id
-            self._protocol_name = answer.protocol_name or ""
+            self.member_id, self.generation_id = response.member_id, response.generation_id
+            self._protocol_name = response.protocol_name or ""
             assignments: dict[str, bytes] = {}
-            if answer.leader == answer.member_id and not answer.skip_assignment:
-                members = [(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members]
+            if response.leader == response.member_id and not response.skip_assignment:
+                members = [(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in response.members]
                 assignments = self.assign(self._protocol_name, members)
             request = sync_request(
                 self.spec.group_id,
@@ -497,15 +497,15 @@ class EagerConsumer(Client):
             )
             self.call("sync", request, self.versions.sync, _JOIN_TIMEOUT_MS)
         elif kind == "sync":
-            self.owned = read_assignment(bytes(answer.assignment)).partitions
+            self.owned = read_assignment(bytes(response.assignment)).partitions
             self._rejoins = self._joined_with != self.topics
             self.fetched = not self.owned
-            self._beat_due_ms = self.world.time.now_ms + HEARTBEAT_MS
+            self._heartbeat_due_ms = self.world.time.now_ms + HEARTBEAT_MS
 
-    def _failed(self, kind: str, code: int, answer: Any) -> None:
+    def _failed(self, kind: str, code: int, response: Any) -> None:
         now_ms = self.world.time.now_ms
         if code == ErrorCode.MEMBER_ID_REQUIRED:
-            self.member_id = answer.member_id
+            self.member_id = response.member_id
             return
         if code in _OUT:
             self.remember()

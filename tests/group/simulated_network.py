@@ -7,7 +7,7 @@ from typing import Any, Callable
 from simulated_broker import Broker
 from simulation_clock import SimulationClock
 
-WAY_MS = 2
+ONE_WAY_MS = 2
 Trace = Callable[[str], None]
 
 
@@ -34,7 +34,7 @@ class Link:
     def send(self, request: Any, version: int, on_response: Callable[[Any], None], in_bytes: bool) -> None:
         """Sends a request; `on_response` may never be called.
 
-        `in_bytes`: through the bytes of the version, which may lack fields; the newest ones need not, to save time.
+        `in_bytes`: encodes and decodes the messages, because old versions lack fields. False saves time.
         """
         faults, self._faults = dict(self._faults), []
         if self._trace is not None:
@@ -42,37 +42,37 @@ class Link:
         if self._is_cut or "lose-request" in faults:
             return
         if in_bytes:
-            request = through_bytes(request, version)
-        way_ms = WAY_MS + faults.get("slow-request", 0)
+            request = encoded_and_decoded(request, version)
+        delay_ms = ONE_WAY_MS + faults.get("slow-request", 0)
         crashes = self._broker.crashes
 
-        def arrives(last: bool) -> None:
+        def arrive(last: bool) -> None:
             if crashes == self._broker.crashes and not self._is_cut:
-                self._broker.receive(request, version, self._name, leaves if last else _drop)
+                self._broker.receive(request, version, self._name, respond if last else _drop)
 
-        def leaves(response: Any) -> None:
+        def respond(response: Any) -> None:
             if self._trace is not None:
                 self._trace(f"{self._time.now_ms} {self._name} gets {response}")
-            if "lose-answer" not in faults:
-                response = through_bytes(response, version) if in_bytes else response
-                self._time.call_in(WAY_MS + faults.get("slow-answer", 0), comes, response)
+            if "lose-response" not in faults:
+                response = encoded_and_decoded(response, version) if in_bytes else response
+                self._time.call_in(ONE_WAY_MS + faults.get("slow-response", 0), receive, response)
 
-        def comes(response: Any) -> None:
+        def receive(response: Any) -> None:
             if crashes == self._broker.crashes and not self._is_cut:
                 on_response(response)
 
         repeated = "repeat" in faults
-        self._time.call_in(way_ms, arrives, not repeated)
+        self._time.call_in(delay_ms, arrive, not repeated)
         if repeated:
             # as after a reconnect: the client reads the later response
-            self._time.call_in(way_ms + faults["repeat"], arrives, True)
+            self._time.call_in(delay_ms + faults["repeat"], arrive, True)
 
     @property
     def _is_cut(self) -> bool:
         return self._time.now_ms < self.cut_until_ms
 
 
-def through_bytes(message: Any, version: int) -> Any:
+def encoded_and_decoded(message: Any, version: int) -> Any:
     """Returns the message as decoded: without the fields that the version lacks."""
     return type(message).decode(message.encode(version=version), version=version)
 

@@ -4,11 +4,9 @@
     python tests/group/simulation.py --seed 7 --only 1234 --trace
     python tests/group/simulation.py --replay failure.txt --trace
 
-A schedule is drawn from seed and number (`simulation_schedule.py` lists what can happen), run on clocks of its own
-(`simulation_run.py`), and checked after every event (
-    `simulation_checks.py`
-). A failure prints seed, number and the schedule,
-shortened to what is needed; the lines can be kept in a file and given to ``--replay``, - being standard input.
+`simulation_schedule.py` draws a schedule from a seed and a number, `simulation_run.py` runs it on a simulated clock,
+and `simulation_checks.py` checks it after every event. A failure prints seed, number and the shortened schedule, which
+``--replay`` reads from a file, or from standard input if the file is ``-``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from group_invariants import check_counters, check_state, check_timers, promised
+from group_invariants import check_counters, check_state, check_timers, persistent_state
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import LogRecord
@@ -64,7 +64,7 @@ class Log:
         self.offsets: dict[str, dict[TopicPartition, OffsetValue]] = {}
         # producer -> key -> committed offset and its position in the log
         self.pending: dict[int, dict[OffsetKey, tuple[OffsetValue, int]]] = {}
-        self._in_force_since: dict[OffsetKey, int] = {}
+        self._committed_at: dict[OffsetKey, int] = {}
         self._position = 0
 
     def take(self, key: bytes, value: bytes | None, producer_id: int) -> None:
@@ -81,7 +81,7 @@ class Log:
             return
         offsets = self.offsets.setdefault(what.group_id, {})
         offsets.pop(TopicPartition(what.topic, what.partition), None)
-        self._in_force_since[what] = self._position
+        self._committed_at[what] = self._position
         if value is not None:
             offsets[TopicPartition(what.topic, what.partition)] = read_offset(value)
             return
@@ -94,8 +94,8 @@ class Log:
         """Applies the marker of a transaction; returns its groups. Later entries of the log have precedence."""
         ended = self.pending.pop(producer_id, {})
         for key, (value, position) in ended.items():
-            if committed and position > self._in_force_since.get(key, -1):
-                self._in_force_since[key] = position
+            if committed and position > self._committed_at.get(key, -1):
+                self._committed_at[key] = position
                 self.offsets.setdefault(key.group_id, {})[TopicPartition(key.topic, key.partition)] = value
         return {key.group_id for key in ended}
 
@@ -121,8 +121,8 @@ class Checks:
         self.log = Log()
         self._stored_by: dict[int, dict[TopicPartition, int]] = {}
         self._changed: set[str] = set()
-        self._groups_seen: dict[str, GroupValue] = {}
-        self._offsets_seen: dict[str, dict[TopicPartition, OffsetValue]] = {}
+        self._last_groups: dict[str, GroupValue] = {}
+        self._last_offsets: dict[str, dict[TopicPartition, OffsetValue]] = {}
         self._promises: dict[str, object] = {}
         self._births: dict[str, int] = {}
         self.unstored: set[str] = set()  # groups whose last record could not be appended
@@ -152,38 +152,38 @@ class Checks:
         if check is not None and self._broker.is_loaded:
             check(token, waiting, response)
 
-    def _replied_JoinGroupRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        if answer.error_code:
+    def _replied_JoinGroupRequest(self, token: int, waiting: Waiting, response: Any) -> None:
+        if response.error_code:
             return
         group = self._group(waiting.request.group_id)
-        member_id = answer.member_id
-        now = answer.generation_id == group.generation_id
-        _check(now, "generation", "{} joined {}", member_id, answer.generation_id)
+        member_id = response.member_id
+        now = response.generation_id == group.generation_id
+        _check(now, "generation", "{} joined {}", member_id, response.generation_id)
         _check(member_id in group.members, "generation", "{} joined and is no member", member_id)
         life = self._life(group)
-        key = (group.group_id, life, answer.generation_id)
-        leads = answer.leader == member_id
-        if leads and not answer.skip_assignment:
+        key = (group.group_id, life, response.generation_id)
+        is_leader = response.leader == member_id
+        if is_leader and not response.skip_assignment:
             _check(self._leading.setdefault(key, member_id) == member_id, "leader", "{} leads {} too", member_id, key)
-        known = self._leaders.setdefault(key, canonical(answer.leader))
-        _check(known == canonical(answer.leader), "leader", "{} and {} lead {}", known, answer.leader, key)
-        _check(known == canonical(group.leader_id or ""), "leader", "{} leads {}", answer.leader, key)
-        if leads and not answer.skip_assignment:
-            returned = {member.member_id for member in answer.members}
+        known = self._leaders.setdefault(key, canonical(response.leader))
+        _check(known == canonical(response.leader), "leader", "{} and {} lead {}", known, response.leader, key)
+        _check(known == canonical(group.leader_id or ""), "leader", "{} leads {}", response.leader, key)
+        if is_leader and not response.skip_assignment:
+            returned = {member.member_id for member in response.members}
             _check(returned == set(group.members), "leader", "the leader of {} got {}", key, returned)
         last = self._generations.get((group.group_id, life), -1)
-        _check(answer.generation_id >= last, "generation", "{} comes after {}", key, last)
-        self._generations[group.group_id, life] = answer.generation_id
+        _check(response.generation_id >= last, "generation", "{} comes after {}", key, last)
+        self._generations[group.group_id, life] = response.generation_id
 
-    def _replied_SyncGroupRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        if answer.error_code:
+    def _replied_SyncGroupRequest(self, token: int, waiting: Waiting, response: Any) -> None:
+        if response.error_code:
             return
         request = waiting.request
         group = self._group(request.group_id)
         _check(
             request.generation_id == group.generation_id and group.state is STABLE,
             "generation",
-            "{} was given a share of generation {}, {}",
+            "{} got an assignment of generation {}, {}",
             request.member_id,
             request.generation_id,
             LazyDescription(group),
@@ -191,29 +191,29 @@ class Checks:
         self._check_member(request, group.members.keys(), group.static_members)
         self._acknowledged[group.group_id] = group.generation_id
         partitions: Sequence[TopicPartition] = ()
-        if answer.assignment:
-            partitions = decode_assignment(bytes(answer.assignment)).partitions
+        if response.assignment:
+            partitions = decode_assignment(bytes(response.assignment)).partitions
         who = canonical(request.member_id)
         generation = (group.group_id, self._births.get(group.group_id, 0), group.generation_id)
         for partition in partitions:
             owner = self._owners.setdefault((*generation, partition), who)
             _check(owner == who, "owner", "{} and {} own {} in {}", who, owner, partition, generation)
 
-    def _replied_HeartbeatRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        if answer.error_code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+    def _replied_HeartbeatRequest(self, token: int, waiting: Waiting, response: Any) -> None:
+        if response.error_code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._check_generation(waiting.request, waiting.request.generation_id, waiting.decided)
 
-    def _replied_TxnOffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+    def _replied_TxnOffsetCommitRequest(self, token: int, waiting: Waiting, response: Any) -> None:
         request = waiting.request
-        says_who = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
-        if self._check_stored(token, request, answer) and says_who:
+        names_member = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+        if self._check_stored(token, request, response) and names_member:
             self._check_generation(request, request.generation_id, waiting.decided)
 
-    def _check_stored(self, token: int, request: Any, answer: Any) -> set[TopicPartition]:
+    def _check_stored(self, token: int, request: Any, response: Any) -> set[TopicPartition]:
         """Checks that acknowledged commits are in the log; returns them."""
         stored = self._stored_by.pop(token, {})
         requested = {TopicPartition(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
-        returned = {TopicPartition(t.name, p.partition_index): p for t in answer.topics for p in t.partitions}
+        returned = {TopicPartition(t.name, p.partition_index): p for t in response.topics for p in t.partitions}
         done = {partition for partition, entry in returned.items() if not entry.error_code}
         for partition in done:
             offset = requested[partition].committed_offset
@@ -221,9 +221,9 @@ class Checks:
         _check(done == stored.keys(), "acknowledged", "stored {}, acknowledged {}", stored, done)
         return done
 
-    def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
+    def _replied_OffsetCommitRequest(self, token: int, waiting: Waiting, response: Any) -> None:
         request = waiting.request
-        done = self._check_stored(token, request, answer)
+        done = self._check_stored(token, request, response)
         if not done:
             return
         generation_id, before = request.generation_id_or_member_epoch, waiting.decided
@@ -238,8 +238,8 @@ class Checks:
             other = self._committers.setdefault((*generation, partition), who)
             _check(other == who, "owner", "{} and {} committed {} in {}", who, other, partition, generation)
 
-    def _replied_OffsetFetchRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        groups = answer.groups if waiting.version >= 8 else [answer]
+    def _replied_OffsetFetchRequest(self, token: int, waiting: Waiting, response: Any) -> None:
+        groups = response.groups if waiting.version >= 8 else [response]
         for group in groups:
             group_id = group.group_id if waiting.version >= 8 else waiting.request.group_id
             stored = self.log.offsets.get(group_id, {})
@@ -255,20 +255,20 @@ class Checks:
                         expected,
                     )
 
-    def _replied_DeleteGroupsRequest(self, token: int, waiting: Waiting, answer: Any) -> None:
-        for result in answer.results:
+    def _replied_DeleteGroupsRequest(self, token: int, waiting: Waiting, response: Any) -> None:
+        for result in response.results:
             if not result.error_code and not self._broker.held:
                 left = result.group_id in self.log.groups or result.group_id in self.log.offsets
                 _check(not left, "delete", "{} was deleted and is stored", result.group_id)
 
     def _check_generation(self, request: Any, generation_id: int, before: object) -> None:
         if before is None:
-            return  # it was loading
+            return  # the shard was loading
         assert isinstance(before, Before)
         _check(
             generation_id == before.generation_id,
             "generation",
-            "{} of generation {} was believed in {}",
+            "{} of generation {} was accepted in {}",
             request.member_id,
             generation_id,
             before.generation_id,
@@ -276,13 +276,13 @@ class Checks:
         self._check_member(request, before.member_ids, before.instance_ids)
 
     def _check_member(self, request: Any, member_ids: Any, instance_ids: dict[str, str]) -> None:
-        _check(request.member_id in member_ids, "generation", "{} was believed and is no member", request.member_id)
+        _check(request.member_id in member_ids, "generation", "{} was accepted and is no member", request.member_id)
         instance_id = request.group_instance_id
         if instance_id is not None:
             _check(
                 instance_ids.get(instance_id) == request.member_id,
                 "generation",
-                "{} was believed to be {}",
+                "{} was accepted as {}",
                 request.member_id,
                 instance_id,
             )
@@ -351,7 +351,7 @@ class Checks:
             else:
                 self.log.take(entry.key, entry.value, entry.producer_id)
         self._changed = self.log.group_ids()
-        self._groups_seen, self._offsets_seen = {}, {}
+        self._last_groups, self._last_offsets = {}, {}
         self._promises.clear()
         self.unstored.clear()
         self._stored_by.clear()
@@ -389,10 +389,10 @@ class Checks:
             known, stored = set(store.group_ids()), log.group_ids()
             _check(known == stored, "replay", "groups {}, log {}", known, stored)
             self._changed.clear()
-            self._groups_seen = dict(store.groups)
-            self._offsets_seen = {group_id: dict(offsets) for group_id, offsets in store.offsets.items()}
-        _check(store.groups == self._groups_seen, "replay", "{} has become {}", self._groups_seen, store.groups)
-        _check(store.offsets == self._offsets_seen, "replay", "{} has become {}", self._offsets_seen, store.offsets)
+            self._last_groups = dict(store.groups)
+            self._last_offsets = {group_id: dict(offsets) for group_id, offsets in store.offsets.items()}
+        _check(store.groups == self._last_groups, "replay", "{} has become {}", self._last_groups, store.groups)
+        _check(store.offsets == self._last_offsets, "replay", "{} has become {}", self._last_offsets, store.offsets)
 
     def _check_group(self, group: ClassicGroup, held: bool) -> None:
         try:
@@ -400,7 +400,7 @@ class Checks:
             check_timers(group, self._broker.timers)
             check_state(group, appends_pending=held)
         except AssertionError as error:
-            raise InvariantViolation(f"books: {error}, {LazyDescription(group)}") from error
+            raise InvariantViolation(f"counters: {error}, {LazyDescription(group)}") from error
         group_id = group.group_id
         acknowledged = self._acknowledged.get(group_id, -1)
         _check(
@@ -414,21 +414,21 @@ class Checks:
             return
         stored = self._promises.get(group_id)
         if stored is None:
-            stored = promised(ClassicGroup.from_value(group_id, self.log.groups.get(group_id)))
+            stored = persistent_state(ClassicGroup.from_value(group_id, self.log.groups.get(group_id)))
             self._promises[group_id] = stored
-        _check(stored == promised(group), "replay", "live {}, log {}", promised(group), stored)
+        _check(stored == persistent_state(group), "replay", "live {}, log {}", persistent_state(group), stored)
 
     def check_all_responses_sent(self) -> None:
         """Checks that every request has a response."""
         waiting = [entry.request for entry in self._broker.waiting.values()]
-        _check(not waiting, "answers", "no response to {}", waiting)
+        _check(not waiting, "responses", "no response to {}", waiting)
 
     # --- groups
 
     def _group(self, group_id: str) -> ClassicGroup:
         group = self._broker.shard.group(group_id)
         if group is None:
-            raise InvariantViolation(f"group: {group_id} is spoken of and not there")
+            raise InvariantViolation(f"group: {group_id} does not exist")
         return group
 
     def _life(self, group: ClassicGroup) -> int:
@@ -446,9 +446,9 @@ def _check(holds: bool, what: str, text: str, *args: object) -> None:
 
 
 def _subscribed(group: ClassicGroup) -> set[str]:
-    """Topics that are surely subscribed to.
+    """Returns topics to which a member is known to subscribe.
 
-    Those who joined after the last generation do not count yet, and a static member may have come back with others.
+    Excludes members that joined after the last generation, and static members, which may have changed their topics.
     """
     if group.state is not STABLE or group.protocol_name is None:
         return set()

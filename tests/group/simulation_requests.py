@@ -37,10 +37,10 @@ class Versions(NamedTuple):
         return cls(9, 5, 4, 9, 8, 5)
 
 
-def error_of(answer: Any) -> int:
+def error_of(response: Any) -> int:
     """Returns the first error in a response."""
-    topics = list(getattr(answer, "topics", None) or ())
-    for group in getattr(answer, "groups", None) or ():
+    topics = list(getattr(response, "topics", None) or ())
+    for group in getattr(response, "groups", None) or ():
         if group.error_code:
             return int(group.error_code)
         topics += group.topics
@@ -48,7 +48,7 @@ def error_of(answer: Any) -> int:
         for partition in topic.partitions:
             if partition.error_code:
                 return int(partition.error_code)
-    return int(getattr(answer, "error_code", None) or ErrorCode.NONE)
+    return int(getattr(response, "error_code", None) or ErrorCode.NONE)
 
 
 def join_request(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from group_invariants import promised
+from group_invariants import persistent_state
 from simulated_broker import Broker
 from simulated_clients import PARTITIONS, SESSION_MS, Client, EagerConsumer, PackageMember, Spec
 from simulated_network import Link, Trace
@@ -149,14 +149,14 @@ class SimulationRun:
     def _on_lose_request(self, client: Client) -> None:
         self.link(client.name).arm("lose-request", 0)
 
-    def _on_lose_answer(self, client: Client) -> None:
-        self.link(client.name).arm("lose-answer", 0)
+    def _on_lose_response(self, client: Client) -> None:
+        self.link(client.name).arm("lose-response", 0)
 
     def _on_slow_request(self, client: Client, ms: int) -> None:
         self.link(client.name).arm("slow-request", ms)
 
-    def _on_slow_answer(self, client: Client, ms: int) -> None:
-        self.link(client.name).arm("slow-answer", ms)
+    def _on_slow_response(self, client: Client, ms: int) -> None:
+        self.link(client.name).arm("slow-response", ms)
 
     def _on_repeat(self, client: Client, ms: int) -> None:
         self.link(client.name).arm("repeat", ms)
@@ -217,7 +217,7 @@ class SimulationRun:
         self.broker.expire_offsets()
 
     def _administer(self, request: Any, version: int) -> None:
-        self.broker.receive(request, version, "admin", lambda answer: None)
+        self.broker.receive(request, version, "admin", lambda response: None)
 
     # --- recovery
 
@@ -287,8 +287,9 @@ class SimulationRun:
             live, found = self.broker.shard.group(group_id), fresh.group(group_id)
             if live is None or found is None or group_id in self.broker.checks.unstored:
                 continue
-            if promised(live) != promised(found):
-                raise InvariantViolation(f"replay: live {promised(live)}, after a restart {promised(found)}")
+            if persistent_state(live) != persistent_state(found):
+                states = f"live {persistent_state(live)}, after a restart {persistent_state(found)}"
+                raise InvariantViolation(f"replay: {states}")
 
 
 def run(schedule: Schedule, trace: Callable[[str], None] | None = None) -> str | None:

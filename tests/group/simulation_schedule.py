@@ -1,25 +1,25 @@
-"""Schedules of the simulation as data: drawn from a seed, written as text, shortened.
+"""Schedules of the simulation: drawn from a seed, written as text, shortened.
 
-An event is a tuple ``(at_ms, kind, *arguments)`` of numbers and words. It means something whatever came before it, so
-a schedule with any of its events taken out is a schedule. Kinds, with their arguments:
+An event is a tuple ``(at_ms, kind, *arguments)`` of numbers and words. Events do not depend on one another: a schedule
+without some of its events is a valid schedule. Kinds and their arguments:
 
-    config N                    group.max.size
+    config N                    sets group.max.size
     start mN GROUP MAKE TOPICS INSTANCE PROTOCOLS VERSION
-                                a client begins, in place of the one of its name; MAKE is ours or foreign, INSTANCE -
-                                where it is dynamic, VERSION that of its JoinGroup
-    leave mN, kill mN           it ends properly, or is gone
-    pause mN MS                 it pauses, then continues
-    cut mN MS                   nothing gets through between it and the broker
-    topics mN TOPICS            it changes its subscription, unless it is static
-    lose-request mN, lose-answer mN, slow-request mN MS, slow-answer mN MS
-                                of the next request it sends
-    repeat mN MS                the next request arrives twice; the client listens to the second answer
-    stale mN                    it sends a commit and a heartbeat of the previous generation
-    crash MS keep|drop          the broker is gone, and loads for so long; what was not yet acknowledged is in its log
-    move MS                     another node takes over
+                                starts a client and replaces the one of the same name; MAKE is ours or foreign,
+                                INSTANCE is - for a dynamic member, VERSION is that of JoinGroup
+    leave mN, kill mN           the client shuts down or crashes
+    pause mN MS                 the client pauses
+    cut mN MS                   network partition between the client and the broker
+    topics mN TOPICS            the client changes its subscription, unless it is static
+    lose-request mN, lose-response mN, slow-request mN MS, slow-response mN MS
+                                fault of the client's next request
+    repeat mN MS                the client's next request arrives twice; the client reads the second response
+    stale mN                    the client sends a commit and a heartbeat of the previous generation
+    crash MS keep|drop          the broker crashes and loads for MS; keep or drop unacknowledged records of the log
+    move MS                     another node becomes the coordinator
     fail-appends MS ERROR, slow-appends MS DELAY
     txn-commit mN P, txn-simple G TOPIC P, txn-end P commit|abort
-                                producer P commits offsets in a transaction, as that member or without one; its marker
+                                producer P commits offsets in a transaction as a member or without one; its marker
     delete-group G, delete-offsets G TOPIC, remove-instance G INSTANCE, simple-commit G TOPIC, look G, drop-topic TOPIC
     expire-offsets
 """
@@ -44,10 +44,10 @@ _CLIENT_FAULTS = (
     "cut",
     "topics",
     "lose-request",
-    "lose-answer",
-    "lose-answer",
+    "lose-response",
+    "lose-response",
     "slow-request",
-    "slow-answer",
+    "slow-response",
     "repeat",
     "repeat",
     "stale",
@@ -81,7 +81,7 @@ _APPEND_ERRORS = ("NOT_ENOUGH_REPLICAS", "KAFKA_STORAGE_ERROR", "MESSAGE_TOO_LAR
 
 
 def draw(seed: int, number: int) -> list[Event]:
-    """Schedule `number` of a seed, in order of time; each can be drawn without the others."""
+    """Returns schedule `number` of a seed, ordered by time."""
     rng = Random(f"{seed}/{number}")
     events: list[Event] = []
     if rng.random() < 0.15:
@@ -104,7 +104,7 @@ def _client(rng: Random) -> Event:
     group = rng.choice("aaabcc")
     make = rng.choice(_MAKES[group])
     instance = rng.choice(("i0", "i1")) if rng.random() < 0.3 else "-"
-    # a static member that returns with another subscription begins no round: that is Kafka's rule, and no liveness
+    # as in Kafka, a static member that returns with another subscription does not cause a rebalance
     topics = {"i0": "x", "i1": "xy"}.get(instance) or rng.choice(("x", "x", "xy", "y"))
     protocols = "cooperative-sticky" if group == "c" else rng.choice(_PROTOCOLS)
     version = 9 if make == "ours" else rng.randint(5 if instance != "-" else 0, 9)
@@ -121,7 +121,7 @@ def _client_fault(rng: Random, clients: dict[str, Event]) -> Event:
         return (kind, name, rng.choice(("x", "y", "xy")))
     if kind == "txn-commit":
         return (kind, name, rng.choice(_PRODUCERS))
-    if kind in ("slow-request", "slow-answer", "repeat"):
+    if kind in ("slow-request", "slow-response", "repeat"):
         return (kind, name, rng.choice((5, 30, 150, 500, 900)))
     return (kind, name)
 
@@ -150,14 +150,14 @@ def _broker_fault(rng: Random) -> Event:
 
 
 def to_text(events: Iterable[Event]) -> str:
-    """One line for each event; `from_text` reads it back."""
+    """Returns one line per event; the inverse of `from_text`."""
     return "\n".join(" ".join(map(str, event)) for event in events)
 
 
 def from_text(text: str) -> list[Event]:
-    """The events of such lines; empty ones and those that begin with # are skipped.
+    """Parses the lines of `to_text`; skips empty lines and lines that start with #.
 
-    Raises: ValueError on a line that does not begin with a time.
+    Raises: ValueError for a line that does not start with a time.
     """
     events: list[Event] = []
     for line in text.splitlines():
@@ -165,15 +165,15 @@ def from_text(text: str) -> list[Event]:
         if not words or words[0].startswith("#"):
             continue
         if not words[0].isdigit() or len(words) < 2:
-            raise ValueError(f"not an event, which is a time in ms and a kind: {line!r}")
+            raise ValueError(f"An event must start with a time in ms and a kind, got {line!r}.")
         events.append(tuple(int(word) if word.isdigit() else word for word in words))
     return events
 
 
 def shorten(events: Schedule, fails: Callable[[Schedule], bool]) -> list[Event]:
-    """A part of a failing schedule that fails too, and of which no single event can be taken out.
+    """Returns a minimal failing part of a failing schedule: without any of its events it does not fail.
 
-    Halves, quarters and so on are tried before single events (delta debugging).
+    Removes halves, quarters and so on before single events (delta debugging).
     """
     kept = list(events)
     size = max(len(kept) // 2, 1)

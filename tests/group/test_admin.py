@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from group_invariants import promised
+from group_invariants import persistent_state
 from support.group_context import CONFIG, GROUP, GroupContext
 
 from spark_groupsource.clock import Instant
@@ -69,13 +69,13 @@ def test_assignment_that_was_not_stored_is_not_described(context: GroupContext) 
 @pytest.mark.conformance("GC-142", "GC-143", "JM-110", "MB-010")
 @pytest.mark.parametrize("instance", [None, "one"])
 def test_stable_group_is_described_with_its_members(context: GroupContext, instance: str | None) -> None:
-    answer = context.join(instance=instance, protocols=[("range", b"wants")], client_id="app-0")
+    handle = context.join(instance=instance, protocols=[("range", b"wants")], client_id="app-0")
     context.advance(50)
-    context.sync(answer.member_id, 1, {answer.member_id: b"has"}, instance=instance)
+    context.sync(handle.member_id, 1, {handle.member_id: b"has"}, instance=instance)
     described = context.describe()
     assert (described.group_state, described.protocol_type, described.protocol_data) == ("Stable", "consumer", "range")
     (member,) = described.members
-    assert (member.member_id, member.group_instance_id) == (answer.member_id, instance)
+    assert (member.member_id, member.group_instance_id) == (handle.member_id, instance)
     assert (member.client_id, member.client_host) == ("app-0", "/127.0.0.1")
     assert (member.member_metadata, member.member_assignment) == (b"wants", b"has")
 
@@ -210,7 +210,7 @@ def test_commit_before_a_deletion_is_durable_creates_a_new_group(context: GroupC
     assert context.fetch() == {("topic", 0): 5}
     live, loaded = context.group(), context.restarted().group()
     assert (live.state, live.generation_id, live.protocol_type) == (EMPTY, 0, None)
-    assert promised(live) == promised(loaded)
+    assert persistent_state(live) == persistent_state(loaded)
 
 
 @pytest.mark.conformance("GC-149", "OM-046")
@@ -290,8 +290,8 @@ def test_unloading_responds_to_delayed_joins(context: GroupContext) -> None:
     elsewhere = context.join(group="other")
     groups = list(context.shard.groups.values())
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    for answer, member in zip(delayed, members, strict=True):
-        assert (answer.error, answer.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
+    for handle, member in zip(delayed, members, strict=True):
+        assert (handle.error, handle.member_id) == (ErrorCode.NOT_COORDINATOR, member.member_id)
     assert elsewhere.error is ErrorCode.NOT_COORDINATOR
     assert [group.state for group in groups] == [DEAD, DEAD]
     assert context.heartbeat(silent.member_id, 1) is ErrorCode.NOT_COORDINATOR
@@ -313,6 +313,6 @@ def test_unloading_responds_to_delayed_syncs(context: GroupContext) -> None:
     delayed = [context.sync(follower.member_id, 1) for follower in followers]
     records = len(context.log)
     context.settle(context.shard.on_unloaded(context.clock.instant()))
-    assert [answer.error for answer in delayed] == [ErrorCode.NOT_COORDINATOR] * 2
-    assert len(context.log) == records  # no tombstones: the next owner loads it all
+    assert [handle.error for handle in delayed] == [ErrorCode.NOT_COORDINATOR] * 2
+    assert len(context.log) == records  # no tombstones: the next coordinator loads everything
     assert context.state() is DEAD

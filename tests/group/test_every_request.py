@@ -117,7 +117,7 @@ def staged(context: GroupContext, state: GroupState) -> Cast:
 def snapshot(context: GroupContext) -> object:
     """Returns everything that a request could change."""
     group = context.shard.group(GROUP)
-    soft = group and (
+    in_memory = group and (
         group.state,
         group.generation_id,
         group.leader_id,
@@ -126,7 +126,7 @@ def snapshot(context: GroupContext) -> object:
         set(group.pending_syncs),
         dict(group.static_members),
     )
-    return soft, dict(context.timers), list(context.log)
+    return in_memory, dict(context.timers), list(context.log)
 
 
 def member_error(state: GroupState, who: Who) -> ErrorCode:
@@ -140,17 +140,17 @@ Expected = tuple[ErrorCode | None, bool]
 """The error, None for a delayed request, and whether the session is renewed."""
 
 
-def expected_of_member(state: GroupState, ask: GroupOperation, who: Who, generation: Generation) -> Expected:
+def expected_of_member(state: GroupState, operation: GroupOperation, who: Who, generation: Generation) -> Expected:
     """Checks member, then generation, then state."""
-    answer = GROUP_RULES[state][ask]
-    if state is DEAD or (state is EMPTY and ask is GroupOperation.SYNC):
-        return answer.error, False
+    rule = GROUP_RULES[state][operation]
+    if state is DEAD or (state is EMPTY and operation is GroupOperation.SYNC):
+        return rule.error, False
     error = member_error(state, who)
     if error is NONE and generation is not Generation.RIGHT:
         error = ILLEGAL
     if error is not NONE:
         return error, False
-    return (None if answer.action is GroupAction.AWAIT_SYNC else answer.error), answer.renews_session
+    return (None if rule.action is GroupAction.AWAIT_SYNC else rule.error), rule.renews_session
 
 
 def expected_of_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
@@ -176,9 +176,8 @@ def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
         return None, False
     if who is Who.RETURNED:
         # in Stable the selected protocol is kept, so the record is stored and the response sent
-        return (
-            NONE if cells[GroupOperation.REPLACE_STATIC].action is GroupAction.STORE_IF_PROTOCOL_KEPT else None
-        ), False
+        is_stored = cells[GroupOperation.REPLACE_STATIC].action is GroupAction.STORE_IF_PROTOCOL_KEPT
+        return (NONE if is_stored else None), False
     error = member_error(state, who)
     if error is not NONE:
         return error, False
@@ -193,15 +192,15 @@ def expected_of_leave(state: GroupState, who: Who) -> Expected:
     if state is DEAD:
         return GROUP_RULES[state][GroupOperation.LEAVE].error, False
     if who is Who.PENDING or (who is Who.RETURNED and state is not EMPTY):
-        return NONE, False  # a pending id goes; an operator removes a static member by its instance id
+        return NONE, False  # a pending member id leaves; an operator removes a static member by its group.instance.id
     return member_error(state, who), False
 
 
-def check(context: GroupContext, before: object, answer: ErrorCode | None, expected: Expected, asker: str) -> None:
-    error, renews = expected
-    assert answer is error
+def check(context: GroupContext, before: object, error: ErrorCode | None, expected: Expected, member_id: str) -> None:
+    expected_error, renews = expected
+    assert error is expected_error
     if renews:
-        assert context.session_deadline(asker) == context.clock.now_ms() + SESSION_MS
+        assert context.session_deadline(member_id) == context.clock.now_ms() + SESSION_MS
     elif error not in (None, NONE):
         assert snapshot(context) == before, "a rejected request has changed the state"
     group = context.shard.group(GROUP)
@@ -211,22 +210,22 @@ def check(context: GroupContext, before: object, answer: ErrorCode | None, expec
         check_state(group, appends_pending=False)
 
 
-def ask(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Generation, changed: bool) -> Any:
+def send(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Generation, changed: bool) -> Any:
     """Returns the error of the response, None if it is delayed."""
     member_id, instance_id = cast.ids[who]
     generation_id = cast.generation(generation)
     if api is JoinGroupRequest:
         protocols = CHANGED if changed else RANGE
-        answer = context.join(member_id, instance=instance_id, protocols=protocols, rebalance_ms=LONG_MS)
-        return None if answer.is_delayed else answer.error
+        handle = context.join(member_id, instance=instance_id, protocols=protocols, rebalance_ms=LONG_MS)
+        return None if handle.is_delayed else handle.error
     if api is SyncGroupRequest:
-        answer = context.sync(member_id, generation_id, instance=instance_id)
-        return None if answer.is_delayed else answer.error
+        handle = context.sync(member_id, generation_id, instance=instance_id)
+        return None if handle.is_delayed else handle.error
     if api is HeartbeatRequest:
         return context.heartbeat(member_id, generation_id, instance=instance_id)
     if api is LeaveGroupRequest:
-        answer = context.leave((member_id, instance_id))
-        return answer.error or ErrorCode(answer.response.members[0].error_code)
+        handle = context.leave((member_id, instance_id))
+        return handle.error or ErrorCode(handle.response.members[0].error_code)
     if api is OffsetCommitRequest:
         return context.commit(8, member_id, generation_id, instance=instance_id)[0]
     assert api is TxnOffsetCommitRequest
@@ -250,7 +249,7 @@ def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, c
 
 
 # the expectation for each request
-OF_MEMBERS = {
+OF_MEMBER = {
     JoinGroupRequest: ((Generation.RIGHT,), (False, True)),
     SyncGroupRequest: (tuple(Generation), (False,)),
     HeartbeatRequest: (tuple(Generation), (False,)),
@@ -258,7 +257,7 @@ OF_MEMBERS = {
     OffsetCommitRequest: (tuple(Generation), (False,)),
     TxnOffsetCommitRequest: (tuple(Generation), (False,)),
 }
-OF_ANYBODY = {
+WITHOUT_MEMBER = {
     OffsetFetchRequest: GroupOperation.FETCH,
     OffsetDeleteRequest: GroupOperation.DELETE_OFFSETS,
     DeleteGroupsRequest: GroupOperation.DELETE_GROUP,
@@ -267,10 +266,10 @@ OF_ANYBODY = {
 }
 
 
-@pytest.mark.parametrize("api", OF_MEMBERS, ids=lambda api: api.__name__)
+@pytest.mark.parametrize("api", OF_MEMBER, ids=lambda api: api.__name__)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
 def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -> None:
-    generations, changes = OF_MEMBERS[api]
+    generations, changes = OF_MEMBER[api]
     for who in Who:
         for generation in generations:
             for changed in changes:
@@ -279,7 +278,7 @@ def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -
                 assert context.state() is state
                 context.clock.advance_ms(1)
                 before = snapshot(context)
-                error = ask(context, api, cast, who, generation, changed)
+                error = send(context, api, cast, who, generation, changed)
                 expected = expected_of(api, state, who, generation, changed)
                 try:
                     check(context, before, error, expected, cast.ids[who][0])
@@ -287,7 +286,7 @@ def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -
                     raise AssertionError(f"{who}, {generation}, changed {changed}: {failure}") from failure
 
 
-@pytest.mark.parametrize("api", OF_ANYBODY, ids=lambda api: api.__name__)
+@pytest.mark.parametrize("api", WITHOUT_MEMBER, ids=lambda api: api.__name__)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
 def test_every_request_without_a_member_in_every_state(state: GroupState, api: Any) -> None:
     context = GroupContext()
@@ -295,7 +294,7 @@ def test_every_request_without_a_member_in_every_state(state: GroupState, api: A
     before = snapshot(context)
 
     if api is OffsetFetchRequest:
-        error = ErrorCode(context.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code)
+        error = ErrorCode(context.fetch_response(GROUP, [("topic", 0)], 8).response.groups[0].error_code)
         assert context.fetch(("topic", 0)) == {("topic", 0): -1 if state is DEAD else 7}
     elif api is OffsetDeleteRequest:
         error = context.delete_offsets(("topic", 0)).error
@@ -310,12 +309,12 @@ def test_every_request_without_a_member_in_every_state(state: GroupState, api: A
         error = NONE
         assert context.list()[GROUP].group_state == state.value
 
-    answer = OF_ANYBODY[api]
-    assert error is (NONE if answer is None else GROUP_RULES[state][answer].error)
+    operation = WITHOUT_MEMBER[api]
+    assert error is (NONE if operation is None else GROUP_RULES[state][operation].error)
     if api in (OffsetFetchRequest, DescribeGroupsRequest, ListGroupsRequest) or error is not NONE:
         assert snapshot(context) == before
     if api is OffsetDeleteRequest and error is NONE:
-        # the subscriptions cannot be read, so where there are members every topic counts as subscribed to
+        # the subscriptions cannot be decoded, so every topic counts as subscribed if there are members
         assert context.fetch() == ({} if state is EMPTY else {("topic", 0): 7})
     if api is DeleteGroupsRequest and error is NONE:
         assert context.shard.group(GROUP) is None and context.fetch() == {}
@@ -323,4 +322,4 @@ def test_every_request_without_a_member_in_every_state(state: GroupState, api: A
 
 def test_every_group_request_is_covered() -> None:
     handled = set(GroupContext().shard.handlers)
-    assert handled == {api.API_KEY for api in (*OF_MEMBERS, *OF_ANYBODY)}
+    assert handled == {api.API_KEY for api in (*OF_MEMBER, *WITHOUT_MEMBER)}

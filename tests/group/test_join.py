@@ -18,8 +18,8 @@ def context() -> GroupContext:
     return GroupContext()
 
 
-def errors(answers: list[ResponseHandle]) -> list[str]:
-    return sorted(answer.error.name for answer in answers)
+def errors(handles: list[ResponseHandle]) -> list[str]:
+    return sorted(handle.error.name for handle in handles)
 
 
 FOUR_OF_FIVE = sorted(["NONE"] * 4 + ["GROUP_MAX_SIZE_REACHED"])
@@ -47,7 +47,7 @@ def test_bounds_of_the_session_timeout_are_inclusive(context: GroupContext, sess
 
 
 @pytest.mark.conformance("GC-013")
-def test_empty_group_id_is_refused(context: GroupContext) -> None:
+def test_empty_group_id_is_rejected(context: GroupContext) -> None:
     assert context.join(group="").error is ErrorCode.INVALID_GROUP_ID
     assert context.sync("m", 1, group="").error is ErrorCode.INVALID_GROUP_ID
     assert context.heartbeat("m", 1, group="") is ErrorCode.INVALID_GROUP_ID
@@ -57,16 +57,16 @@ def test_empty_group_id_is_refused(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-012", "JM-013")
 def test_made_up_member_id_of_an_unknown_group(context: GroupContext) -> None:
-    answer = context.join("made-up")
-    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
+    handle = context.join("made-up")
+    assert (handle.error, handle.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
     assert context.state() is DEAD
 
 
 @pytest.mark.conformance("GC-023", "JM-022")
 def test_made_up_member_id_of_a_known_group(context: GroupContext) -> None:
     context.stable()
-    answer = context.join("made-up")
-    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
+    handle = context.join("made-up")
+    assert (handle.error, handle.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "made-up")
     assert context.state() is STABLE
 
 
@@ -81,33 +81,33 @@ def test_dead_group(context: GroupContext) -> None:
 def test_member_id_in_an_empty_group(context: GroupContext) -> None:
     (member,) = context.stable()
     context.leave((member.member_id, None))
-    answer = context.join(member.member_id)
-    assert (answer.error, answer.response.generation_id) == (ErrorCode.UNKNOWN_MEMBER_ID, -1)
+    handle = context.join(member.member_id)
+    assert (handle.error, handle.response.generation_id) == (ErrorCode.UNKNOWN_MEMBER_ID, -1)
 
 
 @pytest.mark.conformance("GC-014")
 def test_first_join_of_a_new_group(context: GroupContext) -> None:
-    answer = context.join()
+    handle = context.join()
     context.advance(DELAY_MS)
-    assert answer.error is ErrorCode.NONE
-    assert answer.response.generation_id == 1
-    assert answer.response.leader == answer.member_id == "client-uuid-1"
-    assert answer.response.protocol_name == "range"
-    assert [(m.member_id, m.metadata) for m in answer.response.members] == [(answer.member_id, b"")]
+    assert handle.error is ErrorCode.NONE
+    assert handle.response.generation_id == 1
+    assert handle.response.leader == handle.member_id == "client-uuid-1"
+    assert handle.response.protocol_name == "range"
+    assert [(m.member_id, m.metadata) for m in handle.response.members] == [(handle.member_id, b"")]
 
 
 @pytest.mark.parametrize("version", range(10))
 def test_join_response_of_every_version(version: int) -> None:
     context = GroupContext()
-    answer = context.join(version=version)
+    handle = context.join(version=version)
     if version >= 4:
-        assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
-        assert answer.response.protocol_name == (None if version >= 7 else "")
-        answer = context.join(answer.member_id, version=version)
+        assert handle.error is ErrorCode.MEMBER_ID_REQUIRED
+        assert handle.response.protocol_name == (None if version >= 7 else "")
+        handle = context.join(handle.member_id, version=version)
     context.advance(DELAY_MS)
-    assert answer.error is ErrorCode.NONE
-    assert answer.response.protocol_name == "range"
-    member = context.group().members[answer.member_id]
+    assert handle.error is ErrorCode.NONE
+    assert handle.response.protocol_name == "range"
+    member = context.group().members[handle.member_id]
     assert member.rebalance_timeout_ms == (SESSION_MS if version == 0 else REBALANCE_MS)
 
 
@@ -129,8 +129,8 @@ def test_another_protocol_type(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-016", "JM-015")
 @pytest.mark.parametrize("instance", [None, "instance"])
 def test_empty_protocol_type(context: GroupContext, instance: str | None) -> None:
-    answer = context.join(protocol_type="", instance=instance)
-    assert (answer.error, answer.member_id) == (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+    handle = context.join(protocol_type="", instance=instance)
+    assert (handle.error, handle.member_id) == (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
 
 
 @pytest.mark.conformance("GC-017", "JM-016")
@@ -160,20 +160,20 @@ def test_second_join_without_protocols_keeps_the_member_id_pending(context: Grou
 
 
 @pytest.mark.conformance("GC-059", "JM-024")
-def test_errors_carry_no_protocol_type(context: GroupContext) -> None:
+def test_errors_have_no_protocol_type(context: GroupContext) -> None:
     context.stable()
-    answer = context.join("made-up", version=7)
-    assert answer.error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert answer.response.protocol_type is None
-    assert answer.response.protocol_name is None
+    handle = context.join("made-up", version=7)
+    assert handle.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert handle.response.protocol_type is None
+    assert handle.response.protocol_name is None
 
 
 @pytest.mark.conformance("GC-060", "JM-025")
 def test_leader_and_follower_get_the_protocol_type(context: GroupContext) -> None:
-    answers = [context.join(instance=instance, version=7) for instance in ("a", "b")]
+    handles = [context.join(instance=instance, version=7) for instance in ("a", "b")]
     context.advance(2 * DELAY_MS)
-    assert [answer.response.protocol_type for answer in answers] == ["consumer", "consumer"]
-    assert [len(answer.response.members) for answer in answers] == [2, 0]
+    assert [handle.response.protocol_type for handle in handles] == ["consumer", "consumer"]
+    assert [len(handle.response.members) for handle in handles] == [2, 0]
 
 
 # --- size
@@ -183,18 +183,18 @@ def test_leader_and_follower_get_the_protocol_type(context: GroupContext) -> Non
 def test_full_group_rejects_a_new_member(context: GroupContext) -> None:
     context.completing(4)
     assert context.state() is COMPLETING_REBALANCE
-    answer = context.join()
-    assert (answer.error, answer.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+    handle = context.join()
+    assert (handle.error, handle.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
 
 
 @pytest.mark.conformance("GC-005", "JM-008")
 def test_pending_member_ids_do_not_count_for_group_max_size(context: GroupContext) -> None:
     ids = [context.join(version=4).member_id for _ in range(5)]
     for _ in range(2):
-        answers = [context.join(member_id, version=4) for member_id in ids]
+        handles = [context.join(member_id, version=4) for member_id in ids]
         context.advance(4 * DELAY_MS)
-        assert errors(answers) == FOUR_OF_FIVE
-        assert answers[4].error is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert errors(handles) == FOUR_OF_FIVE
+        assert handles[4].error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert len(context.group().members) == 4
 
 
@@ -202,10 +202,10 @@ def test_pending_member_ids_do_not_count_for_group_max_size(context: GroupContex
 @pytest.mark.parametrize("static", [False, True])
 def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> None:
     instances = [f"i-{i}" if static else None for i in range(5)]
-    answers = [context.join(instance=instance) for instance in instances]
+    handles = [context.join(instance=instance) for instance in instances]
     context.advance(4 * DELAY_MS)
-    assert errors(answers) == FOUR_OF_FIVE
-    again = [context.join(a.member_id, instance=i) for a, i in zip(answers[:4], instances, strict=False)]
+    assert errors(handles) == FOUR_OF_FIVE
+    again = [context.join(a.member_id, instance=i) for a, i in zip(handles[:4], instances, strict=False)]
     again.append(context.join(instance=instances[4]))
     context.advance(4 * DELAY_MS)
     assert errors(again) == FOUR_OF_FIVE
@@ -220,7 +220,7 @@ def test_members_that_join_twice_count_once(context: GroupContext) -> None:
     context.advance(4 * DELAY_MS)
     assert errors(second) == FOUR_OF_FIVE
     # the first request gets an error, so that every request gets a response
-    assert {answer.error for answer in first[:4]} == {ErrorCode.REBALANCE_IN_PROGRESS}
+    assert {handle.error for handle in first[:4]} == {ErrorCode.REBALANCE_IN_PROGRESS}
 
 
 @pytest.mark.conformance("GC-009", "JM-012", "JM-005")
@@ -231,12 +231,12 @@ def test_last_members_to_rejoin_a_group_over_its_limit_are_rejected() -> None:
     assert context.state() is PREPARING_REBALANCE
     assert len(context.group().members) == 6
 
-    answers = [context.join(member.member_id) for member in members]
+    handles = [context.join(member.member_id) for member in members]
 
-    assert [a.error for a in answers[4:]] == [ErrorCode.GROUP_MAX_SIZE_REACHED] * 2
-    assert [a.error for a in answers[:4]] == [ErrorCode.NONE] * 4
+    assert [a.error for a in handles[4:]] == [ErrorCode.GROUP_MAX_SIZE_REACHED] * 2
+    assert [a.error for a in handles[:4]] == [ErrorCode.NONE] * 4
     assert list(context.group().members) == [member.member_id for member in members[:4]]
-    assert answers[0].response.generation_id == 2
+    assert handles[0].response.generation_id == 2
 
 
 # --- new members
@@ -325,17 +325,17 @@ def test_pending_member_id_expires_without_a_rebalance(context: GroupContext) ->
 def rebalancing_with_a_pending_id(context: GroupContext) -> tuple[list[ResponseHandle], str]:
     first, second = context.stable(2)
     pending = context.join(version=4).member_id
-    answers = [context.join(first.member_id), context.join(second.member_id)]
+    handles = [context.join(first.member_id), context.join(second.member_id)]
     assert context.state() is PREPARING_REBALANCE
-    assert all(answer.is_delayed for answer in answers)
-    return answers, pending
+    assert all(handle.is_delayed for handle in handles)
+    return handles, pending
 
 
 @pytest.mark.conformance("GC-086", "JM-086")
 def test_join_phase_waits_for_a_pending_member_id(context: GroupContext) -> None:
-    answers, pending = rebalancing_with_a_pending_id(context)
-    answers.append(context.join(pending, version=4))
-    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    handles, pending = rebalancing_with_a_pending_id(context)
+    handles.append(context.join(pending, version=4))
+    assert {handle.error for handle in handles} == {ErrorCode.NONE}
     assert len(context.group().members) == 3
     assert context.group().pending_joins == set()
     assert context.state() is COMPLETING_REBALANCE
@@ -343,17 +343,17 @@ def test_join_phase_waits_for_a_pending_member_id(context: GroupContext) -> None
 
 @pytest.mark.conformance("GC-087", "JM-087")
 def test_join_phase_completes_when_a_pending_member_id_expires(context: GroupContext) -> None:
-    answers, _ = rebalancing_with_a_pending_id(context)
+    handles, _ = rebalancing_with_a_pending_id(context)
     context.advance(SESSION_MS)
-    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert {handle.error for handle in handles} == {ErrorCode.NONE}
     assert len(context.group().members) == 2
 
 
 @pytest.mark.conformance("GC-088", "JM-114")
 def test_join_phase_completes_when_a_pending_member_id_leaves(context: GroupContext) -> None:
-    answers, pending = rebalancing_with_a_pending_id(context)
+    handles, pending = rebalancing_with_a_pending_id(context)
     assert context.leave_errors((pending, None)) == [ErrorCode.NONE]
-    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert {handle.error for handle in handles} == {ErrorCode.NONE}
     assert len(context.group().members) == 2
 
 
@@ -370,19 +370,19 @@ def test_pending_member_id_with_an_instance_id_raises(context: GroupContext) -> 
 @pytest.mark.conformance("GC-083", "JM-081", "JM-037")
 def test_unchanged_follower_gets_an_immediate_response(context: GroupContext) -> None:
     leader, follower = context.stable(2)
-    answer = context.join(follower.member_id)
-    assert answer.error is ErrorCode.NONE
-    assert answer.response.generation_id == 1
-    assert answer.response.leader == leader.member_id
-    assert list(answer.response.members) == []
+    handle = context.join(follower.member_id)
+    assert handle.error is ErrorCode.NONE
+    assert handle.response.generation_id == 1
+    assert handle.response.leader == leader.member_id
+    assert list(handle.response.members) == []
     assert context.state() is STABLE
 
 
 @pytest.mark.conformance("GC-084", "JM-085", "JM-035", "GC-121", "JM-088")
 def test_rejoin_of_the_leader_starts_a_rebalance(context: GroupContext) -> None:
     (member,) = context.stable()
-    answer = context.join(member.member_id)
-    assert answer.response.generation_id == 2
+    handle = context.join(member.member_id)
+    assert handle.response.generation_id == 2
     assert context.state() is COMPLETING_REBALANCE
 
 
@@ -396,17 +396,17 @@ def test_follower_with_changed_metadata_starts_a_rebalance(context: GroupContext
 @pytest.mark.conformance("JM-034")
 def test_changed_metadata_in_completing_rebalance_starts_a_rebalance(context: GroupContext) -> None:
     (member,) = context.completing()
-    answer = context.join(member.member_id, protocols=[("range", b"other")])
-    assert answer.response.generation_id == 2
+    handle = context.join(member.member_id, protocols=[("range", b"other")])
+    assert handle.response.generation_id == 2
     assert context.state() is COMPLETING_REBALANCE
 
 
 @pytest.mark.parametrize("who, listed", [(0, 2), (1, 0)])
 def test_retry_of_a_join_returns_the_generation(context: GroupContext, who: int, listed: int) -> None:
     members = context.completing(2)
-    answer = context.join(members[who].member_id)
-    assert answer.response.generation_id == 1
-    assert len(answer.response.members) == listed
+    handle = context.join(members[who].member_id)
+    assert handle.response.generation_id == 1
+    assert len(handle.response.members) == listed
     assert context.state() is COMPLETING_REBALANCE
 
 
@@ -426,11 +426,11 @@ def test_protocol_order_names_and_metadata_are_compared(
 
 @pytest.mark.conformance("GC-157", "JM-026")
 def test_first_join_waits_for_the_initial_rebalance_delay(context: GroupContext) -> None:
-    answer = context.join()
+    handle = context.join()
     context.advance(DELAY_MS - 1)
-    assert answer.is_delayed
+    assert handle.is_delayed
     context.advance(1)
-    assert answer.error is ErrorCode.NONE
+    assert handle.error is ErrorCode.NONE
 
 
 @pytest.mark.conformance("GC-158", "JM-027")
@@ -480,10 +480,10 @@ def test_pending_ids_do_not_extend_the_delay(context: GroupContext) -> None:
 
 def test_zero_delay_completes_at_the_next_tick() -> None:
     context = GroupContext(replace(CONFIG, group_initial_rebalance_delay_ms=0))
-    answer = context.join()
-    assert answer.is_delayed
+    handle = context.join()
+    assert handle.is_delayed
     context.advance(0)
-    assert answer.error is ErrorCode.NONE
+    assert handle.error is ErrorCode.NONE
 
 
 @pytest.mark.conformance("JM-040")
@@ -509,8 +509,8 @@ def test_new_group_is_stored(context: GroupContext) -> None:
 @pytest.mark.parametrize("version", [3, 4])
 def test_new_group_that_cannot_be_stored_is_not_created(context: GroupContext, version: int) -> None:
     context.append_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    answer = context.join(version=version)
-    assert answer.error is ErrorCode.NOT_COORDINATOR
+    handle = context.join(version=version)
+    assert handle.error is ErrorCode.NOT_COORDINATOR
     assert context.state() is DEAD
     assert context.timers == {}
     assert (context.describe().group_state, context.list()) == ("Dead", {})

@@ -121,7 +121,7 @@ def test_group_id_may_be_empty(context: GroupContext) -> None:
 def test_offset_metadata_and_epoch_are_returned(context: GroupContext) -> None:
     context.commit(1, metadata="first")
     context.commit(97, metadata="meta", leader_epoch=15)
-    (topic,) = context.fetch_answer(GROUP, [TP], 8).response.groups[0].topics
+    (topic,) = context.fetch_response(GROUP, [TP], 8).response.groups[0].topics
     (entry,) = topic.partitions
     assert (entry.committed_offset, entry.metadata, entry.committed_leader_epoch) == (97, "meta", 15)
 
@@ -205,7 +205,7 @@ def test_commit_that_cannot_be_stored_returns_the_error(
 
 def test_commit_response_is_sent_when_the_commit_is_durable(context: GroupContext) -> None:
     context.hold_appends = True
-    with pytest.raises(AssertionError, match="not answered"):
+    with pytest.raises(AssertionError, match="no response"):
         context.commit(1)
     context.release_appends()
     assert context.delayed_count() == 0
@@ -217,8 +217,8 @@ def test_commit_response_is_sent_when_the_commit_is_durable(context: GroupContex
 @pytest.mark.conformance("GC-108", "OM-028", "OM-032", "SM-012")
 @pytest.mark.parametrize("version", range(1, 10))
 def test_never_committed(context: GroupContext, version: int) -> None:
-    answer = context.fetch_answer("unknown", [TP], version)
-    topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
+    handle = context.fetch_response("unknown", [TP], version)
+    topics = handle.response.topics if version < 8 else handle.response.groups[0].topics
     (entry,) = topics[0].partitions
     assert (entry.committed_offset, entry.metadata, entry.error_code) == (-1, "", 0)
     if version >= 5:
@@ -239,7 +239,7 @@ def test_dead_group_has_no_offsets(context: GroupContext) -> None:
 @pytest.mark.parametrize("version", range(1, 10))
 def test_fetch_where_the_partition_is_not_owned(context: GroupContext, version: int) -> None:
     context.shard.on_unloaded(context.clock.instant())
-    response = context.fetch_answer(GROUP, [TP], version).response
+    response = context.fetch_response(GROUP, [TP], version).response
     if version >= 8:
         (error,) = [group.error_code for group in response.groups]
     elif version >= 2:
@@ -274,7 +274,7 @@ def test_many_groups_in_one_request(context: GroupContext, version: int) -> None
 @pytest.mark.parametrize("version", [7, 8])
 def test_every_stored_offset_is_stable(context: GroupContext, version: int) -> None:
     context.commit(4)
-    response = context.fetch_answer(GROUP, [TP], version, require_stable=True).response
+    response = context.fetch_response(GROUP, [TP], version, require_stable=True).response
     topics = response.topics if version < 8 else response.groups[0].topics
     assert [(p.committed_offset, p.error_code) for p in topics[0].partitions] == [(4, 0)]
 
@@ -295,8 +295,8 @@ def test_delete_in_an_empty_consumer_group(context: GroupContext) -> None:
     (member,) = context.stable(protocols=subscribing("topic"))
     context.leave((member.member_id, None))
     context.commit(1, partitions=(0, 1))
-    answer = context.delete_offsets(TP)
-    assert answer.error is ErrorCode.NONE
+    handle = context.delete_offsets(TP)
+    assert handle.error is ErrorCode.NONE
     assert context.fetch() == {("topic", 1): 1}
 
 
@@ -306,8 +306,8 @@ def test_delete_in_a_stable_consumer_group(context: GroupContext) -> None:
     context.commit(1, member.member_id, 1)
     context.commit(2, member.member_id, 1, topic="other")
     assert context.state() is STABLE
-    answer = context.delete_offsets(TP, ("other", 0), ("never", 0))
-    errors = {t.name: t.partitions[0].error_code for t in answer.response.topics}
+    handle = context.delete_offsets(TP, ("other", 0), ("never", 0))
+    errors = {t.name: t.partitions[0].error_code for t in handle.response.topics}
     assert errors == {"topic": ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, "other": 0, "never": 0}
     assert context.fetch() == {TP: 1}
 
@@ -316,8 +316,8 @@ def test_delete_in_a_stable_consumer_group(context: GroupContext) -> None:
 def test_unparsable_metadata_counts_as_subscribed_to_every_topic(context: GroupContext) -> None:
     (member,) = context.stable(protocols=[("range", b"\x00")])
     context.commit(1, member.member_id, 1)
-    answer = context.delete_offsets(TP)
-    assert answer.response.topics[0].partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    handle = context.delete_offsets(TP)
+    assert handle.response.topics[0].partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     assert context.fetch() == {TP: 1}
 
 

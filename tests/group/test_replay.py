@@ -258,8 +258,8 @@ def test_restarted_coordinator_continues_the_generation() -> None:
     assert context.heartbeat(leader.member_id, 1) is ErrorCode.NONE
     assert context.commit(8, follower.member_id, 1) == [ErrorCode.NONE]
     assert context.fetch() == {("topic", 0): 8}
-    answer = context.sync(follower.member_id, 1)
-    assert answer.response.assignment == follower.member_id.encode()
+    handle = context.sync(follower.member_id, 1)
+    assert handle.response.assignment == follower.member_id.encode()
     again = context.join(follower.member_id)
     assert (again.response.generation_id, again.response.leader) == (1, leader.member_id)
 

@@ -48,7 +48,7 @@ class Coordinator:
         for shard in self.shards:
             shard.on_loaded(Instant(0, 0))
 
-    def ask(self, request: Any, version: int) -> Any:
+    def send(self, request: Any, version: int) -> Any:
         context = RequestContext("token", version, "client", "/127.0.0.1", "id")
         responses = []
         for partition, part in split_request(request, version, PARTITIONS).items():
@@ -62,49 +62,49 @@ class Coordinator:
 
 @pytest.fixture
 def coordinator() -> Coordinator:
-    made = Coordinator()
+    coordinator = Coordinator()
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
     for group_id in ("a", "b", "c"):
         request = OffsetCommitRequest(group_id=group_id, topics=[topic(name="t", partitions=[partition])])
-        assert made.ask(request, 8).topics[0].partitions[0].error_code == 0
-    return made
+        assert coordinator.send(request, 8).topics[0].partitions[0].error_code == 0
+    return coordinator
 
 
 def test_groups_are_returned_in_the_order_of_the_request(coordinator: Coordinator) -> None:
-    described = coordinator.ask(DescribeGroupsRequest(groups=["c", "none", "a", "c"]), 5).groups
+    described = coordinator.send(DescribeGroupsRequest(groups=["c", "none", "a", "c"]), 5).groups
     assert [(g.group_id, g.group_state) for g in described] == [
         ("c", "Empty"), ("none", "Dead"), ("a", "Empty"), ("c", "Empty")
     ]  # fmt: skip
     entry = OffsetFetchRequest.OffsetFetchRequestGroup
     request = OffsetFetchRequest(groups=[entry(group_id=g, topics=None) for g in ("b", "none", "a")])
-    fetched = coordinator.ask(request, 8).groups
+    fetched = coordinator.send(request, 8).groups
     assert [(g.group_id, len(g.topics)) for g in fetched] == [("b", 1), ("none", 0), ("a", 1)]
 
 
 def test_every_shard_lists_its_groups(coordinator: Coordinator) -> None:
-    listed = coordinator.ask(ListGroupsRequest(), 4)
+    listed = coordinator.send(ListGroupsRequest(), 4)
     assert sorted(group.group_id for group in listed.groups) == ["a", "b", "c"]
     coordinator.shards[coordinator_partition("b", PARTITIONS)].on_unloaded(Instant(0, 0))
-    listed = coordinator.ask(ListGroupsRequest(), 4)
+    listed = coordinator.send(ListGroupsRequest(), 4)
     assert (listed.error_code, len(listed.groups)) == (ErrorCode.NOT_COORDINATOR, 2)
 
 
 def test_groups_of_several_shards_are_deleted(coordinator: Coordinator) -> None:
-    results = coordinator.ask(DeleteGroupsRequest(groups_names=["b", "none", "a", "b"]), 2).results
+    results = coordinator.send(DeleteGroupsRequest(groups_names=["b", "none", "a", "b"]), 2).results
     assert [(r.group_id, r.error_code) for r in results] == [("b", 0), ("none", ErrorCode.GROUP_ID_NOT_FOUND), ("a", 0)]
-    assert [group.group_id for group in coordinator.ask(ListGroupsRequest(), 4).groups] == ["c"]
+    assert [group.group_id for group in coordinator.send(ListGroupsRequest(), 4).groups] == ["c"]
 
 
 def test_request_without_groups(coordinator: Coordinator) -> None:
-    assert list(coordinator.ask(DescribeGroupsRequest(groups=[]), 5).groups) == []
+    assert list(coordinator.send(DescribeGroupsRequest(groups=[]), 5).groups) == []
 
 
 @pytest.mark.parametrize("version", [1, 7])
 def test_request_of_one_group_is_not_split(coordinator: Coordinator, version: int) -> None:
     request = HeartbeatRequest(group_id="a", generation_id=0, member_id="m")
     assert split_request(request, 4, PARTITIONS) == {coordinator_partition("a", PARTITIONS): request}
-    assert coordinator.ask(request, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.send(request, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0])
-    answer = coordinator.ask(OffsetFetchRequest(group_id="a", topics=[topic]), version)
-    assert answer.topics[0].partitions[0].committed_offset == 1
+    response = coordinator.send(OffsetFetchRequest(group_id="a", topics=[topic]), version)
+    assert response.topics[0].partitions[0].committed_offset == 1

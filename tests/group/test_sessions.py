@@ -283,10 +283,10 @@ def test_last_missing_member_leaving_completes_the_phase(context: GroupContext) 
 
 
 def test_group_is_empty_after_all_members_left_during_the_initial_delay(context: GroupContext) -> None:
-    answer = context.join(version=3)
+    handle = context.join(version=3)
     member_id = next(iter(context.group().members))
     context.leave((member_id, None))
-    assert answer.error is UNKNOWN
+    assert handle.error is UNKNOWN
     assert context.state() is PREPARING_REBALANCE
     context.advance(DELAY_MS)
     assert (context.state(), context.group().generation_id) == (EMPTY, 1)

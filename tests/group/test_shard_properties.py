@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from group_invariants import check_counters, check_state, check_timers, promised
+from group_invariants import check_counters, check_state, check_timers, persistent_state
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -26,7 +26,7 @@ RARELY = st.sampled_from([False, False, False, True])
 
 
 class Coordinator(RuleBasedStateMachine):
-    """Random clients, and a log that sometimes fails."""
+    """Random requests; appends sometimes fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class Coordinator(RuleBasedStateMachine):
         self.failed = False
 
     @initialize(members=st.lists(INSTANCES, max_size=3, unique_by=lambda instance: instance or object()))
-    def begin(self, members: list[str | None]) -> None:
+    def start(self, members: list[str | None]) -> None:
         for instance in members:
             self.context.join(group="a", instance=instance, protocols=LISTS[1])
-        self.finish_the_round("a")
+        self.complete_rebalance("a")
 
     def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
         """Returns a current member, a former member or none."""
@@ -79,7 +79,7 @@ class Coordinator(RuleBasedStateMachine):
             )
 
     @rule(group=GROUPS)
-    def finish_the_round(self, group: str) -> None:
+    def complete_rebalance(self, group: str) -> None:
         """Makes a group Stable, unless appends fail."""
         self.context.release_appends()
         self.all_join(group)
@@ -122,9 +122,9 @@ class Coordinator(RuleBasedStateMachine):
     def delete_offset(self, group: str, partition: int) -> None:
         self.context.delete_offsets(("topic", partition), group=group)
 
-    @rule(group=GROUPS, really=RARELY)
-    def delete_group(self, group: str, really: bool) -> None:
-        if not really:
+    @rule(group=GROUPS, is_run=RARELY)
+    def delete_group(self, group: str, is_run: bool) -> None:
+        if not is_run:
             return
         self.context.release_appends()
         self.context.delete_groups(group)
@@ -138,50 +138,50 @@ class Coordinator(RuleBasedStateMachine):
         self.context.advance(duration_ms)
 
     @rule(error=st.sampled_from([None, None, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.MESSAGE_TOO_LARGE]))
-    def log_works_or_fails(self, error: ErrorCode | None) -> None:
+    def set_append_error(self, error: ErrorCode | None) -> None:
         self.context.append_error = error
         self.failed = self.failed or error is not None
 
     @rule(hold=st.booleans())
-    def appends_take_their_time(self, hold: bool) -> None:
+    def hold_appends(self, hold: bool) -> None:
         self.context.release_appends()
         self.context.hold_appends = hold
 
-    @rule(really=RARELY)
-    def restart(self, really: bool) -> None:
-        if not really:
+    @rule(is_run=RARELY)
+    def restart(self, is_run: bool) -> None:
+        if not is_run:
             return
         self.context.release_appends()
         self.context.settle(self.context.shard.on_unloaded(self.context.clock.instant()))
         assert self.context.delayed_count() == 0
-        ids = self.context._ids
+        count = self.context.request_count
         self.context = GroupContext(self.context.config, log=self.context.log)
-        self.context._ids = ids  # new ids stay unique
+        self.context.request_count = count  # member ids stay unique
         self.failed = False
 
     @invariant()
-    def the_log_holds_the_lasting_state(self) -> None:
+    def replay_of_the_log_equals_the_store(self) -> None:
         store = GroupStore()
         for key, value in self.context.log:
             store.replay(key, value)
         assert store == self.context.shard.store
 
     @invariant()
-    def every_group_is_sound(self) -> None:
+    def counters_timers_and_states_are_consistent(self) -> None:
         for group in self.context.shard.groups.values():
             check_counters(group)
             check_timers(group, self.context.timers)
-            check_state(group, appends_pending=bool(self.context._held))
+            check_state(group, appends_pending=bool(self.context.held_appends))
 
     @invariant()
-    def a_restart_finds_what_was_promised(self) -> None:
-        if self.failed or self.context._held:
-            return  # a group that emptied, and could not be stored so, is found as it was before
+    def restart_restores_empty_and_stable_groups(self) -> None:
+        if self.failed or self.context.held_appends:
+            return  # the records of an Empty group may be missing
         for group in self.context.shard.groups.values():
             if group.state not in (EMPTY, STABLE):
                 continue
             stored = ClassicGroup.from_value(group.group_id, self.context.shard.store.groups.get(group.group_id))
-            assert promised(stored) == promised(group)
+            assert persistent_state(stored) == persistent_state(group)
 
 
 TestCoordinator = Coordinator.TestCase

@@ -42,38 +42,38 @@ def test_invariants_hold_and_every_client_joins(part: int) -> None:
 
 def two_leaders(patch: Patch) -> None:
     patch.setattr(
-        rebalance, "join_success_response", lambda group, member_id: join_response(
-            group, member_id, member_id, with_members=True
-        )
+        rebalance,
+        "join_success_response",
+        lambda group, member_id: join_response(group, member_id, member_id, with_members=True),
     )
 
 
 def commits_of_any_generation_are_accepted(patch: Patch) -> None:
-    def believe(turn: OutcomeBuilder, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
+    def accept(builder: OutcomeBuilder, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
         return ErrorCode.NONE
 
-    patch.setattr(committed_offsets, "_check_commit", believe)
+    patch.setattr(committed_offsets, "_check_commit", accept)
 
 
 def heartbeats_are_not_checked(patch: Patch) -> None:
-    patch.setattr(member_sessions, "_heartbeat", lambda turn, group, request: ErrorCode.NONE)
+    patch.setattr(member_sessions, "_heartbeat", lambda builder, group, request: ErrorCode.NONE)
 
 
 def followers_get_the_assignment_of_the_leader(patch: Patch) -> None:
-    def hand_out(group: ClassicGroup, assignment: bytes) -> Any:
+    def assignment_of_leader(group: ClassicGroup, assignment: bytes) -> Any:
         return sync_success_response(group, group.members[group.leader_id or ""].assignment)
 
-    patch.setattr(sync_group, "sync_success_response", hand_out)
+    patch.setattr(sync_group, "sync_success_response", assignment_of_leader)
 
 
 def commits_are_dropped(patch: Patch) -> None:
     store = OutcomeBuilder.store_offset
 
-    def forget(turn: OutcomeBuilder, key: Any, value: Any) -> None:
+    def store_most(builder: OutcomeBuilder, key: Any, value: Any) -> None:
         if value is None or key.partition != 1:
-            store(turn, key, value)
+            store(builder, key, value)
 
-    patch.setattr(OutcomeBuilder, "store_offset", forget)
+    patch.setattr(OutcomeBuilder, "store_offset", store_most)
 
 
 def failed_commits_are_acknowledged(patch: Patch) -> None:
@@ -83,22 +83,22 @@ def failed_commits_are_acknowledged(patch: Patch) -> None:
 def replay_loses_a_member(patch: Patch) -> None:
     read = ClassicGroup.from_value.__func__  # type: ignore[attr-defined]
 
-    def forget(cls: type[ClassicGroup], group_id: str, value: Any) -> Any:
+    def without_last_member(cls: type[ClassicGroup], group_id: str, value: Any) -> Any:
         if value is not None and len(value.members) > 1:
             value = replace(value, members=value.members[:-1])
         return read(cls, group_id, value)
 
-    patch.setattr(ClassicGroup, "from_value", classmethod(forget))
+    patch.setattr(ClassicGroup, "from_value", classmethod(without_last_member))
 
 
 def replay_ignores_tombstones(patch: Patch) -> None:
     replay = GroupStore.replay
 
-    def keep(store: GroupStore, key: bytes, value: bytes | None, *args: Any) -> None:
+    def replay_values(store: GroupStore, key: bytes, value: bytes | None, *args: Any) -> None:
         if value is not None or isinstance(decode_key(key), GroupKey):
             replay(store, key, value, *args)
 
-    patch.setattr(GroupStore, "replay", keep)
+    patch.setattr(GroupStore, "replay", replay_values)
 
 
 def aborted_offsets_are_committed(patch: Patch) -> None:
@@ -117,11 +117,11 @@ def pending_member_ids_are_lost(patch: Patch) -> None:
 
 
 def join_phases_do_not_end(patch: Patch) -> None:
-    patch.setattr(rebalance, "expire_join", lambda turn, group: None)
+    patch.setattr(rebalance, "expire_join", lambda builder, group: None)
 
 
 def leaving_starts_no_rebalance(patch: Patch) -> None:
-    patch.setattr(member_sessions, "rebalance_or_complete", lambda turn, group, reason: None)
+    patch.setattr(member_sessions, "rebalance_or_complete", lambda builder, group, reason: None)
 
 
 def loading_starts_no_sessions(patch: Patch) -> None:
@@ -140,9 +140,9 @@ BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [
     (aborted_offsets_are_committed, "replay", 3),
     (subscribed_offsets_expire, "acknowledged", 4),
     (pending_member_ids_are_lost, "liveness", 2),
-    (join_phases_do_not_end, "books", 2),
-    (leaving_starts_no_rebalance, "books", 3),
-    (loading_starts_no_sessions, "books", 3),
+    (join_phases_do_not_end, "counters", 2),
+    (leaving_starts_no_rebalance, "counters", 3),
+    (loading_starts_no_sessions, "counters", 3),
 ]
 
 
@@ -157,7 +157,7 @@ def test_injected_defect_is_found_and_its_schedule_shortened(
     assert failure is not None
     assert failure.what.startswith(f"{violated}: ")
     assert len(failure.events) <= enough < 8, str(failure)
-    # as it is printed, it can be given back
+    # the printed schedule can be replayed
     again = run(from_text(str(failure)))
     assert again == failure.what
     monkeypatch.undo()
@@ -168,7 +168,7 @@ def test_schedule_round_trips_through_text() -> None:
     for number in range(50):
         events = draw(SEED, number)
         assert from_text(to_text(events)) == events == draw(SEED, number)
-    with pytest.raises(ValueError, match="not an event.*'crash 5'"):
+    with pytest.raises(ValueError, match="must start with a time.*'crash 5'"):
         from_text("1 move 5\ncrash 5")
 
 

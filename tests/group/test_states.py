@@ -116,13 +116,13 @@ def follower(members: list[Joined]) -> Joined:
 
 
 def join_error(context: GroupContext, member_id: str, instance: str | None) -> ErrorCode | None:
-    answer = context.join(member_id, instance=instance)
-    return None if answer.is_delayed else answer.error
+    handle = context.join(member_id, instance=instance)
+    return None if handle.is_delayed else handle.error
 
 
 def sync_error(context: GroupContext, member: Joined) -> ErrorCode | None:
-    answer = context.sync(member.member_id, member.generation_id, instance=member.instance_id)
-    return None if answer.is_delayed else answer.error
+    handle = context.sync(member.member_id, member.generation_id, instance=member.instance_id)
+    return None if handle.is_delayed else handle.error
 
 
 OPERATIONS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCode | None]] = {
@@ -138,7 +138,7 @@ OPERATIONS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCod
         1, follower(m).member_id if m else "", follower(m).generation_id if m else -1, instance=follower(m).instance_id
     )[0],
     GroupOperation.FETCH: lambda c, m: ErrorCode(
-        c.fetch_answer(GROUP, [("topic", 0)], 8).response.groups[0].error_code
+        c.fetch_response(GROUP, [("topic", 0)], 8).response.groups[0].error_code
     ),
     GroupOperation.DELETE_OFFSETS: lambda c, m: c.delete_offsets(("other", 0)).error,
     GroupOperation.DELETE_GROUP: lambda c, m: c.delete_groups(GROUP)[GROUP],
@@ -146,39 +146,39 @@ OPERATIONS: dict[GroupOperation, Callable[[GroupContext, list[Joined]], ErrorCod
 DELAYING = {GroupAction.ADD_MEMBER, GroupAction.AWAIT_JOIN, GroupAction.AWAIT_SYNC, GroupAction.REBALANCE}
 
 
-@pytest.mark.parametrize("ask", OPERATIONS, ids=lambda ask: ask.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
-def test_every_operation_in_every_state_follows_the_table(state: GroupState, ask: GroupOperation) -> None:
+def test_every_operation_in_every_state_follows_the_table(state: GroupState, operation: GroupOperation) -> None:
     context = GroupContext()
     members = in_state(context, state)
     context.clock.advance_ms(1)
-    answer = GROUP_RULES[state][ask]
-    if ask is GroupOperation.REPLACE_STATIC and state in (EMPTY, DEAD):
-        return  # such a group knows no instance; the cell is reached in the test below
+    rule = GROUP_RULES[state][operation]
+    if operation is GroupOperation.REPLACE_STATIC and state in (EMPTY, DEAD):
+        return  # such a group has no static members; another test covers this rule
 
-    error = OPERATIONS[ask](context, members)
+    error = OPERATIONS[operation](context, members)
 
-    if answer.action in DELAYING:
+    if rule.action in DELAYING:
         # the last member to join completes the join phase; in PreparingRebalance that is the follower
-        last = state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
+        last = state is PREPARING_REBALANCE and operation in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
         assert error is (ErrorCode.NONE if last else None)
     else:
-        assert error is answer.error
-    if answer.renews_session:
+        assert error is rule.error
+    if rule.renews_session:
         deadline = context.session_deadline(follower(members).member_id)
         assert deadline == context.clock.now_ms() + SESSION_MS
-    assert context.state() is after(state, ask)
+    assert context.state() is after(state, operation)
 
 
-def after(state: GroupState, ask: GroupOperation) -> GroupState:
-    if ask is GroupOperation.DELETE_GROUP and state is EMPTY:
+def after(state: GroupState, operation: GroupOperation) -> GroupState:
+    if operation is GroupOperation.DELETE_GROUP and state is EMPTY:
         return DEAD
-    if ask is GroupOperation.JOIN_NEW and state is not DEAD:
+    if operation is GroupOperation.JOIN_NEW and state is not DEAD:
         return PREPARING_REBALANCE
-    if ask is GroupOperation.REPLACE_STATIC and state is COMPLETING_REBALANCE:
+    if operation is GroupOperation.REPLACE_STATIC and state is COMPLETING_REBALANCE:
         return PREPARING_REBALANCE
-    if state is PREPARING_REBALANCE and ask in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC):
-        return COMPLETING_REBALANCE  # the last one that was waited for
+    if state is PREPARING_REBALANCE and operation in (GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC):
+        return COMPLETING_REBALANCE  # the last member has joined
     return state
 
 
@@ -211,9 +211,9 @@ def test_offsets_of_another_protocol_type_are_deleted_from_an_empty_group_only(s
         context.kill()
     assert context.state() is state
 
-    answer = context.delete_offsets(("topic", 0))
+    handle = context.delete_offsets(("topic", 0))
 
-    assert answer.error is GROUP_RULES[state][GroupOperation.DELETE_OFFSETS_OTHER].error
+    assert handle.error is GROUP_RULES[state][GroupOperation.DELETE_OFFSETS_OTHER].error
     if state is EMPTY:
         assert context.fetch() == {("kept", 0): 2}
 

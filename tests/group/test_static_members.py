@@ -39,18 +39,18 @@ def keep_alive(context: GroupContext, member: Joined, duration_ms: int, generati
 
 @pytest.mark.conformance("GC-027", "JM-020")
 def test_first_join_takes_one_round_trip(context: GroupContext) -> None:
-    answer = context.join(instance=LEADER, version=9)
+    handle = context.join(instance=LEADER, version=9)
     context.advance(DELAY_MS)
-    assert answer.error is ErrorCode.NONE
-    assert answer.member_id == f"{LEADER}-uuid-1"
-    assert answer.response.members[0].group_instance_id == LEADER
+    assert handle.error is ErrorCode.NONE
+    assert handle.member_id == f"{LEADER}-uuid-1"
+    assert handle.response.members[0].group_instance_id == LEADER
 
 
 @pytest.mark.conformance("GC-028", "JM-021")
 def test_known_instance_with_an_unknown_member_id(context: GroupContext) -> None:
     pair(context)
-    answer = context.join("made-up", instance=LEADER)
-    assert (answer.error, answer.member_id) == (ErrorCode.FENCED_INSTANCE_ID, "made-up")
+    handle = context.join("made-up", instance=LEADER)
+    assert (handle.error, handle.member_id) == (ErrorCode.FENCED_INSTANCE_ID, "made-up")
 
 
 @pytest.mark.conformance("GC-053", "JM-069")
@@ -87,9 +87,9 @@ def test_every_rejoin_without_member_id_gets_a_new_one(context: GroupContext) ->
     leader, _ = pair(context)
     ids = {leader.member_id}
     for _ in range(3):
-        answer = context.join(instance=LEADER)
-        assert answer.member_id not in ids
-        ids.add(answer.member_id)
+        handle = context.join(instance=LEADER)
+        assert handle.member_id not in ids
+        ids.add(handle.member_id)
     assert len(context.group().members) == 2
 
 
@@ -175,30 +175,30 @@ def test_single_member_rejoins_while_completing(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-034", "JM-055")
 def test_follower_that_does_not_rejoin_is_removed(context: GroupContext) -> None:
     leader, _ = pair(context, rebalance_ms=10 * SESSION_MS)
-    answer = context.join(leader.member_id, instance=LEADER)
+    handle = context.join(leader.member_id, instance=LEADER)
     context.advance(SESSION_MS)
-    assert answer.response.generation_id == 2
-    assert [m.member_id for m in answer.response.members] == [leader.member_id]
+    assert handle.response.generation_id == 2
+    assert [m.member_id for m in handle.response.members] == [leader.member_id]
 
 
 @pytest.mark.conformance("GC-037", "JM-058")
 def test_follower_becomes_leader_if_the_leader_does_not_rejoin(context: GroupContext) -> None:
     leader, follower = pair(context, protocols=TWO)
-    answer = context.join(follower.member_id, instance=FOLLOWER, protocols=[("roundrobin", b"")])
+    handle = context.join(follower.member_id, instance=FOLLOWER, protocols=[("roundrobin", b"")])
     for _ in range(4):
         context.heartbeat(leader.member_id, 1, instance=LEADER)
         context.advance(REBALANCE_MS // 4)
-    assert answer.response.leader == follower.member_id
-    assert {m.member_id for m in answer.response.members} == {leader.member_id, follower.member_id}
-    assert answer.response.protocol_name == "roundrobin"
+    assert handle.response.leader == follower.member_id
+    assert {m.member_id for m in handle.response.members} == {leader.member_id, follower.member_id}
+    assert handle.response.protocol_name == "roundrobin"
 
 
 @pytest.mark.conformance("GC-045", "JM-064")
 def test_unchanged_follower_gets_an_immediate_response(context: GroupContext) -> None:
     leader, follower = pair(context)
-    answer = context.join(follower.member_id, instance=FOLLOWER)
-    assert answer.response.generation_id == 1
-    assert answer.response.leader == leader.member_id
+    handle = context.join(follower.member_id, instance=FOLLOWER)
+    assert handle.response.generation_id == 1
+    assert handle.response.leader == leader.member_id
     assert context.state() is STABLE
 
 
@@ -209,18 +209,18 @@ def test_unchanged_follower_gets_an_immediate_response(context: GroupContext) ->
 @pytest.mark.parametrize("version", [5, 8, 9])
 def test_returning_leader_causes_no_rebalance(context: GroupContext, version: int) -> None:
     leader, follower = pair(context)
-    answer = context.join(instance=LEADER, version=version, protocols=[("range", b"restarted")])
-    new_id = answer.member_id
+    handle = context.join(instance=LEADER, version=version, protocols=[("range", b"restarted")])
+    new_id = handle.member_id
     assert new_id != leader.member_id
-    assert answer.response.generation_id == 1
+    assert handle.response.generation_id == 1
     if version >= 9:
-        assert answer.response.leader == new_id
-        assert answer.response.skip_assignment is True
-        listed = {m.member_id: (m.group_instance_id, m.metadata) for m in answer.response.members}
+        assert handle.response.leader == new_id
+        assert handle.response.skip_assignment is True
+        listed = {m.member_id: (m.group_instance_id, m.metadata) for m in handle.response.members}
         assert listed == {new_id: (LEADER, b"restarted"), follower.member_id: (FOLLOWER, b"")}
     else:
-        assert answer.response.leader == leader.member_id
-        assert list(answer.response.members) == []
+        assert handle.response.leader == leader.member_id
+        assert list(handle.response.members) == []
     assert context.state() is STABLE
     assert context.join(leader.member_id, instance=LEADER).error is ErrorCode.FENCED_INSTANCE_ID
     assert context.sync(leader.member_id, 1, instance=LEADER).error is ErrorCode.FENCED_INSTANCE_ID
@@ -232,13 +232,13 @@ def test_returning_leader_causes_no_rebalance(context: GroupContext, version: in
 @pytest.mark.parametrize("version", [5, 9])
 def test_returning_follower_causes_no_rebalance(context: GroupContext, version: int) -> None:
     leader, follower = pair(context)
-    answer = context.join(instance=FOLLOWER, version=version)
-    assert answer.response.generation_id == 1
-    assert answer.response.leader == leader.member_id
-    assert list(answer.response.members) == []
+    handle = context.join(instance=FOLLOWER, version=version)
+    assert handle.response.generation_id == 1
+    assert handle.response.leader == leader.member_id
+    assert list(handle.response.members) == []
     if version >= 9:
-        assert answer.response.skip_assignment is False
-    sync = context.sync(answer.member_id, 1, instance=FOLLOWER)
+        assert handle.response.skip_assignment is False
+    sync = context.sync(handle.member_id, 1, instance=FOLLOWER)
     assert sync.response.assignment == follower.member_id.encode()
 
 
@@ -246,19 +246,19 @@ def test_returning_follower_causes_no_rebalance(context: GroupContext, version: 
 def test_returning_member_gets_its_response_when_it_is_stored(context: GroupContext) -> None:
     pair(context)
     context.hold_appends = True
-    answer = context.join(instance=FOLLOWER)
-    assert answer.is_delayed
+    handle = context.join(instance=FOLLOWER)
+    assert handle.is_delayed
     stored = {m.group_instance_id: m.member_id for m in context.shard.store.groups[GROUP].members}
     context.release_appends()
-    assert stored[FOLLOWER] == answer.member_id
+    assert stored[FOLLOWER] == handle.member_id
 
 
 def test_rebalance_before_the_append_completes_responds_to_the_returning_member(context: GroupContext) -> None:
     leader, _ = pair(context)
     context.hold_appends = True
-    answer = context.join(instance=FOLLOWER)
+    handle = context.join(instance=FOLLOWER)
     leader_join = context.join(leader.member_id, instance=LEADER)
-    assert answer.response.generation_id == leader_join.response.generation_id == 2
+    assert handle.response.generation_id == leader_join.response.generation_id == 2
     context.release_appends()  # sends no second response
     assert context.state() is COMPLETING_REBALANCE
 
@@ -266,22 +266,22 @@ def test_rebalance_before_the_append_completes_responds_to_the_returning_member(
 @pytest.mark.conformance("GC-042", "JM-061")
 def test_changed_protocols_with_the_same_selection_cause_no_rebalance(context: GroupContext) -> None:
     _, follower = pair(context, protocols=TWO)
-    answer = context.join(instance=FOLLOWER, protocols=[("range", b"")])
-    assert answer.response.generation_id == 1
+    handle = context.join(instance=FOLLOWER, protocols=[("range", b"")])
+    assert handle.response.generation_id == 1
     assert context.state() is STABLE
     assert context.join(follower.member_id, instance=FOLLOWER).error is ErrorCode.FENCED_INSTANCE_ID
-    assert context.sync(answer.member_id, 1, instance=FOLLOWER).response.assignment == follower.member_id.encode()
+    assert context.sync(handle.member_id, 1, instance=FOLLOWER).response.assignment == follower.member_id.encode()
 
 
 @pytest.mark.conformance("GC-038", "JM-059", "JM-043")
 def test_protocols_that_change_the_selection_cause_a_rebalance(context: GroupContext) -> None:
     leader, _ = pair(context, protocols=TWO)
-    answer = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
-    assert answer.is_delayed
+    handle = context.join(instance=FOLLOWER, protocols=[("roundrobin", b"")])
+    assert handle.is_delayed
     assert context.state() is PREPARING_REBALANCE
     context.join(leader.member_id, instance=LEADER, protocols=TWO)
-    assert answer.response.generation_id == 2
-    assert answer.response.protocol_name == "roundrobin"
+    assert handle.response.generation_id == 2
+    assert handle.response.protocol_name == "roundrobin"
 
 
 @pytest.mark.conformance("GC-043", "JM-062")
@@ -302,9 +302,9 @@ def test_rejoin_of_the_leader_then_changed_protocols_of_a_follower(context: Grou
 def test_replacement_that_cannot_be_stored_is_undone(context: GroupContext, version: int) -> None:
     leader, follower = pair(context, protocols=TWO)
     context.append_error = ErrorCode.MESSAGE_TOO_LARGE
-    answer = context.join(instance=LEADER, protocols=[("range", b"")], version=version)
-    assert (answer.error, answer.member_id) == (ErrorCode.UNKNOWN_SERVER_ERROR, "")
-    assert (answer.response.generation_id, answer.response.leader) == (1, leader.member_id)
+    handle = context.join(instance=LEADER, protocols=[("range", b"")], version=version)
+    assert (handle.error, handle.member_id) == (ErrorCode.UNKNOWN_SERVER_ERROR, "")
+    assert (handle.response.generation_id, handle.response.leader) == (1, leader.member_id)
     context.append_error = None
     group = context.group()
     assert group.leader_id == leader.member_id
@@ -394,27 +394,27 @@ def test_extended_join_phase_completes_when_all_static_members_have_rejoined(con
         assert (context.state(), context.group().generation_id) == (PREPARING_REBALANCE, 1)
         assert context.timers[JoinTimer(GROUP)] == context.clock.now_ms() + REBALANCE_MS
         assert context.kinds().count("rebalance_prolonged") == times
-    answers = [context.join(leader.member_id, instance=LEADER), context.join(follower.member_id, instance=FOLLOWER)]
-    assert [answer.response.generation_id for answer in answers] == [2, 2]
-    assert {m.group_instance_id for m in answers[0].response.members} == {LEADER, FOLLOWER}
+    handles = [context.join(leader.member_id, instance=LEADER), context.join(follower.member_id, instance=FOLLOWER)]
+    assert [handle.response.generation_id for handle in handles] == [2, 2]
+    assert {m.group_instance_id for m in handles[0].response.members} == {LEADER, FOLLOWER}
 
 
 @pytest.mark.conformance("GC-056")
 def test_returning_static_leader_completes_an_extended_join_phase(context: GroupContext) -> None:
     leader, _ = only_a_silent_static_leader(context)
     context.advance(2 * REBALANCE_MS)
-    answer = context.join(leader.member_id, instance=LEADER)
-    assert answer.response.generation_id == 2
-    assert [m.member_id for m in answer.response.members] == [leader.member_id]
+    handle = context.join(leader.member_id, instance=LEADER)
+    assert handle.response.generation_id == 2
+    assert [m.member_id for m in handle.response.members] == [leader.member_id]
 
 
 @pytest.mark.conformance("GC-057", "JM-071")
 def test_static_follower_that_does_not_rejoin_is_kept(context: GroupContext) -> None:
     leader, follower = pair(context, session_ms=10 * SESSION_MS)
-    answer = context.join(leader.member_id, instance=LEADER, session_ms=10 * SESSION_MS)
+    handle = context.join(leader.member_id, instance=LEADER, session_ms=10 * SESSION_MS)
     context.advance(REBALANCE_MS)
-    assert answer.response.generation_id == 2
-    assert {m.member_id for m in answer.response.members} == {leader.member_id, follower.member_id}
+    assert handle.response.generation_id == 2
+    assert {m.member_id for m in handle.response.members} == {leader.member_id, follower.member_id}
 
 
 @pytest.mark.conformance("GC-058", "JM-072")
@@ -448,8 +448,8 @@ def test_static_member_that_only_sends_heartbeats_is_left_behind_and_removed(con
         second = context.heartbeat(newcomer.member_id, 2, instance="third")
     assert first is second is ErrorCode.REBALANCE_IN_PROGRESS
     assert FOLLOWER not in context.group().static_members
-    answers = [context.join(leader.member_id, instance=LEADER), context.join(newcomer.member_id, instance="third")]
-    assert [a.response.generation_id for a in answers] == [3, 3]
+    handles = [context.join(leader.member_id, instance=LEADER), context.join(newcomer.member_id, instance="third")]
+    assert [a.response.generation_id for a in handles] == [3, 3]
 
 
 def test_group_without_members_is_not_dead(context: GroupContext) -> None:

@@ -61,9 +61,9 @@ def test_another_generation(context: GroupContext, generation_id: int) -> None:
 @pytest.mark.parametrize("wrong", [{"protocol_type": "connect"}, {"protocol_name": "roundrobin"}], ids=str)
 def test_another_protocol_type_or_name(context: GroupContext, who: int, wrong: dict[str, str]) -> None:
     members = context.completing(2)
-    answer = context.sync(members[who].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
-    assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert (answer.response.protocol_type, answer.response.assignment) == (None, b"")
+    handle = context.sync(members[who].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
+    assert handle.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (handle.response.protocol_type, handle.response.assignment) == (None, b"")
     assert context.state() is COMPLETING_REBALANCE
 
 
@@ -86,8 +86,8 @@ def test_older_versions_have_no_protocol_type_and_name(context: GroupContext, ve
 @pytest.mark.conformance("GC-064", "JM-076")
 def test_response_has_protocol_type_and_name(context: GroupContext) -> None:
     for member in context.completing(2):
-        answer = context.sync(member.member_id, 1, {})
-        assert (answer.response.protocol_type, answer.response.protocol_name) == ("consumer", "range")
+        handle = context.sync(member.member_id, 1, {})
+        assert (handle.response.protocol_type, handle.response.protocol_name) == ("consumer", "range")
 
 
 # --- success
@@ -96,8 +96,8 @@ def test_response_has_protocol_type_and_name(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-078", "JM-102")
 def test_empty_assignment_is_accepted(context: GroupContext) -> None:
     (member,) = context.completing()
-    answer = context.sync(member.member_id, 1, {})
-    assert (answer.error, answer.response.assignment) == (ErrorCode.NONE, b"")
+    handle = context.sync(member.member_id, 1, {})
+    assert (handle.error, handle.response.assignment) == (ErrorCode.NONE, b"")
     assert context.heartbeat(member.member_id, 1) is ErrorCode.NONE
 
 
@@ -137,11 +137,11 @@ def test_group_is_stored_with_members_and_assignments(context: GroupContext) -> 
     }
 
 
-def test_leader_s_assignment_in_stable_is_ignored(context: GroupContext) -> None:
+def test_assignment_of_the_leader_is_ignored_in_stable(context: GroupContext) -> None:
     (leader,) = context.stable()
     records = len(context.log)
-    answer = context.sync(leader.member_id, 1, {leader.member_id: b"other"})
-    assert answer.response.assignment == leader.member_id.encode()
+    handle = context.sync(leader.member_id, 1, {leader.member_id: b"other"})
+    assert handle.response.assignment == leader.member_id.encode()
     assert len(context.log) == records
 
 
@@ -179,7 +179,7 @@ def test_leader_that_syncs_twice_gets_two_responses(context: GroupContext) -> No
     assert second.response.assignment == b"2"  # what the log holds
 
 
-# --- a store that fails
+# --- failed appends
 
 
 @pytest.mark.conformance("SM-036")
@@ -195,7 +195,7 @@ def test_assignment_is_not_stored_after_the_coordinator_has_moved(context: Group
 
 
 @pytest.mark.conformance("SM-034")
-def test_stored_assignment_is_answered_without_error(context: GroupContext) -> None:
+def test_sync_of_a_stored_assignment_returns_no_error(context: GroupContext) -> None:
     leader, follower = context.completing(2)
     waiting = context.sync(follower.member_id, 1)
     own = context.sync(leader.member_id, 1, {follower.member_id: b"two"})
@@ -273,9 +273,9 @@ def test_only_the_leader_syncs(context: GroupContext) -> None:
 @pytest.mark.conformance("GC-091", "JM-106")
 def test_only_followers_sync(context: GroupContext) -> None:
     leader, *followers = context.completing(3, session_ms=2 * REBALANCE_MS)
-    answers = sync_all(context, followers, 1)
+    handles = sync_all(context, followers, 1)
     context.advance(REBALANCE_MS)
-    assert {a.error for a in answers} == {ErrorCode.REBALANCE_IN_PROGRESS}
+    assert {a.error for a in handles} == {ErrorCode.REBALANCE_IN_PROGRESS}
     assert context.heartbeat(leader.member_id, 1) is ErrorCode.UNKNOWN_MEMBER_ID
     assert {context.heartbeat(m.member_id, 1) for m in followers} == {ErrorCode.REBALANCE_IN_PROGRESS}
 
@@ -290,7 +290,7 @@ def test_all_sync(context: GroupContext) -> None:
 
 
 @pytest.mark.conformance("GC-093", "JM-082")
-def test_leader_dies_before_its_sync(context: GroupContext) -> None:
+def test_leader_fails_before_its_sync(context: GroupContext) -> None:
     leader, follower = context.completing(2, rebalance_ms=10 * SESSION_MS)
     delayed = context.sync(follower.member_id, 1)
     context.advance(SESSION_MS)

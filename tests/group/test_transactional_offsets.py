@@ -29,8 +29,8 @@ def stable_fetch(
     context: GroupContext, *partitions: tuple[str, int], version: int = 8
 ) -> dict[tuple[str, int], object]:
     """Returns (topic, partition) -> offset or error, with require_stable."""
-    answer = context.fetch_answer(GROUP, partitions or None, version, require_stable=True)
-    topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
+    handle = context.fetch_response(GROUP, partitions or None, version, require_stable=True)
+    topics = handle.response.topics if version < 8 else handle.response.groups[0].topics
     found: dict[tuple[str, int], object] = {}
     for topic in topics:
         for entry in topic.partitions:
@@ -288,7 +288,7 @@ def test_failed_append_leaves_no_pending_offset(context: GroupContext) -> None:
 
 @pytest.mark.conformance("GC-162")
 @pytest.mark.parametrize(
-    "error, answer",
+    "error, expected",
     [
         (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
         (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_TXN_STATE),
@@ -298,8 +298,8 @@ def test_failed_append_leaves_no_pending_offset(context: GroupContext) -> None:
         (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
     ],
 )
-def test_error_of_a_commit_whose_transaction_is_not_verified(error: ErrorCode, answer: ErrorCode) -> None:
-    assert verification_error(error, 3) is verification_error(error, 4) is answer
+def test_error_of_a_commit_whose_transaction_is_not_verified(error: ErrorCode, expected: ErrorCode) -> None:
+    assert verification_error(error, 3) is verification_error(error, 4) is expected
 
 
 def test_error_unknown_to_old_versions_is_replaced() -> None:
@@ -420,7 +420,7 @@ def test_committed_aborted_and_pending_offsets_are_distinguished(context: GroupC
 
 
 @pytest.mark.conformance("SM-009")
-def test_offsets_of_several_producers_are_loaded_in_the_log_s_order(context: GroupContext) -> None:
+def test_offsets_of_several_producers_are_loaded_in_log_order(context: GroupContext) -> None:
     context.commit_in_transaction(1, producer_id=7, partitions=(0, 1))
     context.commit_in_transaction(2, producer_id=8, partitions=(1, 2))
     context.end_transaction(8, True)

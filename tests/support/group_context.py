@@ -69,7 +69,7 @@ class ResponseHandle:
         self._response: Any = None
 
     def deliver(self, response: Any) -> None:
-        assert self._response is None, f"answered twice: {self.request}"
+        assert self._response is None, f"second response: {self.request}"
         response_class = type(response)
         self._response = response_class.decode(response.encode(version=self.version), version=self.version)
 
@@ -79,7 +79,7 @@ class ResponseHandle:
 
     @property
     def response(self) -> Any:
-        assert self._response is not None, f"not answered: {self.request}"
+        assert self._response is not None, f"no response: {self.request}"
         return self._response
 
     @property
@@ -125,9 +125,9 @@ class GroupContext:
         self.events: list[Any] = []
         self.append_error: ErrorCode | None = None
         self.hold_appends = False
-        self._held: list[Outcome] = []
-        self._answers: dict[object, ResponseHandle] = {}
-        self._ids = 0
+        self.held_appends: list[Outcome] = []
+        self._handles: dict[object, ResponseHandle] = {}
+        self.request_count = 0
         for key, value in log:
             self.append(key, value)
         for entry in history:
@@ -169,7 +169,7 @@ class GroupContext:
             for key, value in outcome.records:
                 self.append(key, value, producer_id)
             if self.hold_appends:
-                self._held.append(outcome)
+                self.held_appends.append(outcome)
             else:
                 self._appended(outcome)
 
@@ -179,25 +179,25 @@ class GroupContext:
 
     def release_appends(self) -> None:
         self.hold_appends = False
-        held, self._held = self._held, []
+        held, self.held_appends = self.held_appends, []
         for outcome in held:
             self._appended(outcome)
 
     def _reply(self, outcome: Outcome) -> None:
         for token, response in outcome.replies:
-            self._answers[token].deliver(response)
+            self._handles[token].deliver(response)
 
     def send(
         self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1"
     ) -> ResponseHandle:
         request = type(request).decode(request.encode(version=version), version=version)
         assert api_of(request).max_version >= version
-        self._ids += 1
+        self.request_count += 1
         token = object()
-        answer = self._answers[token] = ResponseHandle(request, version)
-        context = RequestContext(token, version, client_id, host, f"uuid-{self._ids}")
+        handle = self._handles[token] = ResponseHandle(request, version)
+        context = RequestContext(token, version, client_id, host, f"uuid-{self.request_count}")
         self.settle(self.shard.handle(request, context, self.clock.instant()))
-        return answer
+        return handle
 
     def advance(self, duration_ms: int) -> None:
         """Advances the clock and fires the timers that expire on the way."""
@@ -212,7 +212,7 @@ class GroupContext:
         self.clock.advance_ms(end - self.clock.now_ms())
 
     def delayed_count(self) -> int:
-        return sum(answer.is_delayed for answer in self._answers.values())
+        return sum(handle.is_delayed for handle in self._handles.values())
 
     # --- queries
 
@@ -314,10 +314,10 @@ class GroupContext:
         return self.send(LeaveGroupRequest(group_id=group, members=entries), version)
 
     def leave_errors(self, *members: tuple[str, str | None], group: str = GROUP) -> list[ErrorCode]:
-        answer = self.leave(*members, group=group)
-        assert answer.error is ErrorCode.NONE
-        assert [(m.member_id, m.group_instance_id) for m in answer.response.members] == list(members)
-        return [ErrorCode(m.error_code) for m in answer.response.members]
+        handle = self.leave(*members, group=group)
+        assert handle.error is ErrorCode.NONE
+        assert [(m.member_id, m.group_instance_id) for m in handle.response.members] == list(members)
+        return [ErrorCode(m.error_code) for m in handle.response.members]
 
     def commit(
         self,
@@ -400,11 +400,11 @@ class GroupContext:
 
     def fetch(self, *partitions: tuple[str, int], group: str = GROUP, version: int = 8) -> dict[tuple[str, int], int]:
         """Returns (topic, partition) -> offset, of all partitions if none is given."""
-        answer = self.fetch_answer(group, partitions or None, version)
-        topics = answer.response.topics if version < 8 else answer.response.groups[0].topics
+        handle = self.fetch_response(group, partitions or None, version)
+        topics = handle.response.topics if version < 8 else handle.response.groups[0].topics
         return {(t.name, p.partition_index): p.committed_offset for t in topics for p in t.partitions}
 
-    def fetch_answer(
+    def fetch_response(
         self, group: str, partitions: Sequence[tuple[str, int]] | None, version: int, require_stable: bool = False
     ) -> ResponseHandle:
         if version < 8:
@@ -454,13 +454,13 @@ class GroupContext:
     ) -> Sequence[Joined]:
         """Returns the members of a CompletingRebalance group; the first is the leader."""
         who: list[str | None] = list(instances) or [None] * count
-        answers = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
-        while any(answer.is_delayed for answer in answers):  # a window with a new member is followed by another one
+        handles = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
+        while any(handle.is_delayed for handle in handles):  # a window with a new member is followed by another one
             assert JoinTimer(how.get("group", GROUP)) in self.timers
             self.advance(DELAY_MS)
         return [
             Joined(a.member_id, a.response.generation_id, a.response.leader, i)
-            for a, i in zip(answers, who, strict=True)
+            for a, i in zip(handles, who, strict=True)
         ]
 
     def stable(
@@ -477,7 +477,7 @@ class GroupContext:
         kind = how.get("protocol_type", TYPE)
         name = self.group(how.get("group", GROUP)).protocol_name
         for member in members:
-            answer = self.sync(
+            handle = self.sync(
                 member.member_id,
                 member.generation_id,
                 assignments if member.member_id == member.leader_id else None,
@@ -486,5 +486,5 @@ class GroupContext:
                 protocol_type=kind,
                 protocol_name=name,
             )
-            assert answer.response.assignment == member.member_id.encode()
+            assert handle.response.assignment == member.member_id.encode()
         return members

@@ -230,7 +230,7 @@ def test_producer_raises_its_epoch_and_may_retry() -> None:
     assert context.init(before) is ErrorCode.NONE
     assert context.producer.epoch == before.epoch + 1
     records = len(context.log)
-    assert context.init(before) is ErrorCode.NONE, "its answer was lost"
+    assert context.init(before) is ErrorCode.NONE, "a retry after the response was lost"
     assert context.producer.epoch == before.epoch + 1
     assert len(context.log) == records + 1
 
