@@ -368,7 +368,13 @@ def embedded(checkout: Path | None = None) -> Iterator[Target]:
         command += ["--listen", "127.0.0.1:0", "--data-dir", data_dir]
         command += [f"--config={key}={value}" for key, value in CONFIG.items()]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            # python -c imports from the working directory first
+            cwd=data_dir,
         )
         try:
             assert process.stdout is not None

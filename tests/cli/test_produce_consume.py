@@ -58,7 +58,7 @@ def test_show_prints_keys_and_positions_of_other_clients(cluster: Cluster, topic
     [
         ("produce", ["--partition", "5"], "Option --partition must be between 0 and 0"),
         ("produce", ["--key-separator", "="], "must occur in each line, got 'x'"),
-        ("consume", ["--partition", "5"], "got 5"),
+        ("consume", ["--partition", "5"], "must be a partition of topic"),
         ("consume", ["--from", "noon"], "must be earliest, an offset or -N, got 'noon'"),
     ],
 )
