@@ -1,4 +1,4 @@
-"""Hostile clients: many, idle, slow, invalid. Other clients are served, memory is bounded, no thread ends."""
+"""Hostile clients: many, idle, slow or invalid; bounded memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from contextlib import ExitStack
 import pytest
 from support.hostile_frames import fuzz, memory_mb
 from support.partition_logs import batch
-from support.raw_broker import RawConnection, create_topic, fetch, fetch_request, fetched_values, metadata, produce
+from support.raw_broker import (
+    RawConnection,
+    create_topic,
+    fetch,
+    fetch_request,
+    fetched_values,
+    metadata,
+    produce,
+    unexpected_errors,
+)
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
@@ -117,6 +126,39 @@ def test_wrong_lengths_in_a_request_are_rejected(broker, key, version, body):
         assert connection.is_closed_by_peer()
     assert memory_mb() - before_mb < 50
     assert is_served(broker)
-    assert not [line for line in broker.reports if "unexpected error" in line.lower()]
+    assert not unexpected_errors(broker.reports)
     with RawConnection(broker.bootstrap_servers) as connection:
         assert metadata(connection, "t").topics[0].error_code == 0
+
+
+def test_a_defect_in_a_handler_closes_one_connection_and_is_reported(broker):
+    def fail(*_):
+        raise RuntimeError("a defect")
+
+    with RawConnection(broker.bootstrap_servers) as connection, RawConnection(broker.bootstrap_servers) as other:
+        handle = broker.call(lambda b: b.fetch_manager.fetch)
+        broker.call(lambda b: setattr(b.fetch_manager, "fetch", fail))
+        connection.post(fetch_request("t", 0), 11)
+        assert connection.is_closed_by_peer()
+        assert metadata(other, "t").topics[0].error_code == 0
+        broker.call(lambda b: setattr(b.fetch_manager, "fetch", handle))
+    assert is_served(broker)
+    (line,) = unexpected_errors(broker.reports)
+    assert line.startswith("[client=127.0.0.1] Closing the connection") and "RuntimeError: a defect" in line
+
+
+def test_a_defect_in_a_timer_is_reported_and_other_timers_run(broker):
+    def fail():
+        raise RuntimeError("a defect")
+
+    ran = threading.Event()
+
+    def start(running):
+        now_ms = running.clock.now_ms()
+        running.timers.timer(fail).set(now_ms)
+        running.timers.timer(ran.set).set(now_ms)
+
+    broker.call(start)
+    assert ran.wait(20)
+    (line,) = unexpected_errors(broker.reports)
+    assert line.startswith("[broker]") and "RuntimeError: a defect" in line

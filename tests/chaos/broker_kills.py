@@ -432,7 +432,7 @@ def _run(broker: BrokerCommand, options: argparse.Namespace) -> None:
         check_wide(connection, range(groups))
         assert all(topic.error_code == 0 for topic in metadata(connection, "own", "librdkafka", "compacted").topics)
     broker.stop(kill=False)
-    problems = ("damaged", "unexpected error", "offline")
+    problems = ("damaged", "corrupt", "unexpected error", "offline")
     bad = [line for line in broker.log_lines() if any(problem in line.lower() for problem in problems)]
     if bad:
         raise CheckFailed(f"the broker logged: {bad[0]}")

@@ -2,8 +2,8 @@
 
 Each example opens a connection to one embedded broker, sends a few frames (requests of every served version with bytes
 changed, removed or inserted; wrong lengths; noise) and closes the connection, at once or after a response. After each
-example the broker serves another client. At the end no thread, connection or parked request is left, memory is bounded,
-and the broker has logged no unexpected error.
+example the broker serves another client. At the end no thread, connection or delayed fetch is left, memory is bounded,
+and the broker has reported no unexpected error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from support.message_strategies import messages
+from support.raw_broker import unexpected_errors
 
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.server import EmbeddedBroker
@@ -31,7 +32,7 @@ CONFIG = {
     "num.partitions": "2",
 }
 VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
-# a topic with 100,000 partitions is a lawful wish, and takes as many files
+# a topic may have 100,000 partitions, which take as many files
 _MAKES_FILES = frozenset({19, 37})
 _GROWTH_MB = 300
 
@@ -60,12 +61,12 @@ def frames(draw: st.DrawFn) -> bytes:
         else:
             data[at : at + 4] = struct.pack(">i", -draw(st.integers(1, 2**31)))
     if draw(st.integers(0, 9)):
-        struct.pack_into(">i", data, 0, len(data) - 4)  # the length is true in spite of all
+        struct.pack_into(">i", data, 0, len(data) - 4)  # a correct length
     return bytes(data)
 
 
 class Fuzz:
-    """One broker and the neighbour that must be served."""
+    """One broker, and another client that it must serve."""
 
     def __init__(self) -> None:
         self._broker = EmbeddedBroker(config=CONFIG)
@@ -74,18 +75,18 @@ class Fuzz:
         self._broker.start()
         host, _, port = self._broker.bootstrap_servers.rpartition(":")
         self._address = (host, int(port))
-        self._neighbour = self._connect()
-        self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "neighbour"))
+        self._other_client = self._connect()
+        self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "other"))
         self._memory_mb = memory_mb()
         self._threads = threading.active_count()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._neighbour.close()
+        self._other_client.close()
         self._broker.stop()
 
     def run(self, sent: list[bytes], waits: bool) -> None:
-        """One hostile client, then the neighbour's request."""
+        """Runs one hostile client, then a request of the other client."""
         with self._connect() as connection:
             try:
                 for frame in sent:
@@ -94,15 +95,15 @@ class Fuzz:
                     connection.settimeout(0.02)
                     connection.recv(65536)
             except (TimeoutError, ConnectionError):
-                pass  # dropped, or parked: both are lawful
-        self._neighbour.sendall(self._ask)
+                pass  # the broker may close the connection or delay the response
+        self._other_client.sendall(self._ask)
         (length,) = struct.unpack(">i", self._take(4))
         self._take(length)
-        bugs = [line for line in self._broker.reports if "bug in the broker" in line]
+        bugs = unexpected_errors(self._broker.reports)
         assert not bugs, bugs[0]
 
     def check_end(self) -> None:
-        """Nothing is left of those who are gone."""
+        """Checks that closed connections leave no fetches, threads or memory behind."""
         deadline = time.monotonic() + 20
         while True:
             left = self._broker.call(lambda broker: len(broker.fetch_manager))
@@ -123,8 +124,8 @@ class Fuzz:
     def _take(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = self._neighbour.recv(size - len(data))
-            assert more, "the neighbour was dropped"
+            more = self._other_client.recv(size - len(data))
+            assert more, "the connection of the other client was closed"
             data += more
         return data
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Iterable
 
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
@@ -134,6 +135,11 @@ def metadata(connection: RawConnection, *names: str, version: int = 9):
         include_topic_authorized_operations=False,
     )
     return connection.call(request, version)
+
+
+def unexpected_errors(lines: Iterable[str]) -> list[str]:
+    """The reports of defects of the broker among its reports or log lines."""
+    return [line for line in lines if "unexpected error" in line.lower()]
 
 
 _PROGRAM = """
