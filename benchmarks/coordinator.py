@@ -50,7 +50,7 @@ SUBSCRIPTION = struct.pack(">hih4si", 1, 1, 4, b"load", -1) + struct.pack(">i", 
 ASSIGNMENT = struct.pack(">hiii", 1, 0, -1, 0)[:10]
 VERSIONS = {10: 3, 11: 5, 12: 3, 13: 4, 14: 3, 8: 7, 19: 5}
 CONNECTIONS = 8
-TIMEOUT_S = 120
+TIMEOUT_S = 600  # one measurement; on a loaded machine 10,000 groups take minutes
 _RETRIED = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
