@@ -1,1 +1,1 @@
-"""Embedded broker: serves the Kafka protocol from a log directory in Kafka's file format."""
+"""Embedded broker: the Kafka protocol and Kafka's file formats."""

@@ -1,5 +1,6 @@
-"""SASL credentials: PLAIN users from the configuration, SCRAM users from the data directory.
+"""SASL credentials of the broker.
 
+PLAIN users are in the configuration, SCRAM users in the data directory.
 Kafka stores SCRAM credentials in its cluster metadata; this broker stores them as salted hashes in
 ``scram-credentials.json``. AlterUserScramCredentials changes them, and ``--add-scram`` adds the first user, as
 ``kafka-storage format --add-scram`` does.

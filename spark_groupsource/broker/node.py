@@ -1,4 +1,4 @@
-"""Broker composition: logs, leaders, coordinators, fetch, maintenance. Without sockets and request handlers.
+"""Broker composition: logs, leaders, coordinators, fetch, maintenance.
 
 One thread calls the broker; it is the only writer of every log and every coordinator. The caller passes the clock and
 calls `run_timers` at each deadline.

@@ -1,4 +1,4 @@
-"""The embedded broker with its listeners, in one asyncio event loop; start and stop.
+"""Embedded broker with its listeners in one asyncio event loop.
 
 The thread of the event loop is the only writer of the broker's state.
 """

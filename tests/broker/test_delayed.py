@@ -48,7 +48,7 @@ def test_a_cancelled_key_does_not_expire():
     assert (heap.next_deadline_ms(), drain(heap, 100)) == (None, [])
 
 
-def test_a_key_canceled_by_an_earlier_expiry_does_not_expire():
+def test_a_key_cancelled_by_an_earlier_expiry_does_not_expire():
     heap = DeadlineHeap()
     heap.set("a", 10)
     heap.set("b", 10)

@@ -1,4 +1,4 @@
-"""Full and failing disks: the affected partition returns errors, the others are served."""
+"""Full and failing disks: errors of the affected partitions only."""
 
 from __future__ import annotations
 

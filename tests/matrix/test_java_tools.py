@@ -1,4 +1,4 @@
-"""Kafka's command line tools: the same commands and results on the embedded broker and Kafka."""
+"""Kafka's command line tools with the embedded broker and Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of four client libraries in one group: assignors, leaders, eager and cooperative, static members."""
+"""Groups of members of four client libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compares the responses of the embedded broker and Kafka for every version of every API, field by field.
+"""Responses of the embedded broker and Kafka, compared field by field.
+
+The cases cover every version of every API.
 
 A difference is a defect of the embedded broker.
 """

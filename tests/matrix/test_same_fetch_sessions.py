@@ -1,6 +1,6 @@
-"""Fetch sessions (KIP-227): the same request sequences to the embedded broker and Kafka, compared by partition.
+"""Fetch sessions (KIP-227) of the embedded broker and Kafka, compared.
 
-A difference is a defect of the embedded broker.
+Both get the same request sequences. A difference is a defect of the embedded broker.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Reader:
         self.returned: dict[str, Any] = {}
 
     def fetch(self, label: str, *parts: Part, **options: Any) -> Any:
-        """The next fetch of the session, of the first one where there is none."""
+        """Sends the next fetch of the session, or the first one of a new session."""
         request = data_cases.fetch(*parts, session=(self.session_id, self.epoch), **options)(self.broker)
         return self.note(label, self.broker.exchange(request, self.version))
 
     def full(self, label: str, *parts: Part, epoch: int = 0) -> Any:
-        """A fetch that ends the session, and begins another with epoch 0."""
+        """Sends a full fetch, which closes the session; with epoch 0 it creates another."""
         self.epoch = epoch
         return self.fetch(label, *parts)
 
     def note(self, label: str, response: Any) -> Any:
-        """Writes down an response: which session it is of, which partitions in which order, and every field."""
+        """Records a response: its session, the order of its partitions, and every field."""
         session = "none" if response.session_id == 0 else "mine" if response.session_id == self.session_id else "new"
         if response.error_code == 0:
             self.session_id = response.session_id
@@ -88,7 +88,7 @@ def settled(reader: Reader, short: str, number: int, code: int) -> None:
         (topic,) = broker.exchange(data_cases.fetch((short, number, 0))(broker), 12).responses
         return bool(topic.partitions[0].error_code == code)
 
-    wait_until(found, f"{short}-{number} answers {code}")
+    wait_until(found, f"{short}-{number} returns {code}")
 
 
 def growth(reader: Reader) -> None:
@@ -109,7 +109,7 @@ def growth(reader: Reader) -> None:
     reader.broker.exchange(data_cases.delete_records(("a", 1, 2))(reader.broker), 2)
     reader.fetch("a log start moved")
     reader.fetch("which was returned")
-    reader.fetch("behind the end", ("b", 0, 7))
+    reader.fetch("after the log end offset", ("b", 0, 7))
     reader.fetch("an error is returned again")
     reader.fetch("at the end", ("b", 0, 1))
     reader.fetch("and no longer")
@@ -117,7 +117,7 @@ def growth(reader: Reader) -> None:
     reader.fetch("the right one", ("b", 0, 1), epoch=0)
     reader.fetch("nothing in 20 ms", wait_ms=20)
     produce(reader, ("a", 0))
-    reader.fetch("no room for it", ("a", 0, 1), part_bytes=0, max_bytes=0)
+    reader.fetch("no bytes allowed", ("a", 0, 1), part_bytes=0, max_bytes=0)
     reader.fetch("committed only", isolation_level=1)
 
 
@@ -137,7 +137,7 @@ def turns(reader: Reader) -> None:
     reader.fetch("now it is the last", ("a", 0, 0))
     reader.fetch("a partition twice", ("a", 2, 0), ("a", 2, 2))
     reader.full("a partition twice in a full one", ("a", 2, 0), ("a", 1, 0), ("a", 2, 1))
-    reader.fetch("as it goes on")
+    reader.fetch("the next fetch")
 
 
 def ends(reader: Reader) -> None:
@@ -145,7 +145,7 @@ def ends(reader: Reader) -> None:
     make(reader, "a")
     produce(reader, ("a", 0), ("a", 1))
     both = (("a", 0, 0), ("a", 1, 0))
-    reader.full("none is wanted", *both, epoch=-1)
+    reader.full("no session is requested", *both, epoch=-1)
     reader.fetch("one begins", *both)
     first = reader.session_id, reader.epoch
     reader.epoch = 5
@@ -154,16 +154,16 @@ def ends(reader: Reader) -> None:
     reader.fetch("another one begins", *both)
     second = reader.session_id, reader.epoch
     reader.session_id, reader.epoch = first
-    reader.fetch("which has ended the first")
+    reader.fetch("the first session is closed")
     reader.session_id, reader.epoch = second
-    reader.fetch("it goes on", ("a", 0, 1))
+    reader.fetch("the session continues", ("a", 0, 1))
     reader.fetch("one is forgotten", forget=(("a", 0), ("a", 7), ("gone", 0)))
     produce(reader, ("a", 0))
-    reader.fetch("nobody asks for it now")
+    reader.fetch("records of a removed partition")
     third = reader.session_id, reader.epoch
     reader.fetch("the last one is forgotten", forget=(("a", 1),))
     reader.session_id, reader.epoch = third[0], third[1] + 1
-    reader.fetch("so there is none")
+    reader.fetch("the session is closed")
     reader.session_id = reader.epoch = 0
     reader.fetch("one of a single partition", ("a", 0, 0))
     reader.fetch("named and forgotten", ("a", 0, 1), forget=(("a", 0),))
@@ -171,9 +171,9 @@ def ends(reader: Reader) -> None:
     last = reader.session_id, reader.epoch
     reader.full("the client ends it", *both, epoch=-1)
     reader.session_id, reader.epoch = last
-    reader.fetch("gone it is")
+    reader.fetch("the closed session")
     reader.session_id, reader.epoch = 4711, 1
-    reader.fetch("nobody's")
+    reader.fetch("an unknown session")
     reader.session_id = reader.epoch = 0
     reader.fetch("of nothing")
     reader.fetch("of something", ("a", 1, 0))
@@ -188,9 +188,9 @@ def topics(reader: Reader) -> None:
     produce(reader, ("a", 0))
     reader.fetch("one is there", ("a", 0, 1), ("gone", 0, 0), ("a", 9, 0))
     reader.fetch("it is returned each time")
-    reader.fetch("nobody waits for it", wait_ms=20)
+    reader.fetch("it completes no delayed fetch", wait_ms=20)
     make(reader, "gone")
-    reader.fetch("it is there by name, not by the id that was none")
+    reader.fetch("it exists by name, not by the unknown id")
     reader.fetch("its id is another", ("gone", 0, 0))
     reader.fetch("nothing new")
     broker = reader.broker
@@ -198,8 +198,8 @@ def topics(reader: Reader) -> None:
     settled(reader, "a", 0, UNKNOWN_TOPIC_OR_PARTITION)
     reader.fetch("one is deleted")
     make(reader, "a")
-    reader.fetch("and made anew")
-    reader.fetch("nobody waits for that", wait_ms=5_000)
+    reader.fetch("the topic is recreated")
+    reader.fetch("its error completes a delayed fetch", wait_ms=5_000)
     assert broker.id("a") != old
     reader.fetch("the new one", ("a", 0, 0))
 

@@ -1,4 +1,4 @@
-"""Transactional producers of common client libraries: the same results on the embedded broker and Kafka."""
+"""Transactional producers of common client libraries on both brokers."""
 
 from __future__ import annotations
 

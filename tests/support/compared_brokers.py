@@ -88,7 +88,7 @@ class ComparedBroker:
         self._ids.clear()
 
     def exchange(self, request: Any, version: int) -> Any:
-        """The response as it is. Raises: NetworkError, once, where the broker closes instead."""
+        """Returns the response. Raises: NetworkError if the broker closes the connection instead."""
         self._correlation_id += 1
         self.send(request, version)
         prefix = bytearray(4)
@@ -120,7 +120,7 @@ def comparable_response(broker: ComparedBroker, request: Any, version: int) -> J
     try:
         response = broker.exchange(request, version)
     except RequestTimeoutError:
-        raise  # nothing that is asked here may stay without an response
+        raise  # every request of the cases gets a response
     except NetworkError:
         broker.reconnect()
         return CLOSED

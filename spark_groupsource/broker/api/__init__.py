@@ -1,1 +1,1 @@
-"""Request handlers, one module per API family, and the table of served versions."""
+"""Request handlers by API family, and the table of served versions."""

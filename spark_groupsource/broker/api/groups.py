@@ -1,4 +1,6 @@
-"""Handlers of FindCoordinator and the group APIs: check topics, then pass the request to the group coordinator.
+"""Handlers of FindCoordinator and the group APIs.
+
+They check the topics of a request and pass it to the group coordinator.
 
 Source: Kafka `KafkaApis`.
 """

@@ -1,5 +1,6 @@
-"""Handlers of client quotas, ACLs and SCRAM credentials. This broker has neither quotas nor ACLs.
+"""Handlers of client quotas, ACLs and SCRAM credentials.
 
+This broker has neither quotas nor ACLs.
 The connection performs SASL authentication (`SaslAuthenticator`); the SASL handlers here respond after that.
 
 Source: KIP-546 (quotas), KIP-554 (credentials); Kafka `ScramControlManager`, `DescribeUserScramCredentialsHandler`.

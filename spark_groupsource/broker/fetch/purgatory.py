@@ -1,4 +1,6 @@
-"""Delayed fetches by partition and missing bytes. Pure: the caller keeps the deadlines.
+"""Delayed fetches by partition and missing bytes.
+
+Pure: the caller keeps the deadlines.
 
 Source: Kafka's `DelayedOperationPurgatory`.
 """

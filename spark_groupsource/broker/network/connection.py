@@ -1,7 +1,7 @@
-"""One client connection: frames to requests, one in progress at a time, responses in request order.
+"""One client connection of the broker: framing, request order, backpressure.
 
-While a request is in progress, later requests wait in the buffer and, above a limit, in the client's socket. This keeps
-responses in order and bounds the memory of one connection to a frame, a response and the read-ahead.
+A connection has at most one request in progress. Later requests wait in the buffer and, above a limit, in the client's
+socket. This keeps responses in order and bounds the memory of one connection to a frame, a response and the read-ahead.
 
 Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its request is in progress.
 """

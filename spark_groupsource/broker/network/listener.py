@@ -1,4 +1,4 @@
-"""The listener of one node: address, connections, idle limit; routing of responses to connections."""
+"""Listener of one node, and routing of responses to connections."""
 
 from __future__ import annotations
 

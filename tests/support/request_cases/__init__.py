@@ -1,1 +1,1 @@
-"""Requests that are sent to the embedded broker and to Kafka to compare the responses, by API."""
+"""Requests by API, for the comparison of two brokers' responses."""

@@ -69,9 +69,9 @@ PRODUCE = [
     Case("two batches", produce(("made", 0, batch(b"a") + batch(b"b", base_offset=1)))),
     Case("a wrong checksum", produce(("made", 0, _broken(batch(b"a"), 66, 1)))),
     Case("an unknown format", produce(("made", 0, _broken(batch(b"a"), 16, 7)))),
-    Case("the format before", produce(("made", 0, _broken(batch(b"a"), 16, 3)))),
+    Case("the previous format", produce(("made", 0, _broken(batch(b"a"), 16, 3)))),
     Case("half a batch", produce(("made", 0, batch(b"abcdefgh")[:-4]))),
-    Case("garbage behind", produce(("made", 0, batch(b"a") + b"garbage"))),
+    Case("garbage after the batch", produce(("made", 0, batch(b"a") + b"garbage"))),
     Case("offsets that do not begin at 0", produce(("made", 0, batch(b"a", base_offset=5)))),
     Case("gzip", produce(("made", 0, batch(b"a" * 50, codec=1)))),
     Case("snappy", produce(("made", 0, batch(b"a" * 50, codec=2)))),
@@ -79,14 +79,14 @@ PRODUCE = [
     Case("zstd", produce(("made", 0, batch(b"a" * 50, codec=4)))),
     Case("too large", produce(("small", 0, batch(b"a" * 3_000)))),
     Case("large, compressed", produce(("small", 0, batch(b"a" * 3_000, codec=1)))),
-    Case("years ahead", produce(("made", 0, encode_batch([Record(b"k", b"v", 10**14)])))),
-    Case("no time", produce(("made", 0, encode_batch([Record(b"k", b"v", -1)])))),
+    Case("a timestamp far in the future", produce(("made", 0, encode_batch([Record(b"k", b"v", 10**14)])))),
+    Case("no timestamp", produce(("made", 0, encode_batch([Record(b"k", b"v", -1)])))),
     Case("without a key", produce(("made", 0, _keyless(b"v")))),
     Case("without a key, to a compacted topic", produce(("compacted", 0, _keyless(b"v")))),
     Case("one of two without a key", produce(
         ("compacted", 0, encode_batch([Record(b"k", b"v", 1_000), Record(None, b"w", 1_000)])))),
-    Case("stamped by the broker", produce(("stamped", 0, batch(b"a")))),
-    Case("stamped by the client as if by the broker", produce(("made", 0, batch(b"a", timestamp_type=1)))),
+    Case("LogAppendTime", produce(("stamped", 0, batch(b"a")))),
+    Case("LogAppendTime set by the client", produce(("made", 0, batch(b"a", timestamp_type=1)))),
     Case("a control batch", produce(
         ("made", 0, batch(b"a", control=True, producer_id=5, producer_epoch=0, base_sequence=0)))),
     Case("a transactional batch of no transaction", produce(
@@ -96,14 +96,14 @@ PRODUCE = [
     Case("idempotent, the next", produce(("made", 1, _idempotent(1)))),
     Case("idempotent, a gap", produce(("made", 1, _idempotent(9)))),
     Case("idempotent, a former epoch", produce(("made", 1, _idempotent(2, epoch=2)))),
-    Case("idempotent, the next epoch in the middle", produce(("made", 1, _idempotent(2, epoch=4)))),
+    Case("idempotent, the next epoch, not from sequence 0", produce(("made", 1, _idempotent(2, epoch=4)))),
     Case("idempotent, the next epoch", produce(("made", 1, _idempotent(0, epoch=4)))),
-    Case("idempotent, an unknown producer in the middle", produce(("made", 1, _idempotent(5, producer=1)))),
+    Case("idempotent, an unknown producer, not from sequence 0", produce(("made", 1, _idempotent(5, producer=1)))),
     Case("idempotent, two batches", produce(
         ("made", 1, lambda broker: _idempotent(6, 1)(broker) + _idempotent(7, 1)(broker)))),
     Case("a producer without a sequence", produce(("made", 1, _idempotent(-1, producer=3)))),
     Case("a sequence without a producer", produce(("made", 1, batch(b"i", base_sequence=4)))),
-    Case("the group log", lambda broker: _offsets_topic(broker)),
+    Case("__consumer_offsets", lambda broker: _offsets_topic(broker)),
 ]  # fmt: skip
 
 
@@ -153,13 +153,13 @@ def fetch(
 
 TWO = (("read", 0, 0), ("read", 1, 0))
 FETCH = [
-    Case("from the begin", fetch(("read", 0, 0))),
+    Case("from the start", fetch(("read", 0, 0))),
     Case("from the middle", fetch(("read", 0, 2))),
     Case("the end", fetch(("read", 0, 4))),
     Case("beyond the end", fetch(("read", 0, 5))),
     Case("a negative offset", fetch(("read", 0, -1))),
-    Case("before the begin", fetch(("cut", 0, 0))),
-    Case("behind a cut", fetch(("cut", 0, 2))),
+    Case("before the log start offset", fetch(("cut", 0, 0))),
+    Case("from the log start offset", fetch(("cut", 0, 2))),
     Case("an empty one", fetch(("read", 1, 0))),
     Case("two", fetch(*TWO)),
     Case("no such topic", fetch(("gone", 0, 0))),
@@ -179,12 +179,12 @@ FETCH = [
     Case("100 bytes", fetch(("read", 0, 0), part_bytes=150)),
     Case("committed only", fetch(("read", 0, 0), isolation_level=1)),
     Case("min bytes 0", fetch(("read", 0, 4), min_bytes=0, wait_ms=500)),
-    Case("waits in vain", fetch(("read", 0, 4), wait_ms=20)),
-    Case("waits beside an error", fetch(("read", 0, 4), ("gone", 0, 0), wait_ms=20)),
+    Case("no records within the wait time", fetch(("read", 0, 4), wait_ms=20)),
+    Case("waits with an unknown topic", fetch(("read", 0, 4), ("gone", 0, 0), wait_ms=20)),
     Case("zstd", fetch(("squeezed", 0, 0))),
     Case("a rack", fetch(("read", 0, 0), rack_id="r")),
-    Case("a session nobody began", fetch(("read", 0, 0), session=(4711, 1)), 7),
-    Case("a session of nothing", fetch(session=(0, 0)), 7),
+    Case("an unknown session", fetch(("read", 0, 0), session=(4711, 1)), 7),
+    Case("a session without partitions", fetch(session=(0, 0)), 7),
 ]
 
 
@@ -270,7 +270,7 @@ def delete_records(*parts: tuple[str, int, int]) -> Any:
 
 DELETE_RECORDS = [
     Case("to 0", delete_records(("cut", 0, 0))),
-    Case("to where it stands", delete_records(("cut", 0, 2))),
+    Case("to the log start offset", delete_records(("cut", 0, 2))),
     Case("beyond the end", delete_records(("cut", 0, 99))),
     Case("a negative offset", delete_records(("cut", 0, -2))),
     Case("an empty one to its end", delete_records(("read", 1, -1))),

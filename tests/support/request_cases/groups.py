@@ -217,9 +217,9 @@ LEAVE_GROUP = [
     Case("no group", leave("", ("m", None))),
     Case("no such group", leave("no-group", ("m", None))),
     Case("a group without members", leave("simple", ("m", None))),
-    Case("nobody", leave("simple")),
+    Case("no members", leave("simple")),
     Case("two", leave("simple", ("m", None), ("n", "i")), 3),
-    Case("nobody from nowhere", leave("no-group")),
+    Case("no such group, no members", leave("no-group")),
 ]
 
 
@@ -232,7 +232,7 @@ def describe_groups(*names: str, operations: bool = False) -> Any:
 DESCRIBE_GROUPS = [
     Case("one without members", describe_groups("simple")),
     Case("one that is not there", describe_groups("no-group")),
-    Case("what may be done", describe_groups("simple", "no-group", operations=True)),
+    Case("authorized operations", describe_groups("simple", "no-group", operations=True)),
     Case("no name", describe_groups("")),
     Case("one twice", describe_groups("simple", "simple")),
     Case("nothing", describe_groups()),
@@ -304,73 +304,73 @@ Step = tuple[str, Any, int]
 
 
 def member_requests(broker: ComparedBroker, version: int, static: bool) -> Generator[Step, Any, None]:
-    """A member's member_requests, each request at `version` or the newest below it: (what it is, request, version).
+    """The requests of a member from join to deletion of its group: (label, request, version).
 
-    The response to a step is sent back into the generator.
+    Each request has `version` or the newest version below it; the caller sends its response into the generator.
     """
 
     def step(label: str, request: Any) -> Step:
         api = APIS[request(broker).API_KEY]
         return label, request(broker), max(api.min_version, min(version, api.max_version))
 
-    group = f"member_requests-{version}-{'static' if static else 'dynamic'}"
+    group = f"member-{version}-{'static' if static else 'dynamic'}"
     instance = "one" if static else None
     response = yield step("joins", join(group, instance=instance))
     member = response.member_id
     if response.error_code == 79:
-        yield step("beats before it joined", heartbeat(group, 0, member))
-        response = yield step("joins by its name", join(group, member))
+        yield step("heartbeat before the join", heartbeat(group, 0, member))
+        response = yield step("joins with its member id", join(group, member))
     member, generation = response.member_id, response.generation_id
-    yield step("beats before the sync", heartbeat(group, generation, member, instance))
+    yield step("heartbeat before the sync", heartbeat(group, generation, member, instance))
     commit_one = commit(ONE, group=group, generation=generation, member=member, instance=instance)
     yield step("commits before the sync", commit_one)
     yield step("is described before the sync", describe_groups(group))
     yield step("is listed before the sync", list_groups())
-    yield step("syncs a generation that is over", sync(group, generation + 1, member, instance))
-    yield step("syncs as a stranger", sync(group, generation))
-    yield step("syncs another kind", sync(group, generation, member, instance, kind="connect"))
+    yield step("syncs the next generation", sync(group, generation + 1, member, instance))
+    yield step("an unknown member syncs", sync(group, generation))
+    yield step("syncs another protocol type", sync(group, generation, member, instance, kind="connect"))
     yield step("syncs another protocol", sync(group, generation, member, instance, protocol="sticky"))
     yield step("syncs", sync(group, generation, member, instance, shares=((member, b"share"),)))
     yield step("syncs again", sync(group, generation, member, instance))
-    yield step("beats", heartbeat(group, generation, member, instance))
-    yield step("beats for the next generation", heartbeat(group, generation + 1, member, instance))
-    yield step("a stranger beats", heartbeat(group, generation, "stranger"))
+    yield step("heartbeat", heartbeat(group, generation, member, instance))
+    yield step("heartbeat of the next generation", heartbeat(group, generation + 1, member, instance))
+    yield step("heartbeat of an unknown member", heartbeat(group, generation, "stranger"))
     yield step("commits", commit_one)
-    yield step("commits for the next", commit(ONE, group=group, generation=generation + 1, member=member))
-    yield step("a stranger commits", commit(ONE, group=group, generation=generation, member="stranger"))
+    yield step("commits for the next generation", commit(ONE, group=group, generation=generation + 1, member=member))
+    yield step("an unknown member commits", commit(ONE, group=group, generation=generation, member="stranger"))
     yield step("a simple consumer commits", commit(ONE, group=group))
     yield step("a member commits without a generation", commit(ONE, group=group, member=member))
     yield step("its offsets", fetch_offsets((group, None)) if version >= 2 else fetch_offsets((group, READ)))
     yield step("is described", describe_groups(group, operations=True))
     yield step("is listed", list_groups())
-    yield step("another kind", join(group, kind="connect"))
-    yield step("another protocol", join(group, protocols=(("sticky", b""),)))
-    yield step("a follower of another protocol", join(group, member, protocols=(("sticky", b""),), instance=instance))
+    yield step("joins with another protocol type", join(group, kind="connect"))
+    yield step("joins with another protocol", join(group, protocols=(("sticky", b""),)))
+    yield step("rejoins with another protocol", join(group, member, protocols=(("sticky", b""),), instance=instance))
     yield step("is deleted with a member", delete_groups(group))
     yield step("its offsets are deleted", delete_offsets(group, ("read", [0])))
     if static:
-        yield step("another of its name beats", heartbeat(group, generation, "other", "one"))
-        yield step("another of its name syncs", sync(group, generation, "other", "one"))
+        yield step("heartbeat of another member id", heartbeat(group, generation, "other", "one"))
+        yield step("another member id syncs", sync(group, generation, "other", "one"))
         other = commit(ONE, group=group, generation=generation, member="other", instance="one")
-        yield step("another of its name commits", other)
-        yield step("another instance beats", heartbeat(group, generation, member, "two"))
-        yield step("another of its name leaves", leave(group, ("other", "one")))
+        yield step("another member id commits", other)
+        yield step("heartbeat with another instance id", heartbeat(group, generation, member, "two"))
+        yield step("another member id leaves", leave(group, ("other", "one")))
         response = yield step("joins again as its instance", join(group, instance=instance))
-        yield step("the former member beats", heartbeat(group, generation, member, instance))
+        yield step("heartbeat of the replaced member", heartbeat(group, generation, member, instance))
         member, generation = response.member_id, response.generation_id
-        yield step("syncs as it was", sync(group, generation, member, instance, shares=((member, b"share"),)))
-        response = yield step("joins with what is the same", join(group, member, instance=instance))
+        yield step("syncs as replacement", sync(group, generation, member, instance, shares=((member, b"share"),)))
+        response = yield step("joins with the same subscription", join(group, member, instance=instance))
     else:
-        response = yield step("joins with what is the same", join(group, member))
+        response = yield step("joins with the same subscription", join(group, member))
     another = join(group, member, (("range", b"\0\2"),), instance=instance)
     response = yield step("joins with another subscription", another)
     member, generation = response.member_id, response.generation_id
-    yield step("syncs without a share", sync(group, generation, member, instance))
+    yield step("syncs without an assignment", sync(group, generation, member, instance))
     yield step("is described again", describe_groups(group))
-    yield step("a stranger leaves", leave(group, ("stranger", None)))
+    yield step("an unknown member leaves", leave(group, ("stranger", None)))
     yield step("two leave, one is known", leave(group, (member, instance), ("stranger", None)))
-    yield step("beats when it is gone", heartbeat(group, generation, member, instance))
+    yield step("heartbeat after it has left", heartbeat(group, generation, member, instance))
     yield step("is described when it is empty", describe_groups(group))
-    yield step("another kind, in an empty group", join(group, kind="connect"))
+    yield step("joins an empty group with another protocol type", join(group, kind="connect"))
     yield step("is deleted", delete_groups(group))
     yield step("is described when it is deleted", describe_groups(group))

@@ -32,10 +32,10 @@ DESCRIBE_TOPIC_PARTITIONS = [
     Case("a page that ends within a topic", pages("cut", "made", "read", limit=2)),
     Case("a page that ends before one that is not there", pages("cut", "gone", limit=1)),
     Case("no partitions wanted", pages("made", limit=0)),
-    Case("fewer than none", pages("made", limit=-1)),
+    Case("a negative limit", pages("made", limit=-1)),
     Case("from a cursor", pages("cut", "made", "read", cursor=("made", 1))),
-    Case("from behind a topic", pages("made", "read", cursor=("made", 7))),
-    Case("from a topic that was not asked for", pages("made", "read", cursor=("grows", 0))),
+    Case("from after the last partition", pages("made", "read", cursor=("made", 7))),
+    Case("from a topic that is not requested", pages("made", "read", cursor=("grows", 0))),
     Case("from before the first partition", pages("made", cursor=("made", -1))),
 ]
 
@@ -50,8 +50,8 @@ def elect(*wanted: tuple[str, list[int]], kind: int = 0) -> Any:
 
 
 ELECT_LEADERS = [
-    Case("those that lead", elect(("read", [0, 1]), ("cut", [0]))),
-    Case("unclean ones", elect(("read", [0]), kind=1)),
+    Case("preferred leaders", elect(("read", [0, 1]), ("cut", [0]))),
+    Case("unclean election", elect(("read", [0]), kind=1)),
     Case("ones that are not there", elect(("read", [7]), ("gone", [0]))),
     Case("an unknown kind", elect(("read", [0]), ("gone", [0]), kind=9)),
     Case("no partitions", elect(("read", []))),
