@@ -90,7 +90,7 @@ class Partition:
     def mark_offline(self, error: Exception) -> None:
         """Rejects everything from now on: the content of the disk is unknown until the next start recovers it."""
         self.offline_reason = str(error)
-        self._report(f"[partition={self.topic_partition}] Partition {self.topic_partition} is offline: {error}")
+        self._report(f"[partition={self.topic_partition}] The partition is offline: {error}")
 
     def close(self) -> None:
         """Writes indexes and the producer snapshot, so that the next start need not scan the log.

@@ -349,7 +349,7 @@ def test_a_missing_partition_directory_takes_only_that_partition_offline(stored)
     for path in (stored / "harmed-0").iterdir():
         path.unlink()
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
-        assert "harmed-0 is offline" in running.reports[0]
+        assert "[partition=harmed-0] The partition is offline" in running.reports[0]
         (topic,) = metadata(connection, "harmed").topics
         assert (topic.partitions[0].leader_id, topic.partitions[0].error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
         assert fetch(connection, "harmed", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR

@@ -18,6 +18,8 @@ from spark_groupsource.storage import files as files_module
 from spark_groupsource.storage import segment as segment_module
 from spark_groupsource.storage import segment_swap as swap_module
 
+OFFLINE = "[partition=t-0] The partition is offline"
+
 
 def test_a_file_at_its_size_limit_rejects_only_its_own_records(tmp_path):
     """RLIMIT_FSIZE simulates a full disk: a write fails after a part of its bytes."""
@@ -105,7 +107,7 @@ def test_a_failed_segment_swap_takes_one_partition_offline_until_a_restart(tmp_p
         for number in range(30):
             if produce(connection, "t", encode_batch([Record(b"k", b"%d" % number * 50, 1)])).error_code:
                 break
-        wait_until(lambda: any("t-0 is offline" in line for line in broker.reports), "the report")
+        wait_until(lambda: any(OFFLINE in line for line in broker.reports), "the report")
         assert fetch(connection, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert produce(connection, "other", batch(b"x")).error_code == 0
         monkeypatch.undo()
@@ -177,7 +179,7 @@ def test_a_failed_flush_takes_the_partition_offline_until_a_restart(tmp_path, mo
         monkeypatch.undo()
         # the state on disk is unknown, so the partition is offline until a restart has recovered it
         assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert any("t-0 is offline" in line and "Input/output error" in line for line in broker.reports)
+        assert any(OFFLINE in line and "Input/output error" in line for line in broker.reports)
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert produce(connection, "t", batch(b"y")).error_code == 0
         assert fetched_values(fetch(connection, "t", 0))[:3] == [b"0", b"1", b"2"]
