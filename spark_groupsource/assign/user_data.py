@@ -1,4 +1,4 @@
-"""User data of the sticky assignors in a subscription: bytes without a version.
+"""User data of the sticky assignors: bytes without a version.
 
 As in Kafka, bytes that cannot be decoded mean that nothing was owned: another client wrote them.
 

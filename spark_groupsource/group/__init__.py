@@ -1,4 +1,4 @@
-"""Group coordinator: a pure state machine; the broker appends its records and sends its responses."""
+"""Group coordinator as a state machine that performs no I/O."""
 
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error

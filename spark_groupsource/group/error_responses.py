@@ -1,4 +1,4 @@
-"""Error responses of the group APIs, and the errors that follow from failed appends.
+"""Error responses of the group APIs, and errors of failed appends.
 
 Source: Kafka's CoordinatorOperationExceptionHelper; KafkaApis for the form of each API's error.
 """

@@ -1,4 +1,4 @@
-"""State tables of a classic group: transitions and the rule for each operation.
+"""State tables of a classic group: transitions and rules of operations.
 
 What a group does with an operation depends on its state as these tables say; the handlers branch on the tables. Other
 modules look at a state only to order checks (Dead before members, Empty before generations), to run the join phase

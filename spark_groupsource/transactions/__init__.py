@@ -1,4 +1,4 @@
-"""Transaction coordinator: a pure state machine; the broker appends its records and writes markers."""
+"""Transaction coordinator as a state machine that performs no I/O."""
 
 from spark_groupsource.transactions.states import TransactionOperation, is_ending
 from spark_groupsource.transactions.transaction_shard import (

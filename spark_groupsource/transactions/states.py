@@ -1,4 +1,4 @@
-"""State tables of a transactional id: transitions and the rule for each operation.
+"""State tables of a transactional id: transitions and rules of operations.
 
 A transactional id has one current producer, identified by producer id and epoch. InitProducerId raises the epoch, which
 fences the previous producer. A transaction starts with its first partition and ends in two steps:

@@ -25,7 +25,7 @@ def topic_partitions(texts):
 
 
 def member(row):
-    """A member from a row of the vector file: id, topics, owned, generation, user_data_hex, instance, rack."""
+    """Returns the member of a row: id, topics, owned, generation, user_data_hex, instance, rack."""
     user_data = row.get("user_data_hex")
     return GroupMember(
         member_id=row["id"],

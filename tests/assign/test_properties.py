@@ -1,4 +1,4 @@
-"""Guarantees of every assignor for random groups, and Kafka's generated cases, scaled down."""
+"""Properties of the assignors for random groups and Kafka's generated cases."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ member_ids = st.lists(st.text("abcxyz0123-é\U0001f600", min_size=1, max_size=6)
 
 
 @st.composite
-def groups(draw, alike=st.booleans()):
-    """(partition counts, rows of members), with or without equal subscriptions, static members, owned partitions."""
+def groups(draw, equal_subscriptions=st.booleans()):
+    """Draws partition counts and rows of members, some of them static and with owned partitions."""
     partitions = draw(partition_counts)
-    shared = draw(topic_lists) if draw(alike) else None
+    shared = draw(topic_lists) if draw(equal_subscriptions) else None
     everything = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count + 1)]
     rows = []
     for number, member_id in enumerate(draw(member_ids)):
@@ -44,16 +44,16 @@ def groups(draw, alike=st.booleans()):
 
 
 def run(name, partitions, rows, racks=None):
-    """Assigns; each member reports its owned partitions in the way of its assignor."""
-    return make(name).assign(partitions, members(name, rows), racks)
+    """Returns the assignment for members that send the user data of the assignor."""
+    return assignor_of(name).assign(partitions, members(name, rows), racks)
 
 
-def make(name):
+def assignor_of(name):
     return ASSIGNORS[name]()
 
 
 def members(name, rows):
-    assignor = make(name)
+    assignor = assignor_of(name)
     reported = []
     for row in rows:
         data = assignor.user_data(row["topics"], row.get("owned", ()), row.get("generation", -1))
@@ -62,12 +62,12 @@ def members(name, rows):
 
 
 def report(rows, assigned, generation):
-    """The same members in the next round."""
+    """Returns the rows of the same members in the next rebalance."""
     return [{**row, "owned": assigned[row["id"]], "generation": generation} for row in rows]
 
 
 def settle(name, partitions, rows):
-    """Assigns until nothing moves any more; eager assignors need one round."""
+    """Rebalances until the assignment does not change; eager assignors need one rebalance."""
     assigned = run(name, partitions, rows)
     for generation in range(4, 8):
         again = run(name, partitions, report(rows, assigned, generation))
@@ -78,20 +78,20 @@ def settle(name, partitions, rows):
 
 
 def check_each_once(partitions, rows, assigned):
-    """Every partition of a subscribed topic has exactly one member, and that one subscribes to it."""
+    """Checks that every partition of a subscribed topic is assigned to one member, which subscribes to it."""
     assert assigned.keys() == {row["id"] for row in rows}
     topics = {row["id"]: row["topics"] for row in rows}
     for member_id, items in assigned.items():
         assert all(item.topic in topics[member_id] for item in items)
     subscribed = {topic for row in rows for topic in row["topics"]}
-    wanted = {
+    expected = {
         TopicPartition(topic, number) for topic in subscribed for number in range(partitions.get(topic, 0))
     }
-    assert Counter(item for items in assigned.values() for item in items) == Counter(wanted)
+    assert Counter(item for items in assigned.values() for item in items) == Counter(expected)
 
 
 def check_balanced(assigned):
-    """Of two members whose counts differ by two or more, the lesser could not have taken from the greater."""
+    """Checks that two members whose counts differ by two or more have no topic in common."""
     for one, other in combinations(assigned.values(), 2):
         if abs(len(one) - len(other)) >= 2:
             assert {item.topic for item in one}.isdisjoint(item.topic for item in other)
@@ -99,29 +99,29 @@ def check_balanced(assigned):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(group=groups())
-def test_every_partition_once(name, group):
+def test_every_partition_is_assigned_once(name, group):
     check_each_once(*group, settle(name, *group))
 
 
 @pytest.mark.parametrize("name", ["roundrobin", *STICKY])
-@given(group=groups(alike=st.just(True)))
-def test_counts_differ_by_one_where_all_subscribe_alike(name, group):
+@given(group=groups(equal_subscriptions=st.just(True)))
+def test_counts_differ_by_at_most_one_with_equal_subscriptions(name, group):
     counts = [len(items) for items in settle(name, *group).values()]
     assert max(counts) - min(counts) <= 1
 
 
 @given(group=groups())
-def test_range_is_fair_within_each_topic(group):
+def test_range_assigns_consecutive_partitions_and_balances_each_topic(group):
     partitions, rows = group
     assigned = run("range", partitions, rows)
     for topic in partitions:
-        shares = [
+        ranges = [
             [item.partition for item in assigned[row["id"]] if item.topic == topic]
             for row in rows
             if topic in row["topics"]
         ]
-        assert all(share == list(range(share[0], share[0] + len(share))) for share in shares if share)
-        counts = [len(share) for share in shares] or [0]
+        assert all(numbers == list(range(numbers[0], numbers[0] + len(numbers))) for numbers in ranges if numbers)
+        counts = [len(numbers) for numbers in ranges] or [0]
         assert max(counts) - min(counts) <= 1
 
 
@@ -133,7 +133,7 @@ def test_sticky_results_are_balanced(name, group):
 
 @pytest.mark.parametrize("name", ["range", "roundrobin"])
 @given(group=groups(), seed=st.integers(0, 99))
-def test_the_order_of_members_does_not_matter(name, group, seed):
+def test_order_of_members_does_not_change_the_assignment(name, group, seed):
     partitions, rows = group
     shuffled = random.Random(seed).sample(rows, len(rows))
     assert run(name, partitions, rows) == run(name, partitions, shuffled)
@@ -141,7 +141,7 @@ def test_the_order_of_members_does_not_matter(name, group, seed):
 
 @pytest.mark.parametrize("name", STICKY)
 @given(group=groups(), seed=st.integers(0, 99))
-def test_the_order_of_members_changes_no_count(name, group, seed):
+def test_order_of_members_does_not_change_the_counts(name, group, seed):
     partitions, rows = group
     fresh = [{**row, "owned": [], "generation": -1} for row in rows]
     shuffled = random.Random(seed).sample(fresh, len(fresh))
@@ -151,7 +151,7 @@ def test_the_order_of_members_changes_no_count(name, group, seed):
 
 @pytest.mark.parametrize("name", STICKY)
 @given(group=groups())
-def test_nothing_moves_when_nothing_changed(name, group):
+def test_unchanged_group_keeps_its_assignment(name, group):
     partitions, rows = group
     assigned = settle(name, partitions, rows)
     again = run(name, partitions, report(rows, assigned, 9))
@@ -161,9 +161,9 @@ def test_nothing_moves_when_nothing_changed(name, group):
 
 
 @pytest.mark.parametrize("name", STICKY)
-@given(group=groups(alike=st.just(True)), data=st.data())
-def test_as_much_stays_as_balance_allows(name, group, data):
-    """With equal subscriptions every member that stays keeps all it had, up to its share."""
+@given(group=groups(equal_subscriptions=st.just(True)), data=st.data())
+def test_members_keep_their_partitions_up_to_the_quota(name, group, data):
+    """With equal subscriptions, after a member joined or left."""
     partitions, rows = group
     before = settle(name, partitions, rows)
     if data.draw(st.booleans()) and len(rows) > 1:
@@ -180,17 +180,17 @@ def test_as_much_stays_as_balance_allows(name, group, data):
 
 
 @given(group=groups())
-def test_cooperative_gives_nothing_that_another_member_still_has(group):
+def test_cooperative_assigns_no_partition_that_another_member_owns(group):
     partitions, rows = group
     assigned = run("cooperative-sticky", partitions, rows)
-    taken = {item for row in rows for item in set(row["owned"]) - set(assigned[row["id"]])}
-    given_new = {item for row in rows for item in set(assigned[row["id"]]) - set(row["owned"])}
-    assert taken.isdisjoint(given_new)
+    revoked = {item for row in rows for item in set(row["owned"]) - set(assigned[row["id"]])}
+    added = {item for row in rows for item in set(assigned[row["id"]]) - set(row["owned"])}
+    assert revoked.isdisjoint(added)
 
 
 @settings(max_examples=50)
 @given(group=groups(), data=st.data())
-def test_racks_change_no_guarantee(group, data):
+def test_properties_hold_with_racks(group, data):
     partitions, rows = group
     rack = st.sampled_from("abc")
     racks = {
@@ -205,7 +205,7 @@ def test_racks_change_no_guarantee(group, data):
             check_balanced(assigned)
 
 
-def test_racks_bring_members_and_partitions_together():
+def test_partitions_are_assigned_to_members_in_their_racks():
     racks = {"t": [["a"], ["b"], ["a"], ["b"]]}
     rows = [{"id": "one", "topics": ["t"], "rack": "b"}, {"id": "two", "topics": ["t"], "rack": "a"}]
     for assignor in (RangeAssignor(), StickyAssignor(), CooperativeStickyAssignor()):
@@ -213,25 +213,25 @@ def test_racks_bring_members_and_partitions_together():
         assert {item.partition for item in assigned["one"]} == {1, 3}
 
 
-def random_rows(chance, count, topics, most):
+def random_rows(rng, count, topics, max_topics):
     return [
-        {"id": f"consumer{number}", "topics": sorted(chance.sample(topics, chance.randint(1, most)))}
+        {"id": f"consumer{number}", "topics": sorted(rng.sample(topics, rng.randint(1, max_topics)))}
         for number in range(count)
     ]
 
 
 @pytest.mark.parametrize("name", STICKY)
 @pytest.mark.parametrize("seed", range(5))
-def test_random_subscriptions_that_change(name, seed):
+def test_reassignment_with_random_subscriptions_and_changes(name, seed):
     """Kafka's testReassignmentWithRandomSubscriptionsAndChanges."""
-    chance = random.Random(seed)
-    topics = [f"t{number}" for number in range(chance.randint(10, 19))]
+    rng = random.Random(seed)
+    topics = [f"t{number}" for number in range(rng.randint(10, 19))]
     partitions = {topic: number + 1 for number, topic in enumerate(topics)}
-    rows = random_rows(chance, chance.randint(20, 39), topics, len(topics))
+    rows = random_rows(rng, rng.randint(20, 39), topics, len(topics))
     first = run(name, partitions, rows)
     check_balanced(first)
     changed = [
-        {**row, "topics": sorted(chance.sample(topics, chance.randint(1, len(topics))))} for row in rows
+        {**row, "topics": sorted(rng.sample(topics, rng.randint(1, len(topics))))} for row in rows
     ]
     reporting = report(changed, first, 1)
     second = run(name, partitions, reporting)
@@ -242,14 +242,14 @@ def test_random_subscriptions_that_change(name, seed):
 
 
 @pytest.mark.parametrize("name", STICKY)
-def test_many_members_leave(name):
-    """Kafka's testLargeAssignmentWithMultipleConsumersLeavingAndRandomSubscription, a quarter of its size."""
-    chance = random.Random(7)
+def test_reassignment_after_many_members_left(name):
+    """Kafka's testLargeAssignmentWithMultipleConsumersLeavingAndRandomSubscription, with a quarter of its size."""
+    rng = random.Random(7)
     topics = [f"t{number}" for number in range(20)]
-    partitions = {topic: chance.randint(1, 10) for topic in topics}
-    rows = random_rows(chance, 50, topics, 10)
+    partitions = {topic: rng.randint(1, 10) for topic in topics}
+    rows = random_rows(rng, 50, topics, 10)
     first = settle(name, partitions, rows)
-    staying = report(chance.sample(rows[1:], 38), first, 1)
+    staying = report(rng.sample(rows[1:], 38), first, 1)
     second = run(name, partitions, staying)
     check_no_two_way_moves(staying, second)
     final = settle(name, partitions, staying)
@@ -258,8 +258,8 @@ def test_many_members_leave(name):
 
 
 @pytest.mark.parametrize("name", STICKY)
-def test_one_member_subscribes_otherwise(name):
-    """Kafka's testLargeAssignmentAndGroupWithNonEqualSubscription, a small part of its size."""
+def test_one_member_with_another_subscription(name):
+    """Kafka's testLargeAssignmentAndGroupWithNonEqualSubscription, with a smaller size."""
     topics = [f"t{number}" for number in range(20)]
     partitions = dict.fromkeys(topics, 50)
     rows = [{"id": f"consumer{number}", "topics": topics} for number in range(99)] + [{"id": "odd", "topics": ["t0"]}]
@@ -272,8 +272,8 @@ def test_one_member_subscribes_otherwise(name):
 
 
 @pytest.mark.parametrize("name", STICKY)
-def test_two_halves_of_the_topics(name):
-    """Kafka's testAssignmentAndGroupWithNonEqualSubscriptionNotTimeout, a small part of its size."""
+def test_members_that_subscribe_to_different_halves_of_the_topics(name):
+    """Kafka's testAssignmentAndGroupWithNonEqualSubscriptionNotTimeout, with a smaller size."""
     topics = [f"t{number:02d}" for number in range(20)]
     partitions = dict.fromkeys(topics, 20)
     rows = [
@@ -286,7 +286,7 @@ def test_two_halves_of_the_topics(name):
 
 
 def check_no_two_way_moves(rows, assigned):
-    """Within a topic nothing moved from one member to another while something moved the other way."""
+    """Checks that partitions of a topic do not move in both directions between two members."""
     before = {item: row["id"] for row in rows for item in row["owned"]}
     moves = {
         (item.topic, before[item], member_id)

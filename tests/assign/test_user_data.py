@@ -24,7 +24,7 @@ def test_known_bytes():
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", KNOWN[:-9], KNOWN[:12]])
-def test_damaged_bytes_mean_nothing_owned(data):
+def test_corrupt_bytes_mean_no_owned_partitions(data):
     assert decode_sticky(data) == ((), -1)
 
 
@@ -35,7 +35,7 @@ def test_round_trip(items, generation_id):
 
 
 @given(st.binary(max_size=30))
-def test_any_bytes_decode_to_something(data):
+def test_decoding_of_any_bytes_raises_no_error(data):
     decode_sticky(data)
     decode_generation(data)
 
@@ -45,11 +45,11 @@ def test_generation(generation_id):
     assert decode_generation(encode_generation(generation_id)) == generation_id
 
 
-def test_no_generation():
+def test_missing_generation_is_minus_one():
     assert decode_generation(None) == decode_generation(b"") == decode_generation(b"\0\0\0") == -1
 
 
-def test_what_each_assignor_sends():
+def test_user_data_of_each_assignor():
     assert RangeAssignor().user_data(["t"], OWNED, 1) is None
     assert StickyAssignor().user_data(["t"], (), -1) is None
     assert StickyAssignor().user_data(["t"], OWNED, 1) == KNOWN

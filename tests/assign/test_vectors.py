@@ -34,8 +34,8 @@ def members_of(vector):
     return [member(row) for row in vector["members"]]
 
 
-def normalised(vector, assigned):
-    """Range leaves open which topic comes first in a list; everything else is compared in order."""
+def normalized(vector, assigned):
+    """Sorts by topic for range, whose order of topics is not defined; other assignments are compared in order."""
     if vector["assignor"] != "range" or vector["match"] == "ordered":
         return dict(assigned)
     return {member_id: sorted(partitions, key=lambda item: item.topic) for member_id, partitions in assigned.items()}
@@ -43,15 +43,15 @@ def normalised(vector, assigned):
 
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=vector_id)
 def test_vector(vector):
-    make = ASSIGNORS[vector["assignor"]]
-    assignor = make(prefer_racks=True) if vector.get("force_rack_logic") else make()
+    assignor_class = ASSIGNORS[vector["assignor"]]
+    assignor = assignor_class(prefer_racks=True) if vector.get("force_rack_logic") else assignor_class()
     arguments = vector["partitions"], members_of(vector), vector.get("partition_racks")
     assigned = assignor.assign(*arguments)
-    assert normalised(vector, assigned) == normalised(vector, expected(vector))
+    assert normalized(vector, assigned) == normalized(vector, expected(vector))
     if "partitions_transferring_ownership" in vector:
         transfers = vector["partitions_transferring_ownership"]
-        wanted = transfers and {topic_partition(item): to for item, to in transfers.items()}
-        assert assignor.place(*arguments).transfers == wanted
+        expected_transfers = transfers and {topic_partition(item): to for item, to in transfers.items()}
+        assert assignor.place(*arguments).transfers == expected_transfers
     for name in vector.get("invariants", ()):
         check = INVARIANTS.get(name.split(":")[0])
         if check is not None:
@@ -61,18 +61,18 @@ def test_vector(vector):
 @pytest.mark.parametrize(
     "vector", [vector for vector in VECTORS["vectors"] if "same_result_with_racks_forced" in vector], ids=vector_id
 )
-def test_racks_that_make_no_difference(vector):
+def test_forced_racks_do_not_change_the_assignment(vector):
     forced = vector["same_result_with_racks_forced"]
     members = [
         member({**row, "rack": forced["member_racks"].get(row["id"])}) for row in vector["members"]
     ]
     racks = same_racks(vector["partitions"], forced["every_partition_on"])
     assigned = ASSIGNORS[vector["assignor"]](prefer_racks=True).assign(vector["partitions"], members, racks)
-    assert normalised(vector, assigned) == normalised(vector, expected(vector))
+    assert normalized(vector, assigned) == normalized(vector, expected(vector))
 
 
 def settled(vector, assigned):
-    """The last of the rounds in which every member reports what it was given; for eager assignors the first."""
+    """Returns the assignment after further rebalances until no partition is revoked; none for eager assignors."""
     if vector["assignor"] != "cooperative-sticky":
         return assigned
     rows = {row["id"]: row for row in vector["members"]}
@@ -108,9 +108,9 @@ def check_fully_balanced(vector, assigned):
 
 def check_no_direct_move(vector, assigned):
     owned = {row["id"]: set(topic_partitions(row.get("owned", ()))) for row in vector["members"]}
-    taken = {partition for member_id, had in owned.items() for partition in had - set(assigned[member_id])}
-    given = {partition for member_id, has in assigned.items() for partition in set(has) - owned[member_id]}
-    assert taken.isdisjoint(given)
+    revoked = {partition for member_id, had in owned.items() for partition in had - set(assigned[member_id])}
+    added = {partition for member_id, has in assigned.items() for partition in set(has) - owned[member_id]}
+    assert revoked.isdisjoint(added)
 
 
 INVARIANTS = {
@@ -130,9 +130,9 @@ def test_member_data(vector):
         generation_id=-1 if row["generation"] is None else row["generation"],
     )
     data = ASSIGNORS[vector["assignor"]]().member_data(subscription)
-    wanted = vector["expected_member_data"]
-    assert sorted(data.partitions) == sorted(topic_partitions(wanted["partitions"]))
-    assert data.generation_id == (-1 if wanted["generation"] is None else wanted["generation"])
+    expected_data = vector["expected_member_data"]
+    assert sorted(data.partitions) == sorted(topic_partitions(expected_data["partitions"]))
+    assert data.generation_id == (-1 if expected_data["generation"] is None else expected_data["generation"])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_member_order(vector):
     assert [item.member_id for item in static_first(map(member, vector["members"]))] == vector["expected_order"]
 
 
-def test_member_order_of_many():
+def test_static_members_come_first():
     ids = [str(number) for number in range(100, 200)]
     static = [text for text in ids if int(text) % 3]
     members = [GroupMember(text, Subscription(()), text if text in static else None) for text in ids]
@@ -153,7 +153,7 @@ def test_member_order_of_many():
 
 
 @pytest.mark.parametrize("row", VECTORS["rack_logic_gate_vectors"]["rows"], ids=str)
-def test_rack_gate(row):
+def test_use_of_rack_aware_assignment(row):
     racks = row["all_partition_racks"]
     spread = {
         "none": [],

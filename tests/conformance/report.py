@@ -1,4 +1,4 @@
-"""Conformance report: maps the cases of Kafka's own group tests to tests of this project.
+"""Conformance report: maps Kafka's group tests to tests of this project.
 
     python tests/conformance/report.py          writes docs/conformance.md
     python tests/conformance/report.py --check  writes nothing; exits with status 1 and lists the problems

@@ -1,4 +1,4 @@
-"""Conformance report: every checklist line has a test or a reason, and docs/conformance.md is up to date."""
+"""Conformance report: complete and up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broker of the simulation: one shard, its log and its timers, with crashes, moves and failing or slow appends.
+"""Broker of the simulation: one shard, its log, timers and faults.
 
 The checks run after each call of the shard. A slow append is in the log at once, but its responses are sent when it is
 durable, in order; a crash may lose records that are not durable.

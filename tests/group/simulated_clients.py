@@ -1,4 +1,4 @@
-"""Clients of the simulation: members that follow the protocol over a faulty network.
+"""Clients of the simulation: group members on a faulty network.
 
 `PackageMember` runs the package's own `Membership` as its member thread does. `EagerConsumer` is a minimal eager
 consumer in any protocol version. A client sends one request at a time. Every commit of a run has a different offset.

@@ -1,4 +1,4 @@
-"""Network between a client and the broker: delays, loses and repeats requests and responses."""
+"""Network of the simulation: delays, loses and repeats messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulation of the group coordinator with random clients, network faults, append failures and restarts.
+"""Simulation of the group coordinator with random clients and faults.
 
     python tests/group/simulation.py --seed 7 --schedules 100000
     python tests/group/simulation.py --seed 7 --only 1234 --trace

@@ -1,6 +1,6 @@
-"""Checks after every event of the simulation, based on requests, responses and the log.
+"""Checks after every event of the simulation.
 
-One leader and one generation; one owner per partition; acknowledged commits are never lost; a replay of the log equals
+The checks use requests, responses and the log: one leader and one generation; one owner per partition; acknowledged commits are never lost; a replay of the log equals
 the in-memory state. The text of a violation starts with one word for the violated invariant.
 """
 

@@ -1,4 +1,4 @@
-"""One run of a schedule: clients, network and broker, then a recovery phase without faults.
+"""One run of a schedule, then a recovery phase without faults.
 
 Within `RECOVERY_TIMEOUT_MS` after the last fault every running client must be in a Stable group, every subscribed
 partition must have one owner, and every request must have its response.

@@ -1,4 +1,4 @@
-"""Every request in every state from every kind of member, with the current and other generations.
+"""Every request in every state, from every kind of member.
 
 The expected results are derived from the tables of `states.py`. A rejected request must not change the state.
 """

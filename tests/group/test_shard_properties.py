@@ -1,4 +1,4 @@
-"""Random requests and append failures: the invariants hold, and a restart restores the stored state."""
+"""Invariants and restarts under random requests and append failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of one seed pass, and the simulation finds injected defects and shortens their schedules.
+"""Simulation: schedules of one seed, and detection of injected defects.
 
 SIMULATION_SEED and SIMULATION_SCHEDULES select other schedules.
 """

@@ -1,4 +1,4 @@
-"""A group member against a scripted coordinator, without sockets, threads and real time.
+"""Group member with a scripted coordinator, without sockets and threads.
 
 Everything between `poll` and the requests is the package's own code. The thread of the member is not started; the test
 runs it step by step with `run_thread`. By default the coordinator accepts every request and assigns `assigned`.
