@@ -1,7 +1,8 @@
 """Checks after every event of the simulation.
 
-The checks use requests, responses and the log: one leader and one generation; one owner per partition; acknowledged commits are never lost; a replay of the log equals
-the in-memory state. The text of a violation starts with one word for the violated invariant.
+The checks use requests, responses and the log: one leader and one generation; one owner per partition; acknowledged
+commits are never lost; a replay of the log equals the in-memory state. The text of a violation starts with one word for
+the violated invariant.
 """
 
 from __future__ import annotations
