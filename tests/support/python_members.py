@@ -66,7 +66,7 @@ class _Member:
     def _guarded(self) -> None:
         try:
             self._run()
-        except Exception as error:  # told to whoever waits for this member
+        except Exception as error:  # `wait_for_partitions` asserts that there is none
             self.errors.append(repr(error))
 
     def _run(self) -> None:
