@@ -32,7 +32,7 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	SIMULATION_SCHEDULES=500 JAVA_HOME=/nonexistent $(BIN)/python -m pytest --hypothesis-profile check \
+	SIMULATION_SCHEDULES=200 JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 2 --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the scenarios of the suite with random seeds and many more events; an hour or two, stops at the first that fails

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.register_profile("check", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("check", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("suite")
 
 startup.configure()

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from child_processes import start_process, stop_process
+from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
 from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
+from spark_groupsource.cli.main import main
 from spark_groupsource.net import Address, listen
 
 GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")
@@ -107,7 +109,10 @@ def test_directory_with_other_files_is_rejected_unchanged(tmp_path: Path) -> Non
 )
 def test_invalid_option_is_reported(tmp_path: Path, arguments: list[str], message: str) -> None:
     defaults = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
-    assert message in startup_error(*defaults, *arguments, "--data-dir", str(tmp_path / "data"))
+    run = CliRunner().invoke(main, ["broker", *defaults, *arguments, "--data-dir", str(tmp_path / "data")])
+    assert (run.exit_code, run.stdout) == (1, ""), run
+    assert run.stderr.startswith("Error: ") and len(run.stderr.splitlines()) == 1, run.stderr
+    assert message in run.stderr
 
 
 def test_two_brokers_on_one_machine_are_independent(tmp_path: Path, topic: str) -> None:

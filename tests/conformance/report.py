@@ -78,10 +78,11 @@ class Collector:
 
 
 def collect() -> Mapping[str, Collection[str]]:
-    """Returns checklist line -> the tests that show it. Collects every test and runs none."""
+    """Returns checklist line -> the tests that show it. Collects the files that contain the marker; runs no test."""
     collector, output = Collector(), io.StringIO()
+    files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.conformance(" in path.read_text("utf-8")]
     with redirect_stdout(output):
-        status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", str(TESTS)], plugins=[collector])
+        status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *files], plugins=[collector])
     if status != pytest.ExitCode.OK:
         text = output.getvalue()
         sys.exit(f"Collecting the tests failed:\n{text[max(text.find('= ERRORS ='), 0):]}")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 MODULES = {path.relative_to(TESTS).with_suffix("").as_posix(): path for path in TESTS.rglob("*.py")}
+PATHS = frozenset(MODULES.values())
 
 
-def imported_modules(path: Path) -> Iterator[Path]:
-    """The modules of the tests tree that a module imports.
+@cache
+def imported_modules(path: Path) -> tuple[Path, ...]:
+    """The modules of the tests tree that a module imports."""
+    return tuple(_imported_modules(path))
 
-    pytest puts the directory of a module without a package, `tests` and `jobs` on the path.
-    """
+
+def _imported_modules(path: Path) -> Iterator[Path]:
+    # pytest puts the directory of a module without a package, `tests` and `jobs` on the path
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -24,7 +29,7 @@ def imported_modules(path: Path) -> Iterator[Path]:
         for name in names:
             relative = name.replace(".", "/")
             for base in (path.parent, *path.parent.parents):
-                if TESTS in (base, *base.parents) and (base / f"{relative}.py") in MODULES.values():
+                if TESTS in (base, *base.parents) and (base / f"{relative}.py") in PATHS:
                     yield base / f"{relative}.py"
                     break
             else:

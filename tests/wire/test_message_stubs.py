@@ -63,6 +63,7 @@ def test_mistakes_are_rejected():
         assert any(text.startswith(f"<string>:{line}: ") and expected in text for text in report), mistake
 
 
+@pytest.mark.slow
 def test_the_response_class_follows_from_the_request():
     snippet = """
 R = TypeVar("R", bound=Response)
