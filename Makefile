@@ -53,8 +53,7 @@ test: java-there lint
 lint: $(VENV)/.ready-test
 	@! grep -rnIE '^(<<<<<<<|>>>>>>>)( |$$)' --exclude-dir=.git --exclude-dir=.venv --exclude-dir='.*_cache' . || { \
 	  echo "make: conflict markers are left in the lines above; resolve them" >&2; exit 1; }
-	$(BIN)/flake8 $(SOURCES)
-	$(BIN)/isort --check-only --quiet $(SOURCES)
+	$(BIN)/ruff check --quiet $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
