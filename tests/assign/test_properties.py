@@ -10,6 +10,7 @@ import pytest
 from cases import ASSIGNORS, member
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 
 from spark_groupsource.assign import CooperativeStickyAssignor, RangeAssignor, StickyAssignor
 from spark_groupsource.model import TopicPartition
@@ -188,7 +189,7 @@ def test_cooperative_assigns_no_partition_that_another_member_owns(group):
     assert revoked.isdisjoint(added)
 
 
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(group=groups(), data=st.data())
 def test_properties_hold_with_racks(group, data):
     partitions, rows = group

@@ -8,6 +8,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+from support.examples import scaled
 from support.hostile_frames import fuzz, memory_mb
 from support.partition_logs import batch
 from support.raw_broker import (
@@ -48,7 +49,7 @@ def connections(broker: EmbeddedBroker) -> int:
 
 
 def test_random_hostile_bytes():
-    fuzz(examples=150, chosen_seed=4)
+    fuzz(examples=scaled(150), chosen_seed=4)
 
 
 def test_a_thousand_idle_connections(broker):

@@ -8,6 +8,7 @@ from group_invariants import check_counters, check_state, check_timers, persiste
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.examples import scaled
 from support.group_context import CONFIG, GroupContext
 
 from spark_groupsource.errors import ErrorCode
@@ -185,4 +186,4 @@ class Coordinator(RuleBasedStateMachine):
 
 
 TestCoordinator = Coordinator.TestCase
-TestCoordinator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCoordinator.settings = settings(max_examples=scaled(60), stateful_step_count=40, deadline=None)

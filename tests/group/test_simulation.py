@@ -146,6 +146,7 @@ BROKEN: list[tuple[Callable[[Patch], None], str, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inject, violated, enough", BROKEN, ids=lambda value: getattr(value, "__name__", ""))
 def test_injected_defect_is_found_and_its_schedule_shortened(
     inject: Callable[[Patch], None], violated: str, enough: int, monkeypatch: Patch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
@@ -32,7 +33,7 @@ def head(data: bytes):
     return header
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(records=RECORDS, codec=st.integers(0, 4), appended=st.booleans(), horizon=st.none() | st.integers(0, 10**13),
        data=st.data())  # fmt: skip
 def test_retained_records_do_not_change(records, codec, appended, horizon, data):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
+from support.examples import scaled
 from support.partition_logs import append, open_log, values_from
 
 from spark_groupsource.errors import StorageError
@@ -100,7 +101,7 @@ def fill(store: Store, seed: int, batches: int = 80, keys: int = 12, tombstones:
     return written
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(scaled(8)))
 def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path, seed):
     store = Store(tmp_path)
     written = fill(store, seed)
@@ -401,7 +402,7 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
         assert store.partition.transaction_index.overlapping(0, 100) == known and visible(store) == before
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(scaled(4)))
 def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
     rng = random.Random(seed)
     store = Store(tmp_path)

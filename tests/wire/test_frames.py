@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 from support.message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
@@ -129,7 +130,7 @@ def test_the_response_to_an_unsupported_api_versions_request_has_version_0():
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
 def test_frames_round_trip(api, side):
-    @settings(max_examples=4, deadline=None)
+    @settings(max_examples=scaled(4), deadline=None)
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
@@ -146,7 +147,7 @@ def test_frames_round_trip(api, side):
     check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(300), deadline=None)
 @given(st.sampled_from(sorted(APIS)), st.integers(0, 13), st.binary(max_size=40))
 def test_random_frames_raise_protocol_errors_only(api_key, version, rest):
     frame = memoryview(api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + rest)

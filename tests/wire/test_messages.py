@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
+from support.examples import scaled
 from support.message_strategies import API_SIDES, messages, side_id, versions
 
 from spark_groupsource.errors import RemoteProtocolError
@@ -26,7 +27,7 @@ EXPECTED = """
     DescribeTopicPartitions
 """
 
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_all_expected_apis_are_in_the_table():
@@ -67,7 +68,7 @@ def test_messages_round_trip_through_kio(api, side):
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
 def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
-    @settings(few, max_examples=5)
+    @settings(few, max_examples=scaled(5))
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
@@ -85,7 +86,7 @@ def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
 def test_damaged_messages_raise_protocol_errors_only(api, side):
-    @settings(few, max_examples=20)
+    @settings(few, max_examples=scaled(20))
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
