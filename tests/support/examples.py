@@ -9,4 +9,5 @@ _SUITE_EXAMPLES = 100
 
 def scaled(count: int, least: int = 2) -> int:
     """Returns `count` in a run of the whole suite, and proportionally less, but `least`, in `make check`."""
-    return max(min(count, least), count * settings.default.max_examples // _SUITE_EXAMPLES)
+    # settings() has the values of the loaded profile
+    return max(min(count, least), count * settings().max_examples // _SUITE_EXAMPLES)
