@@ -51,8 +51,10 @@ class Ownership(Protocol):
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         """Fetches the group's committed offsets; None where there is none."""
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
-        """Commits for the owning members; waits at most `patience_ms` for a rebalance to end.
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+    ) -> None:
+        """Commits for the owning members; waits at most `max_rebalance_wait_ms` for a rebalance to end.
 
         Raises: GenerationMismatchError, BrokerError, NetworkError.
         """
@@ -87,7 +89,9 @@ class AssignedPartitions:
             return dict.fromkeys(partitions)
         return self._cluster.fetch_committed(self._group_id, partitions)
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+    ) -> None:
         if self._group_id is None:
             return
         try:
@@ -155,8 +159,10 @@ class GroupPartitions:
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         return dict(self._group.committed(list(partitions)))
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
-        self._group.commit(offsets, patience_ms)
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+    ) -> None:
+        self._group.commit(offsets, max_rebalance_wait_ms)
 
     def leave(self, reason: str) -> None:
         if not self._has_left:

@@ -103,7 +103,9 @@ class FakeGroup:
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return {p: self.commits.get(p) for p in partitions}
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_ms: int | None = None) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+    ) -> None:
         self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
         if self.commit_error is not None:
             raise self.commit_error
