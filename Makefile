@@ -6,7 +6,7 @@
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes docs/states.md and docs/options.md from the tables in the code
-# make conformance   writes docs/conformance.md: which test shows which behaviour of Kafka's own group tests
+# make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.
 
