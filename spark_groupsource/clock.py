@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, Protocol
 
+monotonic_ns = time.monotonic_ns
+"""Monotonic nanoseconds, to measure how long the caller itself takes."""
+
 
 class Instant(NamedTuple):
     """One moment on both clocks."""

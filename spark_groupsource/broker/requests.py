@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from enum import Enum
-from typing import Callable, Final, NamedTuple
+from typing import Any, Callable, Final, Generator, NamedTuple, Union
 
 from spark_groupsource.wire.messages import ApiMessage
 
@@ -42,3 +42,11 @@ NO_RESPONSE: Final = ResponseAction.NO_RESPONSE
 
 SendResponse = Callable[[int, "ApiMessage | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""
+
+Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAction"]
+"""A request that is handled in steps, because it may take longer than a time slice.
+
+``yield`` marks a point at which other requests may run, so the next step checks again what the previous ones have read.
+``result = yield function`` calls `function` in the worker thread: it must be pure, and must not access the broker's
+state. ``return`` gives what a handler returns. The steps are dropped when the client disconnects.
+"""

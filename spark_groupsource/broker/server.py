@@ -25,6 +25,7 @@ from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig, broker_config
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
+from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import ConfigurationError
@@ -55,10 +56,11 @@ class BrokerServer:
         add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
-        router = ResponseRouter()
+        self._scheduler = Scheduler(self._schedule_timers)
+        router = ResponseRouter(self._scheduler)
         data = DataDirectory(data_dir, adopt, report)
         self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
-        dispatcher = RequestDispatcher(self.broker, SERVED, router.send)
+        dispatcher = RequestDispatcher(self.broker, SERVED, router.send, router.run_steps)
         self._clock = clock
         self._report = report
         self._listeners: dict[int, Listener] = {}
@@ -70,7 +72,7 @@ class BrokerServer:
         for index, node_id in enumerate(self.broker.leaders.node_ids):
             own = Address(address.host, address.port + index if address.port else 0)
             self._listeners[node_id] = Listener(
-                self.broker, dispatcher, router, node_id, own, clock, self._schedule_timers
+                self.broker, dispatcher, router, node_id, own, clock, self._scheduler, self._schedule_timers
             )
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
@@ -104,6 +106,7 @@ class BrokerServer:
             if handle is not None:
                 handle.cancel()
         await self._close_listeners()
+        self._scheduler.close()
         self.broker.stop()
 
     async def start_node(self, node_id: int) -> None:

@@ -15,6 +15,7 @@ from support.raw_broker import RawConnection, create_topic
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.network.connection import Connection
+from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
@@ -59,7 +60,8 @@ class Host:
             credentials=credentials, config=BrokerConfig(), report=self.taken.append
         )
         self.dispatcher: Any = SimpleNamespace(served=SERVED, handle=self._handle)
-        self.on_open = self.on_close = lambda connection: None
+        self.on_open = self.on_close = self.cancel = lambda connection: None
+        self.scheduler = Scheduler(lambda: None)
         self.after_requests = lambda: None
 
     def new_token(self, connection: Connection) -> int:
@@ -106,6 +108,7 @@ def test_requests_are_handled_in_order_for_any_split_of_their_bytes(names, cuts,
         places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
         for start, stop in zip(places, places[1:]):
             receive(host, connection, data[start:stop])
+        await asyncio.sleep(0)
         for answered in range(0 if at_once else len(names)):
             # the next request is handled after the response to this one
             assert (host.taken, wire.correlation_ids) == (names[: answered + 1], list(range(answered)))

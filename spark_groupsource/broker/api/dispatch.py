@@ -1,16 +1,30 @@
-"""Dispatch of decoded requests to their handlers."""
+"""Dispatch of decoded requests to their handlers.
+
+A handler whose work grows with the request or with the broker's state is a generator (`Steps`): it yields between its
+steps, so that other clients are served meanwhile. All other handlers must return within a few milliseconds.
+"""
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import Any, Callable, Mapping, NamedTuple
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, NO_RESPONSE, ApiRequestContext, ResponseAction, SendResponse
+from spark_groupsource.broker.requests import (
+    DELAYED,
+    NO_RESPONSE,
+    ApiRequestContext,
+    ResponseAction,
+    SendResponse,
+    Steps,
+)
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
-Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction"]
+Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction | Steps"]
+RunSteps = Callable[[int, Steps, Callable[[Any], None]], None]
+"""Runs the steps of the request with this token in time slices, and calls the function with their result."""
 
 
 class ServedApi(NamedTuple):
@@ -28,16 +42,25 @@ class ServedApi(NamedTuple):
 class RequestDispatcher:
     """Calls the handler of each request and sends the response that it returns."""
 
-    def __init__(self, broker: Broker, served: Mapping[ApiKey, ServedApi], send: SendResponse) -> None:
+    def __init__(
+        self, broker: Broker, served: Mapping[ApiKey, ServedApi], send: SendResponse, run_steps: RunSteps
+    ) -> None:
         # keyed by int: requests of unknown APIs are looked up too
         self.served: Mapping[int, ServedApi] = {int(key): api for key, api in served.items()}
         self._broker = broker
         self._send = send
+        self._run_steps = run_steps
 
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""
-        response = self.served[context.api_key].handler(self._broker, context, request)
+        result = self.served[context.api_key].handler(self._broker, context, request)
+        if isinstance(result, GeneratorType):
+            self._run_steps(context.token, result, lambda response: self._respond(context.token, response))
+        else:
+            self._respond(context.token, result)
+
+    def _respond(self, token: int, response: Any) -> None:
         if response is NO_RESPONSE:
-            self._send(context.token, None)
+            self._send(token, None)
         elif response is not DELAYED:
-            self._send(context.token, response)
+            self._send(token, response)

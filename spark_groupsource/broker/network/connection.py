@@ -3,6 +3,9 @@
 A connection has at most one request in progress. Later requests wait in the buffer and, above a limit, in the client's
 socket. This keeps responses in order and bounds the memory of one connection to a frame, a response and the read-ahead.
 
+One request is handled when bytes arrive. Further complete requests take turns with those of other connections, so that
+a client with many requests in flight does not delay the others.
+
 Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its request is in progress.
 """
 
@@ -14,6 +17,7 @@ from typing import Any, Callable, Protocol
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import unsupported_api_versions
 from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator
+from spark_groupsource.broker.network.scheduler import Scheduler, Task
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
@@ -40,12 +44,15 @@ class ConnectionOwner(Protocol):
     dispatcher: RequestDispatcher
     node_id: int
     receive_buffer: memoryview
+    scheduler: Scheduler
 
     def on_open(self, connection: Connection) -> None: ...
 
     def on_close(self, connection: Connection) -> None: ...
 
     def new_token(self, connection: Connection) -> int: ...
+
+    def cancel(self, token: int) -> None: ...
 
     def after_requests(self) -> None: ...
 
@@ -69,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_buffer_full = False
         self._is_reading_paused = False
         self._is_processing = False
+        self._turn: Task | None = None  # of the requests in the buffer
         credentials = owner.broker.credentials
         self._authenticator = SaslAuthenticator(credentials) if credentials.mechanisms else None
         self.peer = "unknown"
@@ -99,6 +107,9 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer.clear()
         if self._token is not None:
             self._owner.broker.fetch_manager.cancel(self._token)
+            self._owner.cancel(self._token)
+        if self._turn is not None:
+            self._turn.cancel()
         self._owner.on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -109,9 +120,11 @@ class Connection(asyncio.BufferedProtocol):
         received = self._owner.receive_buffer[:nbytes]
         if self._buffer:
             self._buffer += received
-            self._process()
+            received = self._owner.receive_buffer[:0]
+        if self._turn is None:
+            self._handle_next(received)
         else:
-            self._process(received)
+            self._limit_reading()
 
     def pause_writing(self) -> None:
         self._is_write_buffer_full = True
@@ -119,7 +132,8 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_write_buffer_full = False
         self.last_activity_ms = self._now_ms()
-        self._process()
+        self._wait_for_turn()
+        self._limit_reading()
 
     # --- called by the server ---
 
@@ -137,9 +151,15 @@ class Connection(asyncio.BufferedProtocol):
                 self.close()
                 return
             self.last_activity_ms = self._now_ms()
-        if self._buffer and not self._is_processing:
-            # not a direct call: this may run while another connection is processed
-            asyncio.get_running_loop().call_soon(self._process)
+        if not self._is_processing:
+            self._wait_for_turn()
+            self._limit_reading()
+
+    def fail(self, error: Exception) -> None:
+        """Reports a bug in the handler of the request in progress, and closes the connection."""
+        self._token = None
+        self._owner.on_error(self, error)
+        self.close()
 
     def close(self) -> None:
         """Closes the connection and discards unsent bytes."""
@@ -148,15 +168,15 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- frames ---
 
-    def _process(self, received: memoryview | None = None) -> None:
-        """Handles requests of `received`, else of the buffer, until one is in progress."""
+    def _handle_next(self, received: memoryview | None = None) -> None:
+        """Handles the first request of the buffer, or of `received` while the buffer is empty; keeps the rest."""
         self._is_processing = True
         try:
-            if received is None:
-                consumed = self._handle_requests(self._buffer)
-                del self._buffer[:consumed]
+            if received:
+                self._buffer += received[self._handle_request(received) :]
             else:
-                self._buffer += received[self._handle_requests(received) :]
+                del self._buffer[: self._handle_request(self._buffer)]
+            self._wait_for_turn()
         except RemoteProtocolError as error:
             self._owner.broker.report(f"[client={self.peer}] Closing the connection: {error}")
             self.close()
@@ -168,15 +188,26 @@ class Connection(asyncio.BufferedProtocol):
         self._limit_reading()
         self._owner.after_requests()
 
-    def _handle_requests(self, data: bytearray | memoryview) -> int:
-        """Returns the number of bytes consumed."""
-        position = 0
-        while (end := self._frame_end(data, position)) and self._can_accept:
+    def _wait_for_turn(self) -> None:
+        """Handles the next request of the buffer, if there is one, after requests of other connections."""
+        if self._turn is None and self._buffer and self._can_accept and self._frame_end(self._buffer):
+            self._turn = Task(self._take_turn)
+            self._owner.scheduler.submit(self._turn)
+
+    def _take_turn(self) -> bool:
+        self._turn = None
+        self._handle_next()  # submits the next turn
+        return False
+
+    def _handle_request(self, data: bytearray | memoryview) -> int:
+        """Handles the request at the start of `data`, if it is complete; returns the number of bytes consumed."""
+        if not self._can_accept:
+            return 0
+        end = self._frame_end(data)
+        if end:
             # copied, because the records of a request are views of its frame
-            frame = bytes(memoryview(data)[position + _PREFIX_BYTES : end])
-            position = end
-            self._handle_frame(memoryview(frame))
-        return position
+            self._handle_frame(memoryview(bytes(memoryview(data)[_PREFIX_BYTES:end])))
+        return end
 
     @property
     def _can_accept(self) -> bool:
@@ -187,15 +218,14 @@ class Connection(asyncio.BufferedProtocol):
             and not self._transport.is_closing()
         )
 
-    def _frame_end(self, data: bytearray | memoryview, position: int) -> int:
-        """The end of the frame at `position`, 0 while it is incomplete."""
-        start = position + _PREFIX_BYTES
-        if len(data) < start:
+    def _frame_end(self, data: bytearray | memoryview) -> int:
+        """The end of the first frame, 0 while it is incomplete."""
+        if len(data) < _PREFIX_BYTES:
             return 0
         limit = self._owner.broker.config.socket_request_max_bytes
         if self._authenticator is not None and not self._authenticator.is_complete:
             limit = min(limit, _UNAUTHENTICATED_MAX_BYTES)
-        end = start + frame_length(data[position:start], limit)
+        end = _PREFIX_BYTES + frame_length(data[:_PREFIX_BYTES], limit)
         return end if end <= len(data) else 0
 
     def _handle_frame(self, frame: memoryview) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import Callable
+from typing import Any, Callable
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.network.connection import Connection
+from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import Steps
 from spark_groupsource.clock import Clock
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address, Socket, listen
@@ -21,8 +23,10 @@ _RECEIVE_BUFFER_BYTES = 1 << 18
 class ResponseRouter:
     """The connection of each request in progress, for all listeners of a broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._connections: dict[int, Connection] = {}
+        self._steps: dict[int, StepsTask] = {}
         self._last_token = 0
 
     def new_token(self, connection: Connection) -> int:
@@ -36,6 +40,34 @@ class ResponseRouter:
         connection = self._connections.pop(token, None)
         if connection is not None:
             connection.send_response(response)
+
+    def run_steps(self, token: int, steps: Steps, on_result: Callable[[Any], None]) -> None:
+        """Runs a request in time slices; an error closes its connection."""
+
+        def on_end(result: Any) -> None:
+            del self._steps[token]
+            try:
+                on_result(result)
+            except Exception as error:
+                self._fail(token, error)
+
+        def on_error(error: Exception) -> None:
+            del self._steps[token]
+            self._fail(token, error)
+
+        self._steps[token] = StepsTask(self._scheduler, steps, on_end, on_error)
+
+    def cancel(self, token: int) -> None:
+        """Forgets a request whose client has disconnected, and drops its remaining steps."""
+        self._connections.pop(token, None)
+        steps = self._steps.pop(token, None)
+        if steps is not None:
+            steps.cancel()
+
+    def _fail(self, token: int, error: Exception) -> None:
+        connection = self._connections.pop(token, None)
+        if connection is not None:
+            connection.fail(error)
 
 
 class Listener:
@@ -53,6 +85,7 @@ class Listener:
         node_id: int,
         address: Address,
         clock: Clock,
+        scheduler: Scheduler,
         after_requests: Callable[[], None],
     ) -> None:
         self.broker = broker
@@ -62,7 +95,9 @@ class Listener:
         self.advertised: Address | None = None
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self.after_requests = after_requests
+        self.scheduler = scheduler
         self.new_token = router.new_token
+        self.cancel = router.cancel
         self._clock = clock
         self._connections: set[Connection] = set()
         self._socket: Socket | None = None
