@@ -44,7 +44,7 @@ class TopicCatalog:
 
     Attributes:
         topics: topic name -> topic.
-        deleting: partition directories of deleted topics that may still exist.
+        deleting: partition directories of deleted topics that may still exist under their names.
     """
 
     def __init__(self, directory: Path) -> None:

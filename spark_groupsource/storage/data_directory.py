@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Callable, Collection, Mapping
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
@@ -35,7 +36,7 @@ from spark_groupsource.storage.checkpoints import (
     write_clean_shutdown,
     write_offset_checkpoint,
 )
-from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.files import replace_file, sync_directory
 from spark_groupsource.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.storage.ownership import (
     FORMAT_KEY,
@@ -48,6 +49,8 @@ from spark_groupsource.storage.reporter import Reporter
 
 _BROKER_SETTINGS = "broker-settings.json"
 _KAFKA_CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+_DELETED = "-delete"
+_LONGEST_FILE_NAME = 255
 
 
 class DataDirectory:
@@ -123,24 +126,68 @@ class DataDirectory:
 
         Raises: StorageError.
         """
+        try:
+            sync_directory(self.path)  # the catalog must not list a partition directory that a power loss removes
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be flushed: {error.strerror}. Check the disk.") from error
         self._catalog.write({**self.topics, topic.name: topic}, self._catalog.deleting)
 
-    def remove_topic(self, name: str, remove_files: Callable[[], None]) -> None:
-        """Removes a topic from the catalog, then its files; `open` completes a deletion that a crash interrupted.
+    def remove_topic(self, name: str) -> None:
+        """Removes a topic from the catalog; durable on return. `delete_files` removes its files.
 
-        Raises: StorageError.
+        Raises: StorageError; the topic then remains.
         """
         rest = {key: topic for key, topic in self.topics.items() if key != name}
         directories = [str(partition) for partition in self.topics[name].partitions]
         self._catalog.write(rest, [*self._catalog.deleting, *directories])
-        remove_files()
-        starts = {tp: offset for tp, offset in self.log_start_offsets.items() if tp.topic != name}
+
+    def delete_files(self) -> None:
+        """Deletes the partition directories of removed topics, and their checkpoints.
+
+        Each directory is first renamed to one with suffix ``-delete``, so that a new topic can have its name. Open
+        files must be closed. After an error, the next start removes what is left.
+
+        Raises: StorageError.
+        """
+        self._release_deleted_names()
+        try:
+            for path in self.path.glob(f"*{_DELETED}"):
+                shutil.rmtree(path)
+        except OSError as error:
+            raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
+
+    def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> None:
+        """Removes what is left of deleted partitions with the names of new ones; durable on return.
+
+        Raises: StorageError; the partitions must then not be created.
+        """
+        if any(str(topic_partition) in self._catalog.deleting for topic_partition in topic_partitions):
+            self._release_deleted_names()
+        self._remove_checkpoints(lambda topic_partition: topic_partition in topic_partitions)
+
+    def _release_deleted_names(self) -> None:
+        """Renames the directories of removed topics, as `LogManager.asyncDelete` of Kafka does."""
+        deleting = self._catalog.deleting
+        if not deleting:
+            return
+        try:
+            for name in deleting:
+                if (self.path / name).exists():
+                    suffix = f".{uuid.uuid4().hex}{_DELETED}"
+                    os.rename(self.path / name, self.path / (name[: _LONGEST_FILE_NAME - len(suffix)] + suffix))
+            sync_directory(self.path)
+        except OSError as error:
+            raise StorageError(f"{error.filename} cannot be renamed: {error.strerror}. Check the disk.") from error
+        self._remove_checkpoints(lambda topic_partition: str(topic_partition) in deleting)
+        self._catalog.write(self.topics, ())
+
+    def _remove_checkpoints(self, is_removed: Callable[[TopicPartition], bool]) -> None:
+        starts = {tp: offset for tp, offset in self.log_start_offsets.items() if not is_removed(tp)}
         if starts != self.log_start_offsets:
             self._write_log_start_offsets(starts)
-        cleaned = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp.topic != name}
+        cleaned = {tp: offset for tp, offset in self.cleaner_offsets.items() if not is_removed(tp)}
         if cleaned != self.cleaner_offsets:
             self._write_cleaner_offsets(cleaned)
-        self._catalog.write(rest, ())
 
     def next_producer_id(self) -> int:
         """Allocates a producer id that was never allocated in this directory.
@@ -217,14 +264,10 @@ class DataDirectory:
         self.cleaner_offsets = read_offset_checkpoint(self.path / CLEANER_OFFSETS)
         self._read_broker_settings()
         self._recovery_points = take_clean_shutdown(self.path)
-        self._complete_deletions()
-
-    def _complete_deletions(self) -> None:
-        for name in self._catalog.deleting:
-            if (self.path / name).exists():
-                shutil.rmtree(self.path / name)
-        if self._catalog.deleting:
-            self._catalog.write(self.topics, ())
+        try:
+            self.delete_files()
+        except StorageError as error:
+            self._report(f"[broker] Files of deleted topics remain until the next start: {error}")
 
     def _adopt_kafka_directory(
         self, properties: dict[str, str], node_id: int, save_leader_epoch: Callable[[int], None]

@@ -209,13 +209,10 @@ class PartitionLog:
             self._active.index.complete()
             self._active.flush()
 
-    def delete(self) -> None:
-        """Deletes the files and the directory."""
+    def close_files(self) -> None:
+        """Closes every file without writing anything, before the directory is deleted."""
         for segment in self._segments:
-            segment.delete()
-        for path in self.directory.iterdir():
-            path.unlink()
-        self.directory.rmdir()
+            self._files.close_file(segment.path)
 
     # --- state ---
 

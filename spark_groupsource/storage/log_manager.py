@@ -190,18 +190,18 @@ class LogManager:
         Raises: ApiError.
         """
         entry = self.topic(name)
-        deleted = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
-        del self._names[entry.topic_id]
-
-        def remove_files() -> None:
-            for partition in deleted:
-                partition.offline_reason = f"Topic {name} was deleted."
-                partition.log.delete()
-
         try:
-            self._data.remove_topic(name, remove_files)
-        except (StorageError, OSError) as error:
-            # the catalog lists the directories, and the next start removes them
+            self._data.remove_topic(name)
+        except StorageError as error:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        del self._names[entry.topic_id]
+        for topic_partition in entry.partitions:
+            partition = self._partitions.pop(topic_partition)
+            partition.offline_reason = f"Topic {name} was deleted."
+            partition.log.close_files()
+        try:
+            self._data.delete_files()
+        except StorageError as error:
             self._report(f"[topic={name}] Files of the deleted topic remain until the next start: {error}")
         return entry.partitions
 
@@ -230,6 +230,7 @@ class LogManager:
     def _create_partitions(self, entry: TopicEntry, first: int) -> None:
         new = entry.partitions[first:]
         try:
+            self._data.prepare_new(new)
             for topic_partition in new:
                 self._new_partition(entry, topic_partition).log.create()
             self._data.put_topic(entry)

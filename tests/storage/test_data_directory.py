@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
+from support.partition_logs import batch, values_from
 
-from spark_groupsource.errors import StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.log_manager import LogManager
+from spark_groupsource.storage.topic_config import TopicConfig
 
 
 def opened(path) -> DataDirectory:
@@ -70,16 +74,68 @@ def test_open_completes_an_interrupted_topic_deletion(tmp_path):
     for number in range(2):
         (tmp_path / f"t-{number}").mkdir()
         (tmp_path / f"t-{number}" / "00000000000000000000.log").write_bytes(b"x")
-
-    def crash():
-        raise RuntimeError("killed here")
-
-    with pytest.raises(RuntimeError):
-        data.remove_topic("t", crash)
-    data.close(None)
+    data.remove_topic("t")
+    data.close(None)  # killed before the files were deleted
     data = opened(tmp_path)
     assert (data.topics, list(tmp_path.glob("t-*"))) == ({}, [])
     data.close(None)
+
+
+NAME = "t" * 249
+
+
+@pytest.mark.parametrize("failing", ["rename", "unlink"])
+def test_a_topic_recreated_after_a_failed_deletion_survives_restarts(tmp_path, monkeypatch, failing):
+    """The files of the deleted topic are removed at the next start, those of the new one are kept."""
+    reports: list[str] = []
+    data = DataDirectory(tmp_path, report=reports.append)
+    data.open(1)
+    manager = LogManager(data, TopicConfig(), reports.append)
+    manager.create_topic(NAME, 2, {})
+    manager.partition(NAME, 0).append(batch(b"old"), 1_000)
+    manager.delete_records(TopicPartition(NAME, 0), 1)
+
+    def fail(*arguments, **options):
+        raise OSError(5, "Input/output error", str(tmp_path / f"{NAME}-0"))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, failing, fail)
+        manager.delete_topic(NAME)
+        assert NAME not in manager.topics
+        assert "remain until the next start" in reports[-1] and "Input/output error" in reports[-1]
+        if failing == "rename":
+            with pytest.raises(ApiError, match="cannot be renamed") as refused:
+                manager.create_topic(NAME, 2, {})
+            assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    manager.create_topic(NAME, 2, {})
+    assert manager.partition(NAME, 0).append(batch(b"new"), 1_000).base_offset == 0
+    for _ in range(2):
+        data.close(manager.close_all())
+        data = DataDirectory(tmp_path, report=reports.append)
+        data.open(1)
+        manager = LogManager(data, TopicConfig(), reports.append)
+        manager.open_all()
+        assert values_from(manager.partition(NAME, 0).log, 0) == [(0, b"new")]
+        assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {f"{NAME}-0", f"{NAME}-1"}
+    data.close(manager.close_all())
+
+
+def test_a_topic_whose_removal_cannot_be_stored_remains(tmp_path, monkeypatch):
+    data = opened(tmp_path)
+    manager = LogManager(data, TopicConfig(), print)
+    manager.create_topic("t", 1, {})
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", fail)
+        with pytest.raises(ApiError, match="No space left on device"):
+            manager.delete_topic("t")
+    assert manager.partition("t", 0).append(batch(b"x"), 1_000).base_offset == 0
+    manager.delete_topic("t")
+    assert list(tmp_path.glob("t-*")) == []
+    data.close(manager.close_all())
 
 
 def test_a_corrupt_clean_shutdown_file_counts_as_unclean_shutdown(tmp_path):
