@@ -8,6 +8,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -17,6 +18,10 @@ from spark_groupsource.errors import (
 
 Socket = socket.socket
 """Type of a connected socket, for modules that do not import `socket`."""
+
+# OpenSSL's names; the alert internal_error is what a listener sends that is not ready or has run out of resources
+_LOST_IN_HANDSHAKE = frozenset({"UNEXPECTED_EOF_WHILE_READING", "TLSV1_ALERT_INTERNAL_ERROR"})
+_CLOCK = SystemClock()
 
 
 class Address(NamedTuple):
@@ -60,9 +65,9 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
 
 
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
-    """Opens a connected blocking TCP socket, over TLS when `tls` is given.
+    """Opens a connected blocking TCP socket, over TLS when `tls` is given; each of the two in `timeout_ms`.
 
-    Raises: NetworkError; AuthenticationError if TLS verification fails.
+    Raises: NetworkError, also if the peer ends the TLS handshake; AuthenticationError if TLS verification fails.
     """
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
@@ -83,14 +88,19 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         return connection
     try:
         return _tls_context(tls).wrap_socket(connection, server_hostname=address.host)
-    except ssl.SSLError as error:
-        connection.close()
-        raise AuthenticationError(
-            f"TLS handshake with {address} failed: {error}. Check kafka.ssl.ca.location and the broker's listener."
-        ) from error
     except OSError as error:
         connection.close()
+        if isinstance(error, ssl.SSLError) and not _is_lost_in_handshake(error):
+            raise AuthenticationError(
+                f"TLS handshake with {address} failed: {error}. Check kafka.ssl.ca.location and the broker's listener."
+            ) from error
         raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
+
+
+def _is_lost_in_handshake(error: ssl.SSLError) -> bool:
+    """True if the peer ended the handshake without a verdict on certificates: a broker or proxy that stops."""
+    ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+    return isinstance(error, ended) or (error.reason or "") in _LOST_IN_HANDSHAKE
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -120,18 +130,23 @@ def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, ti
 
 
 def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int) -> None:
-    """Fills `buffer` completely; `timeout_ms` bounds each wait for more bytes.
+    """Fills `buffer` completely within `timeout_ms`.
 
-    Raises: NetworkError if the peer closes the connection before, RequestTimeoutError if no bytes arrive in time.
+    Raises: NetworkError if the peer closes the connection before, RequestTimeoutError if the bytes do not arrive in
+        time.
     """
-    connection.settimeout(max(timeout_ms, 1) / 1000)
+    deadline_ms = _CLOCK.now_ms() + timeout_ms
     filled = 0
     try:
         while filled < len(buffer):
+            connection.settimeout(max(deadline_ms - _CLOCK.now_ms(), 1) / 1000)
             count = connection.recv_into(buffer[filled:])
             if count == 0:
                 raise NetworkError(f"The peer closed the connection after {filled} of {len(buffer)} bytes.")
             filled += count
+            if filled < len(buffer) and _CLOCK.now_ms() >= deadline_ms:
+                # a peer that sends byte by byte never lets a single read time out
+                raise RequestTimeoutError(f"{filled} of {len(buffer)} bytes within {timeout_ms} ms.")
     except (TimeoutError, socket.timeout) as error:
         raise RequestTimeoutError(f"No response within {timeout_ms} ms.") from error
     except OSError as error:

@@ -51,6 +51,8 @@ class GroupBatchReader(DataSourceReader):
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         with Cluster(settings.bootstrap, settings) as cluster:
             ranges = plan_ranges(cluster, options)
+            topic_ids = OffsetLookup(cluster, options).topic_ids({r.topic_partition.topic for r in ranges})
+            known_brokers = cluster.known_brokers()
         tasks = pack_tasks(ranges, _TASKS_PER_PROCESSOR * (self._parallelism or os.cpu_count() or 1))
         tasks = split_tasks(
             tasks, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
@@ -60,6 +62,8 @@ class GroupBatchReader(DataSourceReader):
                 ranges=task.ranges,
                 settings=options.task_settings(settings),
                 fail_on_data_loss=options.fail_on_data_loss,
+                topic_ids=topic_ids,
+                known_brokers=known_brokers,
             )
             for task in tasks
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
@@ -9,12 +10,14 @@ from uuid import UUID
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.position_spec import PositionSpec
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 _NO_ID = str(UUID(int=0))
 
@@ -127,6 +130,9 @@ class OffsetLookup:
         for _ in range(self._options.fetch_offset_num_retries):
             try:
                 return call()
+            except NetworkError as error:
+                # the client has retried for default.api.timeout.ms; each of these attempts takes as long
+                _log.warning("Offset lookup failed, retrying: %s", error)
             except BrokerError as error:
                 # the client has waited for unknown topics already
                 if not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -150,6 +150,8 @@ class StreamSession:
                     settings=settings,
                     fail_on_data_loss=self._options.fail_on_data_loss,
                     membership=group.members.get(task.member),
+                    topic_ids=end.topic_ids,
+                    known_brokers=self._cluster.known_brokers(),
                 )
                 for task in tasks
             ]

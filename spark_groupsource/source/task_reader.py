@@ -10,7 +10,7 @@ import gc
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import ContextManager, Iterator, Protocol, Sequence
+from typing import ContextManager, Iterator, Mapping, Protocol, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -20,6 +20,7 @@ from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetc
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
+from spark_groupsource.net import Address
 from spark_groupsource.records.arrow import columns_schema, decode_fetched
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.schema import SelectedColumns
@@ -48,7 +49,14 @@ class TaskMembership:
 
 
 class GroupInputPartition(InputPartition):
-    """Ranges of one read task; `membership` is None for batch reads, option assign and replays."""
+    """Ranges of one read task, with what the reader process knows about the cluster.
+
+    Attributes:
+        membership: None for batch reads, option assign and replays.
+        topic_ids: topic -> id of the topic for which the ranges were planned; a task reads no other topic of the name.
+        leader_epochs: leader epoch in which each range was in the log (KIP-320); may lack partitions.
+        known_brokers: addresses of the brokers in the metadata of the reader process.
+    """
 
     def __init__(
         self,
@@ -57,8 +65,16 @@ class GroupInputPartition(InputPartition):
         settings: ClientSettings,
         fail_on_data_loss: bool,
         membership: TaskMembership | None = None,
+        topic_ids: Mapping[str, str] | None = None,
+        leader_epochs: Mapping[TopicPartition, int] | None = None,
+        known_brokers: Sequence[Address] = (),
     ) -> None:
         self.ranges = tuple(ranges)
+        topics = {r.topic_partition.topic for r in self.ranges}
+        self.topic_ids = {topic: each for topic, each in (topic_ids or {}).items() if topic in topics}
+        read = {r.topic_partition for r in self.ranges}
+        self.leader_epochs = {p: epoch for p, epoch in (leader_epochs or {}).items() if p in read}
+        self.known_brokers = tuple(known_brokers)
         self.settings = settings
         self.fail_on_data_loss = fail_on_data_loss
         self.membership = membership
@@ -93,7 +109,7 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
     no longer exist and failOnDataLoss is true; BrokerError, NetworkError.
     """
     freeze_imports()
-    cluster = _cluster(partition.settings)
+    cluster = _cluster(partition)
     try:
         with open_heartbeat(cluster, partition.membership) as heartbeat:
             yield from _read(cluster, partition, columns, heartbeat)
@@ -116,10 +132,12 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _cluster(settings: ClientSettings) -> Cluster:
+def _cluster(partition: GroupInputPartition) -> Cluster:
+    settings = partition.settings
     cluster = _clusters.get(settings)
     if cluster is None:
         cluster = _clusters[settings] = Cluster(settings.bootstrap, settings)
+    cluster.add_known_brokers(partition.known_brokers)
     return cluster
 
 

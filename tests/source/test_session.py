@@ -298,6 +298,7 @@ def test_tasks_carry_the_membership_of_their_member():
     query = Query(startingOffsets="earliest")
     end = query.session.latest_offset({}, NO_LIMITS)
     tasks = query.session.input_partitions({}, end)
+    assert {task.known_brokers for task in tasks} == {query.cluster.known_brokers()}
     assert [(t.membership.member_id, t.membership.generation_id) for t in tasks] == [("m0", 1), ("m1", 1)]
     assert tasks[0].ranges == (OffsetRange(P0, 0, 10), OffsetRange(P1, 0, 10))
 

@@ -141,3 +141,18 @@ def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
         read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)
     # private: the cache of connections has no other reader; the next attempt must open new ones
     assert SETTINGS not in task_reader._clusters
+
+
+def test_connections_of_a_worker_learn_the_brokers_that_the_reader_process_knows(fetch):
+    fetch([block(P0, 0, 1)])
+    known, added = Address("127.0.0.1", 5), []
+    partition = GroupInputPartition(
+        ranges=[OffsetRange(P0, 0, 1)], settings=SETTINGS, fail_on_data_loss=True, known_brokers=[known]
+    )
+    cluster = task_reader._cluster(partition)
+    cluster.add_known_brokers = added.append
+    try:
+        list(read_task(pickle.loads(pickle.dumps(partition)), SelectedColumns(("offset",))))
+        assert added == [(known,)]
+    finally:
+        task_reader.close_connections()

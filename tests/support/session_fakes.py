@@ -55,6 +55,9 @@ class FakeCluster:
         side = {EARLIEST: 0, LATEST: 1}
         return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
 
+    def known_brokers(self) -> tuple[Address, ...]:
+        return (Address("h", 1),)
+
     def close(self) -> None:
         """Has no connections."""
 

@@ -96,7 +96,8 @@ class Cluster(Router):
             if failure is not None:
                 _backoff_or_raise(retry, failure)
             failure = None
-            view = self.metadata({tp.topic for tp in pending}, refresh=retry.attempt > 0)
+            topics = {tp.topic for tp in pending}
+            view = self.metadata(topics, refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
             for node_id, chosen in self._by_leader(pending, view).items():
                 try:
                     if node_id is None:
@@ -104,7 +105,8 @@ class Cluster(Router):
                     else:
                         request = _list_offsets_request({tp: pending[tp] for tp in chosen}, committed, self.settings)
                         min_version = 7 if MAX_TIMESTAMP in {pending[tp] for tp in chosen} else 0
-                        response = self.call_node(node_id, request, min_version=min_version)
+                        bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
+                        response = self.call_node(node_id, request, bound_ms, min_version=min_version)
                         failure = _move_found(response, pending, found) or failure
                 except NetworkError as error:
                     failure = error

@@ -11,10 +11,11 @@ from random import Random
 from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, read_metadata
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import Clock, SystemClock
+from spark_groupsource.config_def import INT32_MAX
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
@@ -35,6 +36,10 @@ BOOTSTRAP_TIMEOUT_MS = 2_000
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 _MAX_IDLE_PER_ADDRESS = 4
+# least time for an address that does not respond, while others have not been tried
+_MIN_ATTEMPT_MS = 5_000
+# a Fetch response exceeds fetch.max.bytes where its first batch does (KIP-74)
+_LARGEST_BATCH_BYTES = 128 * 1024 * 1024
 
 
 class ClientClosedError(GroupSourceError):
@@ -55,12 +60,18 @@ class Router:
         settings: ClientSettings,
         clock: Clock | None = None,
         rng: Random | None = None,
+        *,
+        known_brokers: Iterable[Address] = (),
     ) -> None:
+        """`known_brokers`: addresses that another process has learned from this cluster; see `add_known_brokers`."""
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self.rng = rng or Random()
         self._bootstrap = parse_addresses(bootstrap) if isinstance(bootstrap, str) else tuple(bootstrap)
         self._lock = threading.Lock()
+        self._known_brokers: tuple[Address, ...] = ()
+        # tried last; the error of the latest attempt to use the address was a lost connection
+        self._unreachable: set[Address] = set()
         self._idle: dict[Address, list[BrokerConnection]] = defaultdict(list)
         self._closed = False
         self._reached_once = False
@@ -72,7 +83,9 @@ class Router:
         self._all_topics_ms: int | None = None
         self._coordinators: dict[str, Node] = {}
         # members of one process look up the same coordinator at once; one of them sends the request
-        self._lookups: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._lookups: set[str] = set()
+        self._lookup_ended = threading.Condition(self._lock)
+        self.add_known_brokers(known_brokers)
 
     def close(self) -> None:
         """Closes the idle connections; connections in use are closed when they are released."""
@@ -88,6 +101,21 @@ class Router:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def known_brokers(self) -> tuple[Address, ...]:
+        """Returns the addresses of the brokers in the metadata, sorted; none before the first Metadata response."""
+        with self._lock:
+            return tuple(sorted(self.node_address(node) for node in self._nodes.values()))
+
+    def add_known_brokers(self, addresses: Iterable[Address]) -> None:
+        """Adds addresses that another process has learned from this cluster.
+
+        They are used as the bootstrap addresses are. Because the cluster exists, calls wait for it as long as their
+        timeout says, also before the first success.
+        """
+        with self._lock:
+            self._known_brokers = tuple(addresses) or self._known_brokers
+            self._reached_once = self._reached_once or bool(self._known_brokers)
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
         """Returns a retry loop bounded by `timeout_ms`, or by default.api.timeout.ms."""
@@ -110,6 +138,7 @@ class Router:
             clock=self.clock,
             request_timeout_ms=settings.request_timeout_ms,
             connect_timeout_ms=settings.connect_timeout_ms,
+            max_response_bytes=max(MAX_RESPONSE_BYTES, min(settings.fetch_max_bytes + _LARGEST_BATCH_BYTES, INT32_MAX)),
         )
 
     def call_address(
@@ -124,13 +153,14 @@ class Router:
         """Sends one request to one address over a pooled connection, without retries."""
         connection = self.acquire_connection(address)
         try:
-            return connection.call(request, timeout_ms, max_version=max_version, min_version=min_version)
+            response = connection.call(request, timeout_ms, max_version=max_version, min_version=min_version)
         except NetworkError:
-            # the idle connections to this broker are probably broken too
-            self._drop_idle(address)
+            self.connection_lost(address)
             raise
         finally:
             self.release_connection(connection)
+        self._unreachable.discard(address)
+        return response
 
     def call_any(
         self,
@@ -142,20 +172,22 @@ class Router:
     ) -> R:
         """Sends a request to any broker: known brokers in random order, then the bootstrap addresses.
 
-        Before the first success the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus
-        socket.connection.setup.timeout.ms for an address that does not respond), later after `timeout_ms` (default:
-        default.api.timeout.ms).
+        An address that does not respond leaves a share of the time for each of the others. Before the first success
+        the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus the time for addresses that do not respond), later after
+        `timeout_ms` (default: default.api.timeout.ms).
 
         Raises: NetworkError with the error of every address; AuthenticationError without a retry.
         """
         retry = self.retry(timeout_ms)
         while True:
             reasons: dict[Address, str] = {}
-            for address in self._addresses():
+            addresses = self._addresses()
+            for index, address in enumerate(addresses):
                 if reasons and retry.is_expired:
                     break
                 try:
-                    bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
+                    share_ms = max(retry.remaining_ms // (len(addresses) - index), _MIN_ATTEMPT_MS)
+                    bound_ms = min(share_ms, retry.remaining_ms, self.settings.request_timeout_ms)
                     response = self.call_address(
                         address, request, bound_ms, max_version=max_version, min_version=min_version
                     )
@@ -177,16 +209,19 @@ class Router:
         max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
-        """Sends one request to one broker, without retries.
+        """Sends one request to one broker, without retries; metadata included it takes at most `timeout_ms`.
 
         Raises: NetworkError, with a hint if only the broker's advertised address fails.
         """
-        node = self.metadata(()).nodes.get(node_id) or self.metadata((), refresh=True).nodes.get(node_id)
+        retry = self.retry(self.settings.request_timeout_ms if timeout_ms is None else timeout_ms)
+        node = self.metadata((), timeout_ms=retry.remaining_ms).nodes.get(node_id)
+        if node is None:
+            node = self.metadata((), refresh=True, timeout_ms=retry.remaining_ms).nodes.get(node_id)
         if node is None:
             raise NetworkError(f"Request to broker {node_id} failed: the broker is not in the cluster metadata.")
         try:
             return self.call_address(
-                self.node_address(node), request, timeout_ms, max_version=max_version, min_version=min_version
+                self.node_address(node), request, retry.remaining_ms, max_version=max_version, min_version=min_version
             )
         except NetworkError as error:
             if self.node_address(node) in self._bootstrap:
@@ -202,11 +237,12 @@ class Router:
         """Sends a request to the controller; a KRaft broker that is named instead forwards it."""
         retry = self.retry(timeout_ms)
         while True:
-            view = self.metadata((), refresh=retry.attempt > 0)
+            view = self.metadata((), refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
             try:
                 if view.controller_id not in view.nodes:
-                    return self.call_any(request, timeout_ms, max_version=max_version)
-                return self.call_node(view.controller_id, request, max_version=max_version)
+                    return self.call_any(request, retry.remaining_ms, max_version=max_version)
+                bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
+                return self.call_node(view.controller_id, request, bound_ms, max_version=max_version)
             except NetworkError as error:
                 retry.backoff_or_raise(error)
 
@@ -255,18 +291,20 @@ class Router:
         Raises: BrokerError, for retriable codes after the timeout; NetworkError.
         """
         retry = self.retry(timeout_ms)
-        with self._lock:
-            known, lookup = self._coordinators.get(group_id), self._lookups[group_id]
-        if known is not None:
-            return known
-        if not lookup.acquire(timeout=retry.remaining_ms / 1000):
-            raise NetworkError(f"Coordinator lookup of group '{group_id}' failed: a lookup is in progress.")
+        with self._lookup_ended:
+            while group_id not in self._coordinators and group_id in self._lookups:
+                if not self._lookup_ended.wait(retry.remaining_ms / 1000):
+                    raise NetworkError(f"Coordinator lookup of group '{group_id}' failed: a lookup is in progress.")
+            known = self._coordinators.get(group_id)
+            if known is not None:
+                return known
+            self._lookups.add(group_id)
         try:
-            with self._lock:
-                known = self._coordinators.get(group_id)
-            return known or self._request_coordinator(group_id, retry)
+            return self._request_coordinator(group_id, retry)
         finally:
-            lookup.release()
+            with self._lookup_ended:
+                self._lookups.discard(group_id)
+                self._lookup_ended.notify_all()
 
     def _request_coordinator(self, group_id: str, retry: Retry) -> Node:
         while True:
@@ -352,8 +390,10 @@ class Router:
     def _addresses(self) -> list[Address]:
         with self._lock:
             nodes = [self.node_address(node) for node in self._nodes.values()]
+            known = list(self._known_brokers)
         self.rng.shuffle(nodes)
-        return list(dict.fromkeys([*nodes, *self._bootstrap]))
+        self.rng.shuffle(known)
+        return sorted(dict.fromkeys([*nodes, *known, *self._bootstrap]), key=self._unreachable.__contains__)
 
     def acquire_connection(self, address: Address) -> BrokerConnection:
         """Returns a pooled or new connection; the caller must pass it to `release_connection`, or close it."""
@@ -374,9 +414,11 @@ class Router:
             connection.close()
         return chosen or self.connect(address)
 
-    def _drop_idle(self, address: Address) -> None:
+    def connection_lost(self, address: Address) -> None:
+        """Closes the idle connections to a broker, which are probably broken too, and prefers other brokers."""
         with self._lock:
             dropped = self._idle.pop(address, [])
+            self._unreachable.add(address)
         for connection in dropped:
             connection.close()
 

@@ -58,12 +58,20 @@ def find_generation(
     """
     clock = cluster.clock
     deadline_ms = clock.now_ms() + timeout_ms
-    settings = replace(
-        cluster.settings, isolation_level="read_uncommitted", default_api_timeout_ms=timeout_ms, fetch_max_wait_ms=100
-    )
 
     def left_ms() -> int:
         return max(deadline_ms - clock.now_ms(), 1)
+
+    def last_generation(tail: OffsetRange) -> int | None:
+        # every request of the fetcher ends at the deadline
+        settings = replace(
+            cluster.settings,
+            isolation_level="read_uncommitted",
+            default_api_timeout_ms=left_ms(),
+            request_timeout_ms=left_ms(),
+            fetch_max_wait_ms=min(100, left_ms()),
+        )
+        return _last_generation(cluster, settings, tail, group_id)
 
     try:
         partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=left_ms()).partitions_of(OFFSETS_TOPIC)
@@ -74,15 +82,16 @@ def find_generation(
         end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
         found, count = None, _FIRST_RECORDS
         while found is None and clock.now_ms() < deadline_ms:
-            found = _last_generation(cluster, settings, OffsetRange(tp, max(start, end - count), end), group_id)
+            found = last_generation(OffsetRange(tp, max(start, end - count), end))
             if end - count <= start:
                 break
             count *= 10
         generation = _UNKNOWN if found is None else found
-        while generation <= newer_than and clock.now_ms() + settings.retry_backoff_ms < deadline_ms:
-            clock.sleep_ms(settings.retry_backoff_ms)
+        backoff_ms = cluster.settings.retry_backoff_ms
+        while generation <= newer_than and clock.now_ms() + backoff_ms < deadline_ms:
+            clock.sleep_ms(backoff_ms)
             latest = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
-            later = _last_generation(cluster, settings, OffsetRange(tp, end, latest), group_id)
+            later = last_generation(OffsetRange(tp, end, latest))
             generation, end = generation if later is None else later, latest
         return generation
     except GroupSourceError as error:

@@ -227,7 +227,7 @@ class MemberThread:
                 return
             with shared.changed:
                 topics = shared.topics
-            view = self._cluster.metadata(topics)
+            view = self._cluster.metadata(topics, timeout_ms=membership.config.heartbeat_interval_ms)
             counts = {topic: len(view.topics[topic].partitions) for topic in topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
         except (NetworkError, BrokerError, RemoteProtocolError) as error:

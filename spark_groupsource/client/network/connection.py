@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Mapping, TypeVar
 
 from spark_groupsource import net
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+# an unauthenticated peer cannot make this client reserve more
+_MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
@@ -91,6 +93,8 @@ class BrokerConnection:
         self._max_response_bytes = max_response_bytes
         self._socket: net.Socket | None = None
         self._closed = False
+        self._is_open = False
+        self._open_deadline_ms: int | None = None
         self._has_response = False
         self._correlation_id = 0
         self._waiting: deque[int] = deque()
@@ -103,16 +107,20 @@ class BrokerConnection:
         """True after `close` and after any error; the connection cannot be opened again."""
         return self._closed
 
-    def open(self) -> None:
+    def open(self, timeout_ms: int | None = None) -> None:
         """Connects, negotiates versions and authenticates; does nothing on an open connection.
 
+        Args:
+            timeout_ms: how long all of it may take; None for socket.connection.setup.timeout.ms to connect and
+                request.timeout.ms for each request.
         Raises: NetworkError, AuthenticationError, RemoteProtocolError, UnsupportedVersionError.
         """
         if self._socket is not None:
             return
         if self._closed:
             raise NetworkError(f"Request to {self.address} failed: the connection is closed.")
-        self._socket = net.dial(self.address, self._connect_timeout_ms, self._security.tls)
+        self._open_deadline_ms = None if timeout_ms is None else self._clock.now_ms() + timeout_ms
+        self._socket = net.dial(self.address, self._open_left_ms(self._connect_timeout_ms), self._security.tls)
         try:
             self._negotiate()
             if self._security.sasl_mechanism is not None:
@@ -120,6 +128,13 @@ class BrokerConnection:
         except BaseException:
             self.close()
             raise
+        self._is_open = True
+
+    def _open_left_ms(self, limit_ms: int) -> int:
+        """Time left for a step of `open`, at most `limit_ms`."""
+        if self._open_deadline_ms is None:
+            return limit_ms
+        return min(limit_ms, max(self._open_deadline_ms - self._clock.now_ms(), 1))
 
     def call(
         self,
@@ -132,11 +147,15 @@ class BrokerConnection:
         """Sends a request and waits for its response.
 
         Args:
-            timeout_ms: how long to wait for the response; None for request.timeout.ms.
+            timeout_ms: how long to connect, send and wait for the response; None for request.timeout.ms for each.
             max_version, min_version: bounds of the negotiated version; see `negotiate`.
         Raises: as `open`; RequestTimeoutError, after which the connection is closed.
         """
-        return self.receive(self.send(request, timeout_ms, max_version=max_version, min_version=min_version))
+        started_ms = self._clock.now_ms()
+        sent = self.send(request, timeout_ms, max_version=max_version, min_version=min_version)
+        if timeout_ms is not None:
+            sent = replace(sent, timeout_ms=max(started_ms + timeout_ms - self._clock.now_ms(), 1))
+        return self.receive(sent)
 
     def send(
         self,
@@ -147,7 +166,7 @@ class BrokerConnection:
         min_version: int = 0,
     ) -> InFlight[R]:
         """Sends a request; the caller must `receive` the responses in the order of the requests."""
-        self.open()
+        self.open(timeout_ms)
         version = self.version_for(request, max_version=max_version, min_version=min_version)
         return self._send(request, version, timeout_ms)
 
@@ -220,11 +239,8 @@ class BrokerConnection:
             net.receive_into(connection, self._prefix, sent.timeout_ms)
             if bytes(self._prefix[:2]) == _TLS_ALERT:
                 raise RemoteProtocolError("The listener uses TLS. Set kafka.security.protocol to SSL or SASL_SSL.")
-            length = frame_length(self._prefix, self._max_response_bytes)
-            if length > len(self._buffer):
-                self._buffer = bytearray(max(length, min(2 * len(self._buffer), self._max_response_bytes)))
-            frame = memoryview(self._buffer)[:length]
-            net.receive_into(connection, frame, deadline_ms - self._clock.now_ms())
+            length = frame_length(self._prefix, self._max_response_bytes if self._is_open else _MAX_HANDSHAKE_BYTES)
+            frame = self._receive_body(connection, length, deadline_ms)
         except (NetworkError, RemoteProtocolError) as error:
             self.close()
             # a listener that requires authentication closes the connection at the first request without credentials
@@ -241,6 +257,19 @@ class BrokerConnection:
         self.last_used_ms = self._clock.now_ms()
         return frame
 
+    def _receive_body(self, connection: net.Socket, length: int, deadline_ms: int) -> memoryview:
+        """Receives `length` bytes; the buffer grows with the bytes that arrive, not with the announced length."""
+        filled = 0
+        while filled < length:
+            size = min(length, max(len(self._buffer), 2 * filled))
+            if size > len(self._buffer):
+                received, self._buffer = self._buffer, bytearray(size)
+                self._buffer[:filled] = memoryview(received)[:filled]
+            chunk = memoryview(self._buffer)[filled:size]
+            net.receive_into(connection, chunk, deadline_ms - self._clock.now_ms())
+            filled = size
+        return memoryview(self._buffer)[:length]
+
     def _connected(self) -> net.Socket:
         if self._socket is None or self._closed:
             raise NetworkError(f"Request to {self.address} failed: the connection is closed.")
@@ -253,7 +282,7 @@ class BrokerConnection:
             request = ApiVersionsRequest(
                 client_software_name=_SOFTWARE, client_software_version=__version__
             )
-            response = self.receive(self._send(request, version, self._request_timeout_ms))
+            response = self.receive(self._send(request, version, self._open_left_ms(self._request_timeout_ms)))
             fallback = fallback_version(api, response)
             version = None if fallback is None or fallback >= version else fallback
         self._versions = broker_ranges_of(response)
@@ -289,4 +318,5 @@ class BrokerConnection:
             exchange.evaluate_challenge(response.auth_bytes or b"")
 
     def _call_open(self, request: Request[R], *, min_version: int = 0) -> R:
-        return self.receive(self._send(request, self.version_for(request, min_version=min_version), None))
+        version, timeout_ms = self.version_for(request, min_version=min_version), self._request_timeout_ms
+        return self.receive(self._send(request, version, self._open_left_ms(timeout_ms)))

@@ -1,0 +1,191 @@
+"""Connections that are lost, frozen or hostile: what is retried, and for how long."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from client_support import advertise, client_settings, fake_broker, open_cluster
+
+from spark_groupsource import net
+from spark_groupsource.client.cluster import routing
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.fencing import find_generation
+from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.security import SecuritySettings
+from spark_groupsource.clock import ManualClock, SystemClock
+from spark_groupsource.errors import (
+    AuthenticationError,
+    GroupSourceError,
+    NetworkError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
+from spark_groupsource.net import Address, TlsSettings
+from spark_groupsource.wire.messages import HeartbeatRequest, MetadataResponse
+
+HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+REFUSING = Address("127.0.0.1", 1)
+
+
+@contextmanager
+def answering(reply: bytes) -> Iterator[Address]:
+    """A listener that sends `reply` to the first bytes of each connection and closes it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(65536)
+                peer.sendall(reply)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield Address(*listener.getsockname()[:2])
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+@contextmanager
+def frozen() -> Iterator[Address]:
+    """A listener whose process does not run: connections are established, no request is answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Address(*listener.getsockname()[:2])
+
+
+def connect(address: Address, **settings: Any) -> BrokerConnection:
+    values: dict[str, Any] = {"client_id": "test", "security": SecuritySettings(), "request_timeout_ms": 5_000}
+    return BrokerConnection(address, clock=SystemClock(), **(values | settings))
+
+
+# -- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (b"", NetworkError),
+        (b"\x16\x03\x03\0\x40", NetworkError),
+        (b"\x15\x03\x03\0\x02\x02\x50", NetworkError),
+        (b"\x15\x03\x03\0\x02\x02\x28", AuthenticationError),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", AuthenticationError),
+    ],
+    ids=["closed", "closed within a record", "alert internal_error", "alert handshake_failure", "not TLS"],
+)
+def test_handshake_that_the_peer_ends_is_a_lost_connection(reply: bytes, expected: type[GroupSourceError]) -> None:
+    with answering(reply) as address:
+        with pytest.raises(expected, match=f"TLS handshake with {address} failed"):
+            net.dial(address, 5_000, TlsSettings(check_hostname=False))
+
+
+# -- deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_peer_that_sends_byte_by_byte_exceeds_the_timeout() -> None:
+    near, far = socket.socketpair()
+    ending = threading.Event()
+
+    def drip() -> None:
+        while not ending.wait(0.01):
+            far.sendall(b"x")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(RequestTimeoutError, match="within 100 ms"):
+            net.receive_into(near, memoryview(bytearray(10_000)), 100)
+    finally:
+        ending.set()
+        thread.join(5)
+        near.close()
+        far.close()
+
+
+def test_opening_a_connection_is_part_of_the_timeout() -> None:
+    with frozen() as address:
+        started = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match="ApiVersions"):
+            connect(address).call(HEARTBEAT, timeout_ms=100)
+        assert time.monotonic() - started < 2
+
+
+def test_peer_before_the_login_cannot_announce_a_large_response() -> None:
+    with fake_broker(b"\0\x20\0\0") as broker:
+        with pytest.raises(RemoteProtocolError, match="its length is 2097152 bytes, the limit is 1048576"):
+            connect(broker.address).open()
+
+
+def test_memory_grows_with_the_bytes_that_arrive() -> None:
+    def versions(request: Any, version: int) -> Any:
+        return advertise(ApiVersions=(0, 3), Heartbeat=(0, 4))
+
+    with fake_broker(ApiVersions=versions, Heartbeat=lambda r, v: b"\x0f\0\0\0" + b"x" * 100_000) as broker:
+        connection = connect(broker.address)
+        tracemalloc.start()
+        try:
+            with pytest.raises(RequestTimeoutError):
+                connection.call(HEARTBEAT, timeout_ms=100)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 2_000_000, "250 MB were announced"
+
+
+def test_generation_of_a_fenced_member_is_looked_up_within_its_deadline() -> None:
+    with frozen() as address, open_cluster(str(address)) as client:
+        started = time.monotonic()
+        assert find_generation(client, "g", timeout_ms=200) == -1
+        assert time.monotonic() - started < 2
+
+
+# -- several addresses -----------------------------------------------------------------------------------------------
+
+
+def versions(request: Any, version: int) -> Any:
+    return advertise(ApiVersions=(0, 3), Metadata=(0, 12))
+
+
+def metadata(request: Any, version: int) -> Any:
+    return MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=7, topics=[])
+
+
+def test_frozen_address_leaves_time_for_the_others_and_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_MIN_ATTEMPT_MS", 50)
+    with frozen() as address, fake_broker(ApiVersions=versions, Metadata=metadata) as broker:
+        with open_cluster(f"{address},{broker.address}") as client:
+            assert client.metadata(timeout_ms=400).cluster_id == "c"
+            started = time.monotonic()
+            assert client.metadata(timeout_ms=400).cluster_id == "c"
+            assert time.monotonic() - started < 0.15, "the frozen address was tried again"
+
+
+def test_address_of_a_cluster_that_exists_is_tried_until_the_timeout() -> None:
+    clock, settings = ManualClock(), client_settings(str(REFUSING))
+    with Cluster(settings.bootstrap, settings, clock) as client:
+        with pytest.raises(NetworkError):
+            client.metadata()
+        assert clock.now_ms() < 5_000, "the address may be wrong"
+    clock = ManualClock()
+    with Cluster(settings.bootstrap, settings, clock, known_brokers=[REFUSING]) as client:
+        with pytest.raises(NetworkError):
+            client.metadata()
+        assert clock.now_ms() > settings.default_api_timeout_ms - 2_000
+
+
+def test_brokers_known_to_another_process_replace_a_dead_bootstrap_server() -> None:
+    with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(REFUSING)) as client:
+        client.add_known_brokers([broker.address])
+        assert client.metadata().cluster_id == "c"
