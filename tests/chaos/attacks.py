@@ -1,0 +1,560 @@
+"""Attacks of one client on a broker, with plain sockets, and what they cost its other clients.
+
+    PYTHONPATH=jobs:tests python tests/chaos/attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
+
+Each attack runs while a neighbor sends a heartbeat every 10 ms. Printed are the worst response time of the neighbor,
+and the largest resident memory of the broker process during the attack. Without `--broker`, an embedded broker is
+started in a process of its own for each attack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import struct
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from support.raw_broker import BrokerProcess
+
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.wire.frames import encode_request
+from spark_groupsource.wire.messages import (
+    CreateTopicsRequest,
+    FetchRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    ProduceRequest,
+    SyncGroupRequest,
+)
+
+_TIMEOUT_S = 60
+_INTERVAL_S = 0.01
+_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "5"}
+
+
+# --- frames ---
+
+
+def frame(key: int, version: int, body: bytes, *, flexible: bool = False, correlation_id: int = 1) -> bytes:
+    """A request with its length and a header without client id."""
+    head = struct.pack(">hhih", key, version, correlation_id, -1) + (b"\0" if flexible else b"")
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def metadata_of(names: list[str], *, create: bool = False) -> bytes:
+    """Metadata version 4 for topics by name."""
+    return frame(3, 4, struct.pack(">i", len(names)) + b"".join(map(string, names)) + bytes([create]))
+
+
+def metadata_of_empty_names(size: int) -> bytes:
+    """Metadata version 4 of `size` bytes, all of which are empty names."""
+    return frame(3, 4, struct.pack(">i", size // 2) + bytes(size) + b"\0")
+
+
+def metadata_of_all_topics() -> bytes:
+    return frame(3, 4, struct.pack(">i", -1) + b"\0")
+
+
+def unknown_tags(size: int) -> bytes:
+    """Metadata version 9 without topics, and with `size` bytes of unknown empty tagged fields."""
+    count = size // 2
+    return frame(3, 9, b"\x01\0\0\0" + _varint(count) + b"\x63\0" * count, flexible=True)
+
+
+def header_tags(size: int) -> bytes:
+    """Metadata version 9 with `size` bytes of unknown tagged fields in the request header."""
+    count = size // 2
+    head = struct.pack(">hhih", 3, 9, 1, -1) + _varint(count) + b"\x63\0" * count
+    return struct.pack(">i", len(head) + 5) + head + b"\x01\0\0\0\0"
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def describe_broker_configs(node_id: int, times: int) -> bytes:
+    """DescribeConfigs version 3 that names one broker many times, with synonyms and documentation."""
+    resource = b"\x04" + string(str(node_id)) + struct.pack(">i", -1)
+    return frame(32, 3, struct.pack(">i", times) + resource * times + b"\x01\x01")
+
+
+def describe_group(group_id: str, times: int) -> bytes:
+    """DescribeGroups version 4 that names one group many times."""
+    return frame(15, 4, struct.pack(">i", times) + string(group_id) * times + b"\0")
+
+
+def list_offsets_at(topic: str, timestamp_ms: int) -> bytes:
+    """ListOffsets version 4 by timestamp."""
+    wanted = ListOffsetsRequest.ListOffsetsTopic
+    part = wanted.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp_ms)
+    request = ListOffsetsRequest(
+        replica_id=-1, isolation_level=0, topics=[wanted(name=topic, partitions=[part])], timeout_ms=1000
+    )
+    return bytes(encode_request(request, 4, 1, None))
+
+
+def heartbeat(group_id: str = "neighbor") -> bytes:
+    request = HeartbeatRequest(group_id=group_id, generation_id=1, member_id="m", group_instance_id=None)
+    return bytes(encode_request(request, 3, 1, None))
+
+
+def create_topics(count: int, partitions: int, prefix: str = "made") -> bytes:
+    """CreateTopics version 4 of `count` topics with `partitions` partitions each."""
+    topics = [
+        CreateTopicsRequest.CreatableTopic(
+            name=f"{prefix}-{number}", num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
+        )
+        for number in range(count)
+    ]
+    return bytes(encode_request(CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=False), 4, 1, None))
+
+
+def produce(topic: str, batch: bytes) -> bytes:
+    topic_data = ProduceRequest.TopicProduceData
+    data = topic_data(name=topic, partition_data=[topic_data.PartitionProduceData(index=0, records=batch)])
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data])
+    return bytes(encode_request(request, 8, 1, None))
+
+
+def produce_to_many(partitions: int) -> bytes:
+    """Produce version 8 without records to many partitions of an unknown topic."""
+    body = struct.pack(">hhi", -1, -1, 1000) + struct.pack(">i", 1) + string("unknown")
+    return frame(0, 8, body + struct.pack(">i", partitions) + struct.pack(">ii", 0, -1) * partitions)
+
+
+def empty_headers_batch(headers: int = 3_000_000) -> bytes:
+    """A zstd batch of one record with `headers` empty headers: some kB that decompress to 6 MB."""
+    headers_part = _zigzag(headers) + b"\0\x01" * headers  # empty key, null value
+    body = b"\0" + _zigzag(0) + _zigzag(0) + _zigzag(-1) + _zigzag(-1) + headers_part
+    return _one_record_batch(_zigzag(len(body)) + body)
+
+
+def _one_record_batch(record: bytes) -> bytes:
+    import google_crc32c
+    import pyarrow
+
+    compressed = pyarrow.Codec("zstd").compress(record, asbytes=True)
+    after_crc = struct.pack(">hiqqqhii", 4, 0, 1_000, 1_000, -1, -1, -1, 1) + compressed
+    crc = google_crc32c.value(after_crc)
+    return struct.pack(">qiibI", 0, len(after_crc) + 9, -1, 2, crc) + after_crc
+
+
+def _zigzag(value: int) -> bytes:
+    return _varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def fetch(topic: str, max_bytes: int) -> bytes:
+    """Fetch version 11 from offset 0."""
+    wanted = FetchRequest.FetchTopic
+    part = wanted.FetchPartition(
+        partition=0, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=max_bytes
+    )
+    request = FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=max_bytes, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[wanted(topic=topic, partitions=[part])], forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+    return bytes(encode_request(request, 11, 1, None))
+
+
+def fetch_many(partitions: int) -> bytes:
+    """Fetch version 11 of many partitions of an unknown topic."""
+    head = struct.pack(">iiiibii", -1, 0, 1, 1 << 20, 0, 0, -1)
+    entry = struct.pack(">iiqqi", 0, -1, 0, -1, 1000)
+    body = head + struct.pack(">i", 1) + string("unknown") + struct.pack(">i", partitions) + entry * partitions
+    return frame(1, 11, body + struct.pack(">i", 0) + string(""))
+
+
+def join_group(group_id: str, metadata: bytes = b"", *, session_timeout_ms: int = 30_000) -> bytes:
+    """JoinGroup version 3, which creates the group and its member at once."""
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)
+    request = JoinGroupRequest(
+        group_id=group_id, session_timeout_ms=session_timeout_ms, rebalance_timeout_ms=30_000, member_id="",
+        protocol_type="consumer", protocols=[protocol],
+    )  # fmt: skip
+    return bytes(encode_request(request, 3, 1, None))
+
+
+def init_producer_id() -> bytes:
+    return bytes(encode_request(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1), 1, 1, None))
+
+
+def half_sent(size: int, sent: int) -> bytes:
+    """The first `sent` bytes of a Produce frame that announces `size` bytes."""
+    return struct.pack(">i", size) + struct.pack(">hhih", 0, 8, 1, -1) + bytes(sent)
+
+
+# --- connections ---
+
+
+class Target:
+    """A broker under attack. `process_id` None: its memory is not measured."""
+
+    def __init__(self, address: str, process_id: int | None) -> None:
+        host, _, port = address.rpartition(":")
+        self.address = (host, int(port))
+        self.process_id = process_id
+
+    def connect(self, *, receive_bytes: int = 0) -> Client:
+        return Client(self.address, receive_bytes)
+
+    def memory_mb(self) -> float:
+        """Resident memory of the broker process."""
+        if self.process_id is None:
+            return 0.0
+        return int(Path(f"/proc/{self.process_id}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+class Client:
+    """A connection that sends frames and reads responses. `receive_bytes`: size of its receive buffer."""
+
+    def __init__(self, address: tuple[str, int], receive_bytes: int = 0) -> None:
+        self.socket = socket.socket()
+        if receive_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.settimeout(_TIMEOUT_S)
+        self.socket.connect(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> bool:
+        """Returns False if the broker has closed the connection."""
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def send_available(self, data: bytes) -> int:
+        """Sends what the broker accepts within a second; returns the number of bytes."""
+        self.socket.settimeout(1)
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += self.socket.send(data[sent : sent + 65_536])
+        except OSError:
+            pass
+        self.socket.settimeout(_TIMEOUT_S)
+        return sent
+
+    def read(self) -> bytes | None:
+        """The next response without its length, None when the broker closes the connection."""
+        head = self._take(4)
+        return None if head is None else self._take(int.from_bytes(head, "big"))
+
+    def call(self, data: bytes) -> bytes | None:
+        return self.read() if self.send(data) else None
+
+    def _take(self, size: int) -> bytes | None:
+        parts = []
+        while size:
+            try:
+                data = self.socket.recv(min(size, 1 << 20))
+            except OSError:
+                return None
+            if not data:
+                return None
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+
+class Neighbor:
+    """A well-behaved client that sends a heartbeat every 10 ms, in a thread.
+
+    Attributes: `worst_ms`, the longest response time; `peak_mb`, the largest memory of the broker process.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._client = target.connect()
+        self._frame = heartbeat()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.worst_ms = 0.0
+        self.peak_mb = 0.0
+        self.count = 0
+        for _ in range(200):  # until the coordinator is loaded
+            answer = self._client.call(self._frame)
+            if answer is not None and answer[8:10] not in (b"\0\x0e", b"\0\x0f", b"\0\x10"):
+                break
+            time.sleep(0.05)
+
+    def __enter__(self) -> Neighbor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        time.sleep(0.2)
+        self._stopped.set()
+        self._thread.join(_TIMEOUT_S)
+        self._client.socket.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            started = time.monotonic()
+            if self._client.call(self._frame) is None:
+                self.worst_ms = float("inf")
+                return
+            self.worst_ms = max(self.worst_ms, (time.monotonic() - started) * 1000)
+            self.peak_mb = max(self.peak_mb, self._target.memory_mb())
+            self.count += 1
+            time.sleep(_INTERVAL_S)
+
+
+# --- attacks ---
+
+
+class Outcome(NamedTuple):
+    """`response_bytes`: of all responses that were read; `refused`: connections that the broker has closed."""
+
+    response_bytes: int = 0
+    refused: int = 0
+
+
+def _calls(client: Client, *frames: bytes) -> Outcome:
+    """Sends all frames, then reads their responses."""
+    sender = threading.Thread(target=client.send, args=(b"".join(frames),), daemon=True)
+    sender.start()
+    size = 0
+    for _ in frames:
+        answer = client.read()
+        if answer is None:
+            return Outcome(size, 1)
+        size += len(answer)
+    sender.join(_TIMEOUT_S)
+    return Outcome(size)
+
+
+def _fill(target: Target, topic: str, batches: int) -> None:
+    """Creates a topic with `batches` batches of 900 kB."""
+    batch = bytes(encode_batch([Record(None, bytes(900_000), 1)]))
+    with target.connect() as client:
+        client.call(create_topics(1, 1, topic))
+        for _ in range(batches):
+            client.call(produce(f"{topic}-0", batch))
+
+
+def time_lookup_of_headers(target: Target, times: int = 1) -> Outcome:
+    with target.connect() as client:
+        client.call(create_topics(1, 1, "headers"))
+        client.call(produce("headers-0", empty_headers_batch()))
+        return _calls(client, *[list_offsets_at("headers-0", 1_000)] * times)
+
+
+def pipelined_time_lookups(target: Target) -> Outcome:
+    return time_lookup_of_headers(target, 50)
+
+
+def metadata_4mb(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, metadata_of_empty_names(4_000_000))
+
+
+def metadata_100mb(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, metadata_of_empty_names(100_000_000))
+
+
+def tags_4mb(target: Target) -> Outcome:
+    with target.connect() as client, target.connect() as other:
+        first = _calls(client, unknown_tags(4_000_000))
+        second = _calls(other, header_tags(4_000_000))
+        return Outcome(first.response_bytes + second.response_bytes, first.refused + second.refused)
+
+
+def auto_create_80000(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, metadata_of([f"auto-{number}" for number in range(80_000)], create=True))
+
+
+def create_100000_partitions(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, create_topics(1, 100_000), create_topics(5_000, 10, "many"))
+
+
+def describe_configs_2000(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, describe_broker_configs(1, 2_000))
+
+
+def describe_groups_300(target: Target) -> Outcome:
+    with target.connect() as member, target.connect() as client:
+        joined = member.call(join_group("large", bytes(200_000), session_timeout_ms=300_000))
+        assert joined is not None
+        member_id = _member_id_of(joined)
+        assignment = SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=bytes(200_000))
+        sync = SyncGroupRequest(
+            group_id="large", generation_id=1, member_id=member_id, group_instance_id=None, assignments=[assignment]
+        )
+        member.call(bytes(encode_request(sync, 3, 1, None)))
+        return _calls(client, describe_group("large", 300))
+
+
+def _member_id_of(response: bytes) -> str:
+    """The member id in a JoinGroup response of version 3."""
+    at = 4 + 4 + 2 + 4  # correlation id, throttle time, error, generation
+    for _ in range(2):  # protocol, leader
+        at += 2 + int.from_bytes(response[at : at + 2], "big")
+    size = int.from_bytes(response[at : at + 2], "big")
+    return response[at + 2 : at + 2 + size].decode()
+
+
+def clients_that_do_not_read(target: Target, count: int = 10) -> Outcome:
+    _fill(target, "bulk", 60)
+    with ExitStack() as held:
+        clients = [held.enter_context(target.connect(receive_bytes=4096)) for _ in range(count)]
+        for client in clients:
+            client.send(fetch("bulk-0", 50_000_000) * 20)
+        time.sleep(2)
+    return Outcome()
+
+
+def half_sent_frames(target: Target, count: int = 50) -> Outcome:
+    data = half_sent(100_000_000, 4_000_000)
+    with ExitStack() as held:
+        clients = [held.enter_context(target.connect()) for _ in range(count)]
+        threads = [threading.Thread(target=client.send_available, args=(data,), daemon=True) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_TIMEOUT_S)
+        time.sleep(1)
+    return Outcome()
+
+
+def pipelined_heartbeats(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, *[heartbeat("busy")] * 30_000)
+
+
+def pipelined_metadata(target: Target) -> Outcome:
+    with target.connect() as client:
+        client.call(create_topics(100, 20, "wide"))
+        return _calls(client, *[metadata_of_all_topics()] * 100)
+
+
+def many_connections(target: Target, count: int = 2_000) -> Outcome:
+    with ExitStack() as held:
+        refused = 0
+        for _ in range(count):
+            try:
+                held.enter_context(target.connect()).send(struct.pack(">i", 1000))
+            except OSError:
+                refused += 1
+        time.sleep(0.5)
+    return Outcome(0, refused)
+
+
+def many_groups(target: Target, count: int = 20_000) -> Outcome:
+    with target.connect() as client:
+        frames = [join_group(f"group-{number}", bytes(2_000)) for number in range(count)]
+        return _calls(client, *frames)
+
+
+def many_producer_ids(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, *[init_producer_id()] * 20_000)
+
+
+def fetch_100000_partitions(target: Target) -> Outcome:
+    with target.connect() as client:
+        return _calls(client, fetch_many(100_000), produce_to_many(100_000))
+
+
+ATTACKS: dict[str, Callable[[Target], Outcome]] = {
+    each.__name__: each
+    for each in (
+        time_lookup_of_headers,
+        pipelined_time_lookups,
+        metadata_4mb,
+        metadata_100mb,
+        tags_4mb,
+        auto_create_80000,
+        create_100000_partitions,
+        describe_configs_2000,
+        describe_groups_300,
+        clients_that_do_not_read,
+        half_sent_frames,
+        pipelined_heartbeats,
+        pipelined_metadata,
+        many_connections,
+        many_groups,
+        many_producer_ids,
+        fetch_100000_partitions,
+    )
+}
+"""Attacks by name."""
+
+
+class Cost(NamedTuple):
+    """What an attack costs: worst response time of a neighbor, memory of the broker before and at most, duration."""
+
+    outcome: Outcome
+    worst_ms: float
+    before_mb: float
+    peak_mb: float
+    seconds: float
+
+
+def measure(target: Target, attack: Callable[[Target], Outcome]) -> Cost:
+    """Runs an attack beside a neighbor."""
+    neighbor = Neighbor(target)
+    before_mb = target.memory_mb()
+    started = time.monotonic()
+    with neighbor:
+        outcome = attack(target)
+        seconds = time.monotonic() - started
+    return Cost(outcome, neighbor.worst_ms, before_mb, neighbor.peak_mb, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--broker", help="address of a running broker")
+    parser.add_argument("--pid", type=int, help="process id of that broker")
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    options = parser.parse_args()
+    print(f"{'attack':28} {'neighbor ms':>11} {'before MB':>9} {'peak MB':>8} {'answer kB':>10} {'closed':>6} {'s':>6}")
+    for name in options.only:
+        with ExitStack() as stack:
+            target = _target(options, stack)
+            cost = measure(target, ATTACKS[name])
+        print(
+            f"{name:28} {cost.worst_ms:11.0f} {cost.before_mb:9.0f} {cost.peak_mb:8.0f} "
+            f"{cost.outcome.response_bytes / 1000:10.0f} {cost.outcome.refused:6} {cost.seconds:6.1f}",
+            flush=True,
+        )
+
+
+def _target(options: Any, stack: ExitStack) -> Target:
+    if options.broker:
+        return Target(options.broker, options.pid)
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    settings = [f"{name}={value}" for name, value in _CONFIG.items()]
+    broker = stack.enter_context(BrokerProcess(Path(directory) / "data", *settings))
+    return Target(broker.bootstrap_servers, broker.process.pid)
+
+
+if __name__ == "__main__":
+    main()
