@@ -80,9 +80,24 @@ class TopicCatalog:
 
         Raises: StorageError; the catalog is then unchanged.
         """
+        self._replace(topics, deleting, self._allocated_until)
+
+    def next_producer_id(self) -> int:
+        """Allocates a producer id that was never allocated in this directory.
+
+        The block that contains it is durable before the id is returned (Kafka `ProducerIdControlManager`).
+
+        Raises: StorageError; no id of the block is then allocated.
+        """
+        if self._next_producer_id >= self._allocated_until:
+            self._replace(self.topics, self.deleting, self._next_producer_id + PRODUCER_ID_BLOCK_SIZE)
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
+
+    def _replace(self, topics: Mapping[str, TopicEntry], deleting: Sequence[str], allocated_until: int) -> None:
         content = {
             "version": 1,
-            "next_producer_id": self._allocated_until,
+            "next_producer_id": allocated_until,
             "deleting": list(deleting),
             "topics": {
                 topic.name: {
@@ -94,15 +109,4 @@ class TopicCatalog:
             },
         }
         replace_file(self._path, json.dumps(content, indent=1).encode())
-        self.topics, self.deleting = topics, deleting
-
-    def next_producer_id(self) -> int:
-        """Allocates a producer id that was never allocated in this directory.
-
-        Raises: StorageError.
-        """
-        if self._next_producer_id >= self._allocated_until:
-            self._allocated_until = self._next_producer_id + PRODUCER_ID_BLOCK_SIZE
-            self.write(self.topics, self.deleting)
-        self._next_producer_id += 1
-        return self._next_producer_id - 1
+        self.topics, self.deleting, self._allocated_until = topics, deleting, allocated_until

@@ -138,6 +138,25 @@ def test_a_topic_whose_removal_cannot_be_stored_remains(tmp_path, monkeypatch):
     data.close(manager.close_all())
 
 
+def test_a_producer_id_is_returned_only_after_its_block_is_stored(tmp_path, monkeypatch):
+    data = opened(tmp_path)
+    assert [data.next_producer_id() for _ in range(1000)] == list(range(1000))
+
+    def refuse(path, content):
+        raise StorageError(f"{path} cannot be written: No space left on device. Check space and permissions.")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("spark_groupsource.storage.catalog.replace_file", refuse)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="No space left on device"):
+                data.next_producer_id()
+    assert data.next_producer_id() == 1000
+    data.close(None)
+    again = opened(tmp_path)
+    assert again.next_producer_id() == 2000  # above every id that was returned
+    again.close(None)
+
+
 def test_a_corrupt_clean_shutdown_file_counts_as_unclean_shutdown(tmp_path):
     opened(tmp_path).close({TopicPartition("t", 0): 7})
     (tmp_path / "clean-shutdown.json").write_bytes(b"\0")
