@@ -68,6 +68,8 @@ class TransactionShard:
         self.transactions: dict[str, TransactionValue] = {}
         # transactional id -> previous epoch, for retries of InitProducerId; in memory only, as in Kafka
         self._last_epochs: dict[str, int] = {}
+        # transactional id -> partitions that have the marker of the ending transaction; in memory only, as in Kafka
+        self._marked: dict[str, set[TopicPartition]] = {}
 
     # --- replay
 
@@ -84,6 +86,7 @@ class TransactionShard:
             self._last_epochs.pop(transactional_id, None)
         else:
             self.transactions[transactional_id] = decode_value(value)
+        self._marked.pop(transactional_id, None)
 
     def on_stored(self, transactional_id: str, decision: Decision) -> None:
         """Is called after the value of a decision was stored and replayed."""
@@ -202,6 +205,16 @@ class TransactionShard:
         known = self.transactions[transactional_id]
         done = replace(known, status=COMPLETED_STATES[known.status], partitions=frozenset(), updated_ms=timestamp_ms)
         return self._store(transactional_id, done, self._last_epochs.get(transactional_id, NO_EPOCH))
+
+    # --- markers
+
+    def unmarked_partitions(self, transactional_id: str) -> list[TopicPartition]:
+        """Returns the partitions of an ending transaction that still need its marker."""
+        return sorted(self.transactions[transactional_id].partitions - self._marked.get(transactional_id, set()))
+
+    def marker_written(self, transactional_id: str, partition: TopicPartition) -> None:
+        """Is called after the marker was appended to a partition, or the partition was deleted."""
+        self._marked.setdefault(transactional_id, set()).add(partition)
 
     # --- queries
 

@@ -12,6 +12,7 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic
 from support.raw_transactions import RawTransactions, committed_offset, latest, read_committed
 from support.waiting import wait_until
 
+from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.transactions.states import COMPLETE_ABORT, COMPLETE_COMMIT, PREPARE_COMMIT
@@ -157,6 +158,34 @@ def test_a_failed_marker_is_retried_and_the_id_returns_concurrent_transactions(b
         lambda: broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT, "the transaction completes"
     )
     assert read_committed(connection, topic)[2] == 2
+
+
+def test_a_refused_marker_does_not_count_as_written_and_the_others_are_written_once(broker, connection, topic, group):
+    producer = begun(connection, topic, group)
+    assert producer.add(topic, 1) == [NONE] and producer.send(topic, b"x", partition=1) is NONE
+    # as after a marker of a coordinator with a newer epoch
+    entries = broker.call(lambda b: b.partitions.partition(topic, 0).producers())
+    broker.call(lambda b: setattr(entries[producer.producer_id], "coordinator_epoch", 1))
+    assert producer.end(True) is NONE, "the commit is stored"
+    reported = f"[transactional.id={group}] Completing the transaction failed"
+    refused = f"{topic}-0: TRANSACTION_COORDINATOR_FENCED"
+    assert any(reported in line and refused in line for line in broker.reports)
+    for _ in range(3):  # the retries
+        broker.call(lambda b: complete(b, group))
+        assert broker.call(lambda b: state_of(b, group)).status is PREPARE_COMMIT
+    assert read_committed(connection, topic)[2] == 0
+    assert (read_committed(connection, topic, 1)[2], latest(connection, topic, 0, partition=1)) == (2, 2)
+    assert producer.add(topic, 1) == [ErrorCode.CONCURRENT_TRANSACTIONS]
+    broker.call(lambda b: setattr(entries[producer.producer_id], "coordinator_epoch", 0))
+    broker.call(lambda b: complete(b, group))
+    assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT
+    assert [read_committed(connection, topic, number)[2] for number in range(2)] == [2, 2]
+
+
+def complete(broker, transactional_id: str) -> None:
+    coordinator = broker.transaction_coordinator
+    shard = coordinator.shards.loaded_shard(coordinator.shards.partition_of(transactional_id).partition)
+    coordinator.on_timer(shard, (TransactionTimer.COMPLETION, transactional_id))
 
 
 def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):

@@ -1,8 +1,9 @@
 """Transaction coordinator runtime: decide, append, replay, write transaction markers.
 
 Each partition of `__transaction_state` has one shard. All partitions of a transaction belong to this broker, so the
-runtime writes the markers directly after it has stored the decision, and responds when both are done. If a partition is
-offline its marker is retried; until it is written, the transactional id gets CONCURRENT_TRANSACTIONS.
+runtime writes the markers directly after it has stored the decision, and responds when both are done. A marker that an
+offline partition, or one with a newer producer or coordinator epoch, has refused is retried; until it is written, the
+transactional id gets CONCURRENT_TRANSACTIONS. A deleted partition needs no marker.
 
 Loading a shard completes the transactions whose end is stored and restarts the timeouts of ongoing ones.
 
@@ -30,14 +31,6 @@ from spark_groupsource.wire.transaction_records import TransactionValue, encode_
 
 _RETRY_MS = 1_000
 _ID_EXPIRATION_INTERVAL_MS = 3_600_000
-# the transaction has no open records in the partition any more, so the marker is not needed
-_MARKER_NOT_NEEDED = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-    }
-)
 
 
 class TransactionTimer(Enum):
@@ -223,7 +216,7 @@ class TransactionRuntime:
         value = state_machine.transactions.get(transactional_id)
         if value is None or not is_ending(value.status):
             return
-        failure = self._write_markers(shard, value)
+        failure = self._write_markers(shard, transactional_id, value)
         if not failure:
             decision = state_machine.complete_transaction(transactional_id, self._clock.timestamp_ms())
             assert decision.value is not None
@@ -243,21 +236,23 @@ class TransactionRuntime:
             )
         shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms() + _RETRY_MS)
 
-    def _write_markers(self, shard: _Shard, value: TransactionValue) -> str:
-        """Writes a marker to every partition; returns the failure of one that must be retried, else ""."""
+    def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> str:
+        """Writes the markers that are not written yet; returns the failure of one that must be retried, else ""."""
         failure = ""
         committed = value.status is PREPARE_COMMIT
-        for topic_partition in sorted(value.partitions):
+        for topic_partition in shard.state_machine.unmarked_partitions(transactional_id):
             try:
                 partition = self._services.partitions.partition(*topic_partition)
                 marker = partition.append_transaction_marker(
                     value.producer_id, value.producer_epoch, committed, shard.epoch, self._clock.timestamp_ms()
                 )
             except ApiError as error:
-                if error.code not in _MARKER_NOT_NEEDED:
-                    failure = str(error)
-                continue
-            self._on_marker(topic_partition, marker.size, value.producer_id, committed)
+                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # else the topic was deleted
+                    failure = failure or f"{topic_partition}: {error.code.name}: {error}"
+                    continue
+            else:
+                self._on_marker(topic_partition, marker.size, value.producer_id, committed)
+            shard.state_machine.marker_written(transactional_id, topic_partition)
         return failure
 
     # --- timeouts ---
