@@ -48,7 +48,10 @@ def join_group(
     """Handles a JoinGroup, then completes the join phase if all members have joined."""
     if not _has_capacity(group, request.member_id, builder.config.group_max_size):
         _reject(builder, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
-        if request.member_id in group.members:
+        if request.member_id in group.pending_joins:
+            group.pending_joins.discard(request.member_id)
+            builder.cancel_timer(SessionTimer(group.group_id, request.member_id))
+        elif request.member_id in group.members:
             remove_member(builder, group, request.member_id)
             builder.event(
                 "member_kicked",

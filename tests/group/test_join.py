@@ -211,6 +211,24 @@ def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> No
     assert errors(again) == FOUR_OF_FIVE
 
 
+def test_rejected_pending_member_id_is_forgotten(context: GroupContext) -> None:
+    pending = context.join(version=4).member_id
+    members = [context.join() for _ in range(4)]
+    context.advance(DELAY_MS)
+    context.advance(DELAY_MS)
+    context.join(members[0].member_id, protocols=[("range", b"changed")])
+    for member in members[1:]:
+        context.join(member.member_id)
+    assert context.state() is PREPARING_REBALANCE  # waits for the pending member id
+
+    assert context.join(pending, version=4).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+    assert context.group().pending_joins == set()
+    assert context.session_deadline(pending) is None
+    assert context.state() is COMPLETING_REBALANCE and context.delayed_count() == 0
+    assert context.join(pending, version=4).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
 @pytest.mark.conformance("GC-008", "JM-011")
 def test_members_that_join_twice_count_once(context: GroupContext) -> None:
     ids = [context.join(version=4).member_id for _ in range(5)]
