@@ -138,6 +138,8 @@ class ClassicGroup:
     def replace_static_member(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
         """Gives a static member a new id. Returns the former member, with its delayed requests, and the new one.
 
+        The new one is not new to the group (`Member.is_new`): while its JoinGroup is delayed, its session cannot expire.
+
         Raises: ValueError if the group instance id is not in the group.
         """
         old_id = self.static_members.get(group_instance_id)
@@ -145,7 +147,7 @@ class ClassicGroup:
             raise ValueError(f"Group instance id '{group_instance_id}' is not in group '{self.group_id}'.")
         old = self.members[old_id]
         new = old.copy()
-        new.member_id, new.awaiting_join, new.awaiting_sync = new_member_id, None, None
+        new.member_id, new.awaiting_join, new.awaiting_sync, new.is_new = new_member_id, None, None, False
         self._swap(old, new)
         return old, new
 

@@ -34,6 +34,21 @@ def keep_alive(context: GroupContext, member: Joined, duration_ms: int, generati
         context.heartbeat(member.member_id, generation_id, instance=member.instance_id)
 
 
+# --- replacement during the first join phase
+
+
+def test_replaced_member_stays_while_its_join_is_delayed(context: GroupContext) -> None:
+    context.completing(1)  # its member does not send JoinGroup again
+    context.join(instance=LEADER, session_ms=100, rebalance_ms=REBALANCE_MS)
+    restarted = context.join(instance=LEADER, session_ms=100, rebalance_ms=REBALANCE_MS)
+    assert restarted.is_delayed and context.state() is PREPARING_REBALANCE
+    context.advance(REBALANCE_MS - 1)
+    assert restarted.is_delayed and restarted.request.group_instance_id in context.group().static_members
+    context.advance(1)
+    assert restarted.error is ErrorCode.NONE
+    assert [member.group_instance_id for member in context.group().members.values()] == [LEADER]
+
+
 # --- joining
 
 
