@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Mapping, TypeVar, overload
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group.classic_group import UNKNOWN_MEMBER
 from spark_groupsource.group.committed_offsets import (
     commit_error_response,
     group_fetch_error,
@@ -54,6 +55,11 @@ _APPEND_ERRORS: Mapping[int, ErrorCode] = {
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 
+# raised by Kafka's CoordinatorRuntime, which knows no member id
+_RUNTIME_ERRORS = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.UNKNOWN_SERVER_ERROR}
+)
+
 # producers up to Kafka 2.0 do not expect COORDINATOR_LOAD_IN_PROGRESS in TxnOffsetCommit
 _LOAD_IN_PROGRESS_VERSION = 2
 _ABORTABLE_VERSION = 4
@@ -93,7 +99,8 @@ def error_response(request: Any, error: ErrorCode, api_version: int) -> Any:
 def _error_response(request: GroupRequest, error: ErrorCode, api_version: int) -> GroupResponse:
     match request:
         case JoinGroupRequest():
-            return join_error_response(error, request.member_id, api_version)
+            member_id = UNKNOWN_MEMBER if error in _RUNTIME_ERRORS else request.member_id
+            return join_error_response(error, member_id, api_version)
         case SyncGroupRequest():
             return sync_error_response(error)
         case HeartbeatRequest():

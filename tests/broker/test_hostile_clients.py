@@ -24,8 +24,9 @@ from support.raw_broker import (
 from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import encode_request
-from spark_groupsource.wire.messages import MetadataRequest
+from spark_groupsource.wire.messages import JoinGroupRequest, MetadataRequest
 
 CONFIG = {"offsets.topic.num.partitions": "2", "connections.max.idle.ms": "600000"}
 
@@ -146,6 +147,23 @@ def test_a_defect_in_a_handler_closes_one_connection_and_is_reported(broker):
     assert is_served(broker)
     (line,) = unexpected_errors(broker.reports)
     assert line.startswith("[client=127.0.0.1] Closing the connection") and "RuntimeError: a defect" in line
+
+
+def test_an_illegal_state_of_a_group_is_an_error_response(broker):
+    def join(connection, member_id="", instance=None):
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+        request = JoinGroupRequest(
+            group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id=member_id,
+            group_instance_id=instance, protocol_type="consumer", protocols=[protocol],
+        )  # fmt: skip
+        return connection.call(request, 5)
+
+    with RawConnection(broker.bootstrap_servers) as connection:
+        pending = join(connection).member_id
+        assert join(connection, pending, "instance").error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert metadata(connection, "t").topics[0].error_code == 0
+    (line,) = unexpected_errors(broker.reports)
+    assert line.startswith("[partition=__consumer_offsets-") and "RuntimeError: Pending member id" in line
 
 
 def test_a_defect_in_a_timer_is_reported_and_other_timers_run(broker):

@@ -354,6 +354,10 @@ def test_a_pending_join_gets_not_coordinator_when_its_coordinator_moves(broker, 
     with RawConnection(broker.bootstrap_servers.split(",")[first - 1]) as another:
         member_id = another.call(join(group), 5).member_id
         posted = another.post(join(group, member_id), 5)  # delayed until the first member rejoins
+        describe = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
+        wait_until(
+            lambda: nodes[first].call(describe, 5).groups[0].group_state == "PreparingRebalance", "the join is delayed"
+        )
         broker.move_coordinator(group, other_than(first))
         response = decode_response(another.read_frame(), join(group), 5, posted)
         assert (response.error_code, response.member_id) == (ErrorCode.NOT_COORDINATOR, member_id)

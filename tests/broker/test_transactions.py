@@ -15,7 +15,17 @@ from support.waiting import wait_until
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.transactions.states import COMPLETE_ABORT, COMPLETE_COMMIT, PREPARE_COMMIT
+from spark_groupsource.transactions import transaction_shard
+from spark_groupsource.transactions.states import (
+    COMPLETE_ABORT,
+    COMPLETE_COMMIT,
+    ONGOING,
+    PREPARE_COMMIT,
+    TRANSACTION_RULES,
+    TransactionAction,
+    TransactionOperation,
+    TransactionRule,
+)
 from spark_groupsource.wire.messages import FindCoordinatorRequest
 
 NONE = ErrorCode.NONE
@@ -186,6 +196,18 @@ def complete(broker, transactional_id: str) -> None:
     coordinator = broker.transaction_coordinator
     shard = coordinator.shards.loaded_shard(coordinator.shards.partition_of(transactional_id).partition)
     coordinator.on_timer(shard, (TransactionTimer.COMPLETION, transactional_id))
+
+
+def test_an_illegal_transition_is_an_error_response(broker, connection, topic, group, monkeypatch):
+    producer = begun(connection, topic, group)
+    rules = {**TRANSACTION_RULES[ONGOING], TransactionOperation.ADD: TransactionRule(TransactionAction.BEGIN)}
+    monkeypatch.setattr(transaction_shard, "TRANSACTION_RULES", {**TRANSACTION_RULES, COMPLETE_COMMIT: rules})
+    assert producer.end(True) is NONE
+    assert producer.end(True) is ErrorCode.UNKNOWN_SERVER_ERROR
+    monkeypatch.undo()
+    assert producer.end(True) is NONE, "the connection is open"
+    unexpected = f"[transactional.id={group}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR."
+    assert [line for line in broker.reports if line.startswith(unexpected)]
 
 
 def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):

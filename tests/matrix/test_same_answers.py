@@ -20,6 +20,7 @@ from support.request_cases import placement as placement_cases
 from support.waiting import wait_until
 
 from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.messages import ApiVersionsRequest
@@ -167,6 +168,17 @@ def test_version_ranges_that_differ_from_kafka_have_a_note(pair: Pair) -> None:
     differing = {key for key, api in SERVED.items() if kafka[key] != (api.min_version, api.max_version)}
     unstable = {ApiKey.INIT_PRODUCER_ID}  # Kafka does not advertise version 6
     assert differing | unstable == {key for key, api in SERVED.items() if api.note}
+
+
+def test_an_illegal_state_of_the_coordinator_is_an_error_response(pair: Pair) -> None:
+    """A member id that was returned without an instance id, sent with one: Kafka's coordinator raises."""
+    found = []
+    for broker in pair:
+        pending = broker.exchange(group_cases.join("illegal")(broker), 5)
+        assert pending.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        static = group_cases.join("illegal", member=pending.member_id, instance="i")
+        found.append(comparable_response(broker, static(broker), 5))
+    assert found[0] == found[1] and found[0]["error_code"] == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 LIVES = [(version, static) for version in range(10) for static in (False, True) if version >= 5 or not static]

@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import Any, Callable, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -191,7 +191,13 @@ class GroupRuntime:
             f"/{context.client_host}",
             new_uuid,
         )
-        self._apply(shard, shard.state_machine.handle(request, shard_context, self._clock.instant()))
+        try:
+            outcome = shard.state_machine.handle(request, shard_context, self._clock.instant())
+        except Exception as error:  # an illegal state fails this request only, as in Kafka's CoordinatorRuntime
+            report_unexpected(self._services.report, f"partition={OFFSETS_TOPIC}-{partition}", error)
+            self._reply(token, error_response(request, ErrorCode.UNKNOWN_SERVER_ERROR, context.api_version))
+            return
+        self._apply(shard, outcome)
 
     # --- decide, append, replay, reply ---
 

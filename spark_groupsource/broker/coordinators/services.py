@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
@@ -30,3 +31,9 @@ class CoordinatorServices:
     create_topic: Callable[[str, int, Mapping[str, "str | None"]], object]
     on_append: Callable[[TopicPartition, int], None]
     report: Reporter
+
+
+def report_unexpected(report: Reporter, entity: str, error: Exception) -> None:
+    """Reports an error that a state machine raised: the request gets UNKNOWN_SERVER_ERROR."""
+    lines = "".join(traceback.format_exception(error))
+    report(f"[{entity}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR.\n{lines}")

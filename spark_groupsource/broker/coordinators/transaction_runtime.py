@@ -12,11 +12,12 @@ Source: Kafka `TransactionStateManager`, `TransactionMarkerChannelManager`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import Enum
-from typing import Callable, Collection, Protocol, Tuple
+from typing import Callable, Collection, Iterator, Protocol, Tuple
 
 from spark_groupsource.broker.config import BrokerConfig
-from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.error_responses import append_error
@@ -129,13 +130,14 @@ class TransactionRuntime:
         """Assigns a producer id and epoch to a transactional id; the producer has no meaning with an error."""
         shard = self._own_shard(node_id, transactional_id)
         timestamp_ms = self._clock.timestamp_ms()
-        try:
-            decision = shard.state_machine.init_producer_id(
-                transactional_id, timeout_ms, expected, timestamp_ms, self._next_producer_id
-            )
-        except StorageError as error:
-            self._services.report(f"[transactional.id={transactional_id}] Allocating a producer id failed: {error}")
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        with self._legal_state(transactional_id):
+            try:
+                decision = shard.state_machine.init_producer_id(
+                    transactional_id, timeout_ms, expected, timestamp_ms, self._next_producer_id
+                )
+            except StorageError as error:
+                self._services.report(f"[transactional.id={transactional_id}] Allocating a producer id failed: {error}")
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         error_code = self._apply(shard, transactional_id, decision)
         value = decision.value
         if error_code is not ErrorCode.NONE or value is None:
@@ -148,14 +150,16 @@ class TransactionRuntime:
         """Adds partitions to a transaction; the first one starts it."""
         shard = self._own_shard(node_id, transactional_id)
         timestamp_ms = self._clock.timestamp_ms()
-        decision = shard.state_machine.add_partitions(transactional_id, producer, partitions, timestamp_ms)
+        with self._legal_state(transactional_id):
+            decision = shard.state_machine.add_partitions(transactional_id, producer, partitions, timestamp_ms)
         return self._apply(shard, transactional_id, decision)
 
     def end(self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool) -> ErrorCode:
         """Ends a transaction; its markers are written on return, except to partitions that are offline."""
         shard = self._own_shard(node_id, transactional_id)
         timestamp_ms = self._clock.timestamp_ms()
-        decision = shard.state_machine.end_transaction(transactional_id, producer, committed, timestamp_ms)
+        with self._legal_state(transactional_id):
+            decision = shard.state_machine.end_transaction(transactional_id, producer, committed, timestamp_ms)
         return self._apply(shard, transactional_id, decision)
 
     def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, topic_partition: TopicPartition) -> ErrorCode:
@@ -186,6 +190,15 @@ class TransactionRuntime:
         if not self.shards.is_leader(node_id, partition):
             raise ApiError(ErrorCode.NOT_COORDINATOR, f"Node {node_id} does not coordinate {transactional_id}.")
         return self.shards.loaded_shard(partition)
+
+    @contextmanager
+    def _legal_state(self, transactional_id: str) -> Iterator[None]:
+        """Raises: ApiError with UNKNOWN_SERVER_ERROR instead of the state machine's error about an illegal state."""
+        try:
+            yield
+        except RuntimeError as error:
+            report_unexpected(self._services.report, f"transactional.id={transactional_id}", error)
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
 
     # --- decide, append, replay, mark ---
 
