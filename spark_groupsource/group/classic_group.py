@@ -138,7 +138,7 @@ class ClassicGroup:
     def replace_static_member(self, group_instance_id: str, new_member_id: str) -> tuple[Member, Member]:
         """Gives a static member a new id. Returns the former member, with its delayed requests, and the new one.
 
-        The new one is not new to the group (`Member.is_new`): while its JoinGroup is delayed, its session cannot expire.
+        The new one is not new to the group (`Member.is_new`): its session cannot expire while its JoinGroup is delayed.
 
         Raises: ValueError if the group instance id is not in the group.
         """
