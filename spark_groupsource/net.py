@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import ssl
+import stat
 from typing import NamedTuple
 
 from spark_groupsource.clock import SystemClock
@@ -270,3 +271,38 @@ def dial_local(path: str, timeout_ms: int) -> LocalChannel:
         connection.close()
         raise NetworkError(f"Connecting to {path} failed: no process listens there ({error}).") from error
     return LocalChannel(connection)
+
+
+def find_connection(peer: str | int) -> socket.socket | None:
+    """Returns a duplicate of this process's connection to a local peer; None if there is none.
+
+    Args:
+        peer: path of a Unix domain socket, or a TCP port.
+    """
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            # closed meanwhile
+            continue
+        try:
+            address = connection.getpeername()
+        except OSError:
+            # a listener
+            address = None
+        if peer == (address[1] if isinstance(address, tuple) else address):
+            return connection
+        connection.close()
+    return None
+
+
+def is_closed_by_peer(connection: socket.socket) -> bool:
+    """True once the peer has closed the connection and everything that it sent has been received."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True

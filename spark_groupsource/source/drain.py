@@ -70,8 +70,9 @@ class _Drain:
         """Sends and receives once; True when every ``groupsource`` source has drained."""
         ends = self._ends()
         if ends is None:
-            # the readers' names are known only after the first batch
-            return False
+            # without a planned batch there is nothing to finish
+            status = self._query.status
+            return not (status["isTriggerActive"] and status["isDataAvailable"])
         for reader in set(ends) - self._known:
             self._known.add(reader)
             self._connect(reader)
@@ -90,11 +91,12 @@ class _Drain:
             channel.close()
 
     def _ends(self) -> dict[str, Any] | None:
-        """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None before the first batch."""
+        """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
         for progress in reversed(self._query.recentProgress):
             ends = [_parse(source["endOffset"]) for source in _sources(progress)]
-            if ends and all(end is not None for end in ends):
-                own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
+            own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
+            # an end offset is null before the first batch, and empty while the group assigns no partition
+            if own or (ends and all(ends)):
                 return {end[GROUP_KEY]["reader"]: end for end in own}
         return None
 

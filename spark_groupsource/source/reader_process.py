@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApplicationEndedError, GroupSourceError
+from spark_groupsource.net import Socket, find_connection, is_closed_by_peer
 from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
 from spark_groupsource.source.control_socket import ControlServer, control_sockets
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
@@ -25,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 # Spark does not wait for a reader that it stops; an unreachable coordinator must not keep the process alive
 _STOP_S = 5.0
-_DRIVER_CHECK_MS = 1_000
+_DRIVER_CHECK_S = 1.0
+# Spark closes its connection to a reader directly after the signal that stops it
+_CLOSE_MS = 1_000
+_CLOSE_POLL_MS = 10
 # time for the last call of a query whose SparkContext has stopped
 _LAST_CALL_MS = 3_000
 
@@ -44,10 +48,12 @@ class ReaderProcess:
         self._control: ControlServer | None = None
         self._has_started = False
         self._is_terminated = False
+        self._sigterm = threading.Event()
+        self._driver_connection = _connection_to_driver()
         self._driver_monitor = DriverMonitor(driver, context_directories())
         self._is_context_stopped = False
         log_to_stderr()
-        install_signal_handlers(self._terminate)
+        install_signal_handlers(self._handle_sigterm)
         threading.Thread(target=self._watch_driver, name="groupsource driver", daemon=True).start()
         if options.assign is None:
             self._listen(NOT_STARTED, lambda proof: False, self._reply_not_started)
@@ -145,32 +151,67 @@ class ReaderProcess:
             session.prepare_available_now()
         return session
 
-    def _terminate(self, signal_number: int, frame: FrameType | None) -> None:
+    def _handle_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._driver_connection is not None and not self._is_terminated:
+            self._sigterm.set()
+            return
         # Spark sends SIGTERM twice; the second must not interrupt leaving the group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._is_terminated = True
         raise SystemExit(0)
 
     def _watch_driver(self) -> None:
-        """Ends this process after the driver has exited, or its SparkContext has stopped without stopping the query.
+        """Ends this process after Spark has stopped it, the driver has exited, or its SparkContext has stopped.
 
         Spark's runner notices an exited driver only when a callback returns, which a callback that waits for a broker
         does not. It does not notice a stopped SparkContext.
         """
-        clock = SystemClock()
         while self._driver_monitor.is_driver_alive and not self._driver_monitor.is_context_stopped:
-            clock.sleep_ms(_DRIVER_CHECK_MS)
-        entity = f"[group={self.options.group_id} driver={self._driver}]"
-        if self._driver_monitor.is_driver_alive:
-            _log.warning("%s SparkContext stopped but its query did not; leaving the group.", entity)
-            self._is_context_stopped = True
-            if self._session is not None:
-                # the next call commits a batch that has just ended, and ends the query
-                self._session.request_drain(None)
-                clock.sleep_ms(_LAST_CALL_MS)
+            if self._sigterm.wait(_DRIVER_CHECK_S) and self._is_stopped_by_spark():
+                break
         else:
-            _log.warning("%s Spark driver exited; leaving the group.", entity)
+            self._leave_without_driver()
+        self._is_terminated = True
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_stopped_by_spark(self) -> bool:
+        """True if SIGTERM came from Spark.
+
+        Service managers, ``timeout`` and container runtimes signal every process of an application. The driver then
+        drains the query, which needs this process.
+        """
+        self._sigterm.clear()
+        clock = SystemClock()
+        deadline_ms = clock.now_ms() + _CLOSE_MS
+        assert self._driver_connection is not None
+        while not is_closed_by_peer(self._driver_connection):
+            if clock.now_ms() > deadline_ms:
+                _log.info("%s SIGTERM received; the driver decides when the query ends.", self._entity)
+                return False
+            clock.sleep_ms(_CLOSE_POLL_MS)
+        return True
+
+    def _leave_without_driver(self) -> None:
+        if not self._driver_monitor.is_driver_alive:
+            _log.warning("%s Spark driver exited; leaving the group.", self._entity)
+            return
+        _log.warning("%s SparkContext stopped but its query did not; leaving the group.", self._entity)
+        self._is_context_stopped = True
+        if self._session is not None:
+            # the next call commits a batch that has just ended, and ends the query
+            self._session.request_drain(None)
+            SystemClock().sleep_ms(_LAST_CALL_MS)
+
+    @property
+    def _entity(self) -> str:
+        """Begin of log lines."""
+        return f"[group={self.options.group_id} driver={self._driver}]"
+
+
+def _connection_to_driver() -> Socket | None:
+    """Returns the connection over which Spark calls this reader; None outside a reader process of Spark."""
+    path, port = (os.environ.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
+    return find_connection(path or int(port)) if path or port else None
 
 
 def install_signal_handlers(terminate: Callable[[int, FrameType | None], None]) -> None:

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, FakeGroup, Query
+from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -180,47 +179,13 @@ def test_reader_that_yields_returns_its_start_and_reads_at_the_next_call():
     assert len(query.trigger()) == 3
 
 
-# a reader process that calls latestOffset for each line of its input, as Spark's runner does
-SOURCE = """
-import json, sys
-from pyspark.sql.streaming.datasource import ReadAllAvailable
-from spark_groupsource.source.options import parse_options
-from spark_groupsource.source.stream_reader import GroupStreamReader
-
-reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), None, int(sys.argv[2]), 1)
-reader.getDefaultReadLimit()
-for line in sys.stdin:
-    print(json.dumps(reader.latestOffset(json.loads(line), ReadAllAvailable())), flush=True)
-reader.stop()
-"""
-
-
-class Source:
-    """One source of a query."""
-
-    def __init__(self, bootstrap_servers, topic, group):
-        options = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
-        options |= {"startingOffsets": "earliest", "kafka.heartbeat.interval.ms": "200"}
-        command = [sys.executable, "-c", SOURCE, json.dumps(options), str(os.getpid())]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def latest_offset(self):
-        self.process.stdin.write("{}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def stop(self):
-        self.process.stdin.close()
-        assert self.process.wait(30) == 0
-        self.process.stdout.close()
-
-
-def test_trigger_once_reads_every_source(cluster, topic, group):
+def test_trigger_once_reads_every_source(cluster, topic, group, tmp_path):
     topics = [topic, f"{topic}-other"]
     for name in topics:
         create_topic(cluster.bootstrap_servers, name)
         produce(cluster.bootstrap_servers, name, [(0, None, b"v")])
-    sources = [Source(cluster.bootstrap_servers, name, group) for name in topics]
+        (tmp_path / name).mkdir()
+    sources = [SourceProcess(tmp_path / name, cluster.bootstrap_servers, name, group) for name in topics]
     wait_until(lambda: len(control_sockets(os.getpid(), NOT_STARTED)) == 2, "both processes listen")
     # with the trigger once each source is called one time
     for source, name in zip(sources, topics):

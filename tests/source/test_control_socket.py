@@ -95,6 +95,21 @@ def test_query_of_another_source_is_only_stopped(driver):
     assert running.stopped
 
 
+@pytest.mark.parametrize("end", [None, "{}"])
+def test_query_without_a_planned_batch_is_stopped_at_once(driver, end):
+    running = query(end)
+    # during the first rebalance no batch is planned
+    running.status["isDataAvailable"] = False
+    stop_gracefully(running, 0)
+    assert running.stopped
+    # the first batch with records is in flight, and ends
+    running = query(end)
+    statuses = iter([True, True, False])
+    running.status = type("Status", (), {"__getitem__": lambda self, key: next(statuses)})()
+    stop_gracefully(running, 20)
+    assert running.stopped
+
+
 def test_killed_reader_does_not_delay_the_stop(driver):
     server = ControlServer(driver, READER, Reader().request_drain)
     path = control_sockets(driver, READER)[0]

@@ -12,7 +12,7 @@ from spark_groupsource.wire.messages import (
 
 
 def join(connection, member_id="", group="g"):
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0\0\0\0\0")
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\0\0\0\0")
     request = JoinGroupRequest(
         group_id=group,
         session_timeout_ms=30_000,

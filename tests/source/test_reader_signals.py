@@ -1,0 +1,121 @@
+"""SIGTERM to a reader process: from Spark, and to the whole process group of the application."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from support.raw_broker import RawConnection
+from support.raw_members import join
+from support.source_process import SourceProcess
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import RequestTimeoutError
+from spark_groupsource.net import dial_local
+from spark_groupsource.source.control_socket import control_sockets
+
+RECEIVED = "SIGTERM received; the driver decides when the query ends."
+
+
+@pytest.fixture
+def client(cluster):
+    settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
+    with Cluster(settings.bootstrap, settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(cluster, topic, group, tmp_path):
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"v")])
+    opened = SourceProcess(tmp_path, cluster.bootstrap_servers, topic, group)
+    yield opened
+    opened.kill()
+
+
+def is_waiting(source, start):
+    """Calls the source; returns True, with the call pending, if it waits."""
+    source.call(start)
+    try:
+        source.result(1_000)
+    except RequestTimeoutError:
+        return True
+    return False
+
+
+@contextmanager
+def incomplete_rebalance(source, client, servers, group, end):
+    """The source is called and waits for a rebalance, because a member does not rejoin."""
+    with ThreadPoolExecutor(2) as pool, RawConnection(servers) as first, RawConnection(servers) as second:
+        joined = pool.submit(join, first, "", group)
+        wait_until(lambda: source.latest_offset(end) and joined.done(), "the first member has joined")
+        joining = pool.submit(join, second, "", group)
+        wait_until(lambda: describe_groups(client, [group])[group].state == "PreparingRebalance", "a rebalance")
+        wait_until(lambda: is_waiting(source, end), "the source waits for the group")
+        yield
+    assert joining.done()
+
+
+def drain(reader, proof=None):
+    """Requests a drain as stop_gracefully does; returns the connection on which the reply arrives."""
+    channel = dial_local(str(control_sockets(os.getpid(), reader)[0]), 5_000)
+    channel.send(json.dumps({"drain": True, "proof": proof}))
+    return channel
+
+
+def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, topic, group):
+    end = source.latest_offset()
+    # busy: the batch is in flight
+    source.call({}, end)
+    source.signal_group()
+    wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
+    assert source.result() is None and source.process.poll() is None
+    channel = drain(end["@group"]["reader"])
+    # the batch has ended: Spark proves it with the next call, which commits and leaves
+    assert source.latest_offset(end) == end
+    assert json.loads(channel.receive(10_000)) == {"drained": True}
+    channel.close()
+    assert [p.offset for p in client.fetch_committed(group).values()] == [1]
+    assert not describe_groups(client, [group])[group].members
+    source.stop()
+
+
+def test_process_group_signal_while_idle(source, client, group):
+    end = source.latest_offset()
+    source.call({}, end)
+    assert source.result() is None and source.latest_offset(end) == end
+    source.signal_group()
+    wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
+    channel = drain(end["@group"]["reader"], end)
+    assert json.loads(channel.receive(10_000)) == {"drained": True}
+    channel.close()
+    assert not describe_groups(client, [group])[group].members
+    source.stop()
+
+
+def test_process_group_signal_during_a_rebalance(source, client, cluster, group):
+    end = source.latest_offset()
+    source.call({}, end)
+    assert source.result() is None
+    with incomplete_rebalance(source, client, cluster.bootstrap_servers, group, end):
+        source.signal_group()
+        wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
+        channel = drain(end["@group"]["reader"])
+        assert json.loads(channel.receive(10_000)) == {"drained": True}
+        channel.close()
+        assert source.result() == end
+    source.stop()
+
+
+def test_signal_of_spark_interrupts_a_call(source, client, cluster, group):
+    end = source.latest_offset()
+    source.call({}, end)
+    source.result()
+    with incomplete_rebalance(source, client, cluster.bootstrap_servers, group, end):
+        source.stop()
+    assert RECEIVED not in source.log

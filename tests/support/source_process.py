@@ -1,0 +1,93 @@
+"""A reader process that a test calls over a socket, as Spark calls its readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_groupsource.net import LocalListener
+
+_READER = """
+import json, os, sys
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from spark_groupsource.net import dial_local
+from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.stream_reader import GroupStreamReader
+
+spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)
+reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), None, int(sys.argv[2]), 1)
+try:
+    reader.getDefaultReadLimit()
+    while (line := spark.receive(600_000)) is not None:
+        call = json.loads(line)
+        if "end" in call:
+            reader.partitions(call["start"], call["end"])
+            spark.send("null")
+        else:
+            spark.send(json.dumps(reader.latestOffset(call["start"], ReadAllAvailable())))
+finally:
+    reader.stop()
+"""
+
+
+class SourceProcess:
+    """The reader of one source, in a session of its own; this process is its driver."""
+
+    def __init__(self, directory: Path, bootstrap_servers: str, topic: str, group: str, **options: str) -> None:
+        given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+        given |= {"startingOffsets": "earliest", "kafka.heartbeat.interval.ms": "200", **options}
+        listener = LocalListener(str(directory / "spark.sock"))
+        self._log = directory / "reader.log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _READER, json.dumps(given), str(os.getpid())],
+                env={**os.environ, "PYTHON_WORKER_FACTORY_SOCK_PATH": listener.path},
+                stderr=log,
+                start_new_session=True,
+            )
+        accepted = listener.accept(60_000)
+        listener.close()
+        if accepted is None:
+            raise AssertionError(f"the reader did not start: {self.log}")
+        self._spark = accepted
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def call(self, start: Mapping[str, Any] | None = None, end: Mapping[str, Any] | None = None) -> None:
+        """Calls latestOffset, or partitions if `end` is given, without waiting for the result."""
+        self._spark.send(json.dumps({"start": start or {}} if end is None else {"start": start or {}, "end": end}))
+
+    def result(self, timeout_ms: int = 60_000) -> Any:
+        """Returns the result of the call; None after the process has closed the connection.
+
+        Raises: RequestTimeoutError.
+        """
+        line = self._spark.receive(timeout_ms)
+        return None if line is None else json.loads(line)
+
+    def latest_offset(self, start: Mapping[str, Any] | None = None) -> Any:
+        self.call(start)
+        return self.result()
+
+    def signal_group(self) -> None:
+        """Sends SIGTERM to the process group, as ``timeout`` and service managers do."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Stops the process as Spark does: SIGTERM, then the connection is closed."""
+        self.process.terminate()
+        self._spark.close()
+        assert self.process.wait(30) == 0, self.log
+
+    def kill(self) -> None:
+        self._spark.close()
+        self.process.kill()
+        self.process.wait()
