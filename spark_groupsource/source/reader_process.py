@@ -210,8 +210,10 @@ class ReaderProcess:
 
 def _connection_to_driver() -> Socket | None:
     """Returns the connection over which Spark calls this reader; None outside a reader process of Spark."""
-    path, port = (os.environ.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
-    return find_connection(path or int(port)) if path or port else None
+    path, port = (os.environ.get(f"PYTHON_WORKER_FACTORY_{name}", "") for name in ("SOCK_PATH", "PORT"))
+    if not path and not port.isdecimal():
+        return None
+    return find_connection(path or int(port))
 
 
 def install_signal_handlers(terminate: Callable[[int, FrameType | None], None]) -> None:
