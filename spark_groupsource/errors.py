@@ -20,6 +20,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Mapping
 
+from spark_groupsource.log_text import escaped, shortened
+
+_MAX_MESSAGE_CHARS = 1_000
+
 
 class ErrorCode(IntEnum):
     """Error codes of the protocol (Kafka `Errors`); `error_name` also names newer ones."""
@@ -171,7 +175,7 @@ def error_name(code: int) -> str:
 
 def as_sentence(message: str | None) -> str:
     """Returns a broker's error message as a sentence in quotes, empty if there is none."""
-    return f"The broker says: {message.rstrip('.')}." if message else ""
+    return f"The broker says: {escaped(shortened(message, _MAX_MESSAGE_CHARS)).rstrip('.')}." if message else ""
 
 
 class GroupSourceError(Exception):
@@ -229,13 +233,14 @@ class ApiError(GroupSourceError):
     """The embedded broker rejects a request, or one entry of it. The client's fault; the text is sent to it.
 
     Attributes:
-        message: the name of `code` where the broker gives no text.
+        message: the name of `code` where the broker gives no text; cut where names in the request make it longer than
+            a string of the protocol can be.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
-        super().__init__(message or code.name)
         self.code = code
-        self.message = message or code.name
+        self.message = shortened(message or code.name, _MAX_MESSAGE_CHARS)
+        super().__init__(self.message)
 
 
 class GenerationMismatchError(GroupSourceError):

@@ -30,6 +30,7 @@ from spark_groupsource.group.responses import (
 )
 from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupAction, GroupOperation
 from spark_groupsource.group.timers import JoinTimer, SessionTimer
+from spark_groupsource.wire.decoder import MAX_STRING_BYTES
 from spark_groupsource.wire.messages import JoinGroupRequest
 
 # from this version on, a dynamic member without id gets one and must send JoinGroup again
@@ -89,6 +90,8 @@ def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRe
         return _reject(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
     instance_id = request.group_instance_id
     member_id = new_member_id(context.client_id, instance_id, context.new_uuid)
+    if len(member_id.encode()) > MAX_STRING_BYTES:  # no response and no record could contain it
+        return _reject(builder, context, ErrorCode.INVALID_REQUEST, UNKNOWN_MEMBER)
     if instance_id is None:
         if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:  # N3
             return _require_member_id(builder, group, request, context, member_id)

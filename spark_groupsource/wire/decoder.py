@@ -3,7 +3,8 @@
 The decoders of the library accept invalid input: a string or bytes field that exceeds the buffer is truncated, null in
 a non-nullable field becomes None, a negative array length an empty list, varints have no maximum length, trailing bytes
 are dropped, and each tagged section copies the rest of the buffer. Here each of these raises `RemoteProtocolError`,
-lengths are checked before memory is allocated, and record sets are views of the buffer.
+lengths are checked before memory is allocated, and record sets are views of the buffer. As in Kafka's own decoders, a
+compact string of more than 32,767 bytes raises it too.
 
 A decoder is built once per message class and version.
 
@@ -27,6 +28,9 @@ ReadValue = Callable[[memoryview, int], tuple[Any, int]]
 """(buffer, position) -> (value, position after it)"""
 _FillFields = Callable[[memoryview, int, Any], int]
 """(buffer, position, struct to fill) -> position after the fields"""
+
+MAX_STRING_BYTES = 0x7FFF
+"""Longest string of the protocol. A compact string could be longer; as Kafka, the decoder rejects it."""
 
 _FIXED = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
 _INT8 = Struct(">b")
@@ -258,10 +262,11 @@ def _simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) ->
         return _library_reader(UUID)
     if type_name == "bitfield":
         return _library_reader(BitField)
-    read_length = _length_reader(name, _INT16 if type_name == "string" else _INT32, nullable, flexible)
+    is_string = type_name == "string"
+    read_length = _length_reader(name, _INT16 if is_string else _INT32, nullable, flexible)
     convert: Callable[[memoryview], Any]
-    if type_name == "string":
-        convert = _string
+    if is_string:
+        convert = _string_converter(name)
     elif type_name == "records":
         convert = _view
     else:
@@ -277,8 +282,13 @@ def _simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) ->
     return read
 
 
-def _string(data: memoryview) -> str:
-    return str(data, "utf-8")
+def _string_converter(name: str) -> Callable[[memoryview], str]:
+    def convert(data: memoryview) -> str:
+        if len(data) > MAX_STRING_BYTES:
+            raise RemoteProtocolError(f"Field {name} has length {len(data)}, the limit is {MAX_STRING_BYTES}.")
+        return str(data, "utf-8")
+
+    return convert
 
 
 def _view(data: memoryview) -> memoryview:

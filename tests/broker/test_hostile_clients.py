@@ -25,8 +25,15 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.wire.frames import encode_request
-from spark_groupsource.wire.messages import JoinGroupRequest, MetadataRequest
+from spark_groupsource.wire.frames import decode_response, encode_request
+from spark_groupsource.wire.messages import (
+    CreateTopicsRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+)
 
 CONFIG = {"offsets.topic.num.partitions": "2", "connections.max.idle.ms": "600000"}
 
@@ -181,3 +188,89 @@ def test_a_defect_in_a_timer_is_reported_and_other_timers_run(broker):
     assert ran.wait(20)
     (line,) = unexpected_errors(broker.reports)
     assert line.startswith("[broker]") and "RuntimeError: a defect" in line
+
+
+# --- strings longer than a string of the protocol can be ---
+
+
+def join_request(group_id="g", instance_id=None):
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+    return JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        member_id="",
+        group_instance_id=instance_id,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+
+
+def listed_groups(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        return [group.group_id for group in connection.call(ListGroupsRequest(), 4).groups]
+
+
+LONG = "g" * 40_000
+LONG_STRINGS = {
+    "JoinGroup, group id": (join_request(LONG), 9),
+    "JoinGroup, instance id": (join_request(instance_id=LONG), 9),
+    "OffsetCommit, group id": (OffsetCommitRequest(group_id=LONG, topics=[]), 8),
+    "DescribeGroups, group id": (DescribeGroupsRequest(groups=["g", LONG]), 5),
+    "Metadata, topic": (MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=LONG)]), 9),
+}
+
+
+@pytest.mark.parametrize("request_, version", LONG_STRINGS.values(), ids=LONG_STRINGS.keys())
+def test_a_string_of_40000_bytes_closes_the_connection_and_changes_nothing(cluster, request_, version):
+    with RawConnection(cluster.bootstrap_servers) as connection:
+        before = listed_groups(cluster)
+        connection.post(request_, version)
+        assert connection.is_closed_by_peer()
+    assert listed_groups(cluster) == before
+
+
+TOO_LONG = {
+    "client id, v2": (2, "c" * 32_767, None),
+    "client id, v9": (9, "c" * 32_767, None),
+    "instance id, v9": (9, "c", "i" * 32_767),
+}
+
+
+@pytest.mark.parametrize("version, client_id, instance_id", TOO_LONG.values(), ids=TOO_LONG.keys())
+def test_a_join_whose_member_id_would_be_too_long_is_rejected(broker, version, client_id, instance_id):
+    request = join_request(instance_id=instance_id)
+    with RawConnection(broker.bootstrap_servers) as connection:
+        connection.send(encode_request(request, version, 1, client_id))
+        joined = decode_response(connection.read_frame(), request, version, 1)
+        assert joined.error_code == ErrorCode.INVALID_REQUEST
+    assert listed_groups(broker) == []
+    assert not unexpected_errors(broker.reports)
+
+
+def test_the_longest_names_fit_into_every_response(broker):
+    """Names of 32,767 bytes in requests whose error messages repeat them."""
+    longest = "n" * 32_767
+    with RawConnection(broker.bootstrap_servers) as connection:
+        for version in (3, 7):
+            topic = CreateTopicsRequest.CreatableTopic(
+                name=longest, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+            )
+            created = connection.call(CreateTopicsRequest(topics=[topic], timeout_ms=1), version)
+            assert created.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            setting = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=longest, value=longest)
+            topic.name, topic.configs = "other", [setting]
+            created = connection.call(CreateTopicsRequest(topics=[topic], timeout_ms=1), version)
+            assert created.topics[0].error_code == ErrorCode.INVALID_CONFIG
+        assert connection.call(join_request(longest), 5).error_code == ErrorCode.MEMBER_ID_REQUIRED
+    assert listed_groups(broker) == [longest]
+    assert all(len(line) < 3_000 for line in broker.reports)
+    assert not unexpected_errors(broker.reports)
+
+
+def test_names_with_line_breaks_forge_no_log_line(broker):
+    name = "g\n[broker] Unexpected error \x1b[31m"
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert connection.call(join_request(name), 5).error_code == ErrorCode.MEMBER_ID_REQUIRED
+    assert any("g\\n[broker] Unexpected error \\x1b[31m" in line for line in broker.reports)
+    assert all(line.isprintable() for line in broker.reports)

@@ -84,6 +84,15 @@ def test_a_string_that_is_not_utf8_is_rejected():
     assert_rejected(HeartbeatRequest, 0, bytes.fromhex("0001ff 00000001 0000"), "a string is not UTF-8")
 
 
+def test_a_compact_string_longer_than_32767_bytes_is_rejected():
+    longest = HeartbeatRequest(group_id="g" * 0x7FFF, generation_id=1, member_id="m", group_instance_id=None)
+    assert decode_exactly(HeartbeatRequest, 4, memoryview(longest.encode(version=4))).group_id == "g" * 0x7FFF
+    body = HeartbeatRequest(group_id="g" * 0x8000, generation_id=1, member_id="m").encode(version=4)
+    assert_rejected(HeartbeatRequest, 4, body, "Field group_id has length 32768, the limit is 32767")
+    names = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="t" * 40_000)]).encode(version=9)
+    assert_rejected(MetadataRequest, 9, names, "Field name has length 40000, the limit is 32767")
+
+
 def test_unknown_tagged_fields_are_skipped():
     body = HeartbeatRequest(group_id="g", generation_id=1, member_id="m").encode(version=4)
     assert body[-1] == 0
