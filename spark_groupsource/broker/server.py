@@ -14,7 +14,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import traceback
 from collections import deque
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +26,10 @@ from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
 from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.report_writer import ReportWriter
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.log_text import describe_error, log_line
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.storage.data_directory import DataDirectory
@@ -42,7 +43,10 @@ Result = TypeVar("Result")
 
 
 class BrokerServer:
-    """A broker with one listener per node. Everything runs in the event loop that calls `start`."""
+    """A broker with one listener per node. Everything runs in the event loop that calls `start`.
+
+    Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,14 @@ class BrokerServer:
         address: Address,
         config: BrokerConfig,
         clock: Clock,
-        report: Reporter,
+        write_line: Reporter,
         node_count: int = 1,
         adopt: bool = False,
         add_scram: Collection[str] = (),
     ) -> None:
+        def report(text: str) -> None:
+            write_line(log_line(text))
+
         self.config = config
         self._scheduler = Scheduler(self._schedule_timers)
         router = ResponseRouter(self._scheduler)
@@ -170,8 +177,7 @@ class BrokerServer:
         try:
             self.broker.run_timers()
         except Exception as error:  # a bug affects one timer only
-            lines = "".join(traceback.format_exception(error))
-            self._report(f"[broker] Unexpected error in a timer callback.\n{lines}")
+            self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.")
         self._schedule_timers()
 
     def _check_idle(self) -> None:
@@ -216,16 +222,14 @@ def serve_forever(
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
-    called with one line for the operator at a time, by default the logger; `brokers`, number of nodes, at consecutive
+    called with one log line at a time in a thread of its own, by default the logger; `brokers`, number of nodes, at consecutive
     ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of ``--add-scram``.
 
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
-    report = report or _LOGGER.info
-    clock = SystemClock()
-    server = BrokerServer(
-        Path(data_dir), address, broker_config(config), clock, report, brokers, adopt, add_scram
-    )
+    parsed = broker_config(config)
+    write_line = ReportWriter(report or _LOGGER.info)
+    server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
     # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -244,7 +248,10 @@ def serve_forever(
         finally:
             await server.stop()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        write_line.close()
 
 
 class EmbeddedBroker:
@@ -290,6 +297,7 @@ class EmbeddedBroker:
         self._stopped: asyncio.Event | None = None
         self._server: BrokerServer | None = None
         self._failure: BaseException | None = None
+        self._write_line: ReportWriter | None = None
         self.data_dir: Path | None = None
         self.bootstrap_servers = ""
         self.reports: deque[str] = deque(maxlen=1000)
@@ -299,6 +307,7 @@ class EmbeddedBroker:
         if self._thread is not None:
             raise RuntimeError("The broker is already running.")
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="groupsource-broker-"))
+        self._write_line = ReportWriter(_LOGGER.info)
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
         self._thread.start()
@@ -417,12 +426,16 @@ class EmbeddedBroker:
 
     def _note(self, line: str) -> None:
         self.reports.append(line)
-        _LOGGER.info(line)
+        if self._write_line is not None and _LOGGER.isEnabledFor(logging.INFO):
+            self._write_line(line)
 
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._write_line is not None:
+            self._write_line.close()
+            self._write_line = None
         if self._given_dir is None and self.data_dir is not None:
             shutil.rmtree(self.data_dir, ignore_errors=True)
             self.data_dir = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -74,6 +76,7 @@ def broker(
     (address, *others) = parse_addresses(listen, "--listen")
     if others:
         raise ConfigurationError(f"Option --listen must be one HOST:PORT, that of the first node, got {listen!r}.")
+    _occupy_standard_descriptors()
     settings = key_values(config, "--config")
     if flush is not None:
         if _FLUSH in settings:
@@ -86,8 +89,24 @@ def broker(
         settings,
         # flushed: scripts wait for this line
         ready=lambda addresses: print(f"listening on {addresses}", flush=True),
-        report=lambda line: click.echo(line, err=True),
+        report=_write_line,
         brokers=brokers,
         adopt=adopt,
         add_scram=add_scram,
     )
+
+
+def _occupy_standard_descriptors() -> None:
+    """Opens ``/dev/null`` for those of the descriptors 0 to 2 that are closed.
+
+    Otherwise a segment file or a socket would get the number, and messages for standard error would be written there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(descriptor)
+
+
+def _write_line(line: str) -> None:
+    # without Python's buffer: its lock would be held while a full pipe blocks, and the exit of the process waits for it
+    if sys.stderr is not None:
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())

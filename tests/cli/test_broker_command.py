@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
 from support.members import RdMember
+from support.raw_broker import RawConnection
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.net import Address, listen
+from spark_groupsource.wire.messages import JoinGroupRequest
 
 GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")
 
@@ -34,6 +38,41 @@ def running_broker(data_dir: Path, *arguments: str) -> Iterator[tuple[str, subpr
         line = process.stdout.readline()
         assert line.startswith("listening on 127.0.0.1:"), line
         yield line.split()[-1], process
+    finally:
+        stop_process(process, 20)
+
+
+def is_joined(address: str) -> bool:
+    """Whether a member id is assigned in a group, which the broker reports."""
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+    request = JoinGroupRequest(
+        group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, protocol_type="consumer",
+        protocols=[protocol],
+    )  # fmt: skip
+    with RawConnection(address) as connection:
+        return connection.call(request, 5).error_code == ErrorCode.MEMBER_ID_REQUIRED
+
+
+@pytest.mark.parametrize("output", ["full", "without a reader", "closed"])
+def test_requests_are_served_whatever_happens_to_standard_error(tmp_path: Path, output: str) -> None:
+    read_end, write_end = os.pipe()
+    if output == "full":
+        os.set_blocking(write_end, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(write_end, bytes(4096))
+        os.set_blocking(write_end, True)
+    elif output == "without a reader":
+        os.close(read_end)
+    arguments = ["broker", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
+    shell = ["sh", "-c", 'exec "$0" "$@" 2>&-'] if output == "closed" else []
+    process = subprocess.Popen([*shell, GROUPSOURCE, *arguments], stdout=subprocess.PIPE, stderr=write_end, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        assert all(is_joined(address) for _ in range(20))
+        process.terminate()
+        assert process.wait(20) == 0
     finally:
         stop_process(process, 20)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
+from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.reporter import Reporter
@@ -35,5 +35,4 @@ class CoordinatorServices:
 
 def report_unexpected(report: Reporter, entity: str, error: Exception) -> None:
     """Reports an error that a state machine raised: the request gets UNKNOWN_SERVER_ERROR."""
-    lines = "".join(traceback.format_exception(error))
-    report(f"[{entity}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR.\n{lines}")
+    report(f"[{entity}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR: {describe_error(error)}.")

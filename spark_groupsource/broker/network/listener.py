@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from typing import Any, Callable
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
@@ -12,6 +11,7 @@ from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import Steps
 from spark_groupsource.clock import Clock
+from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address, Socket, listen
 from spark_groupsource.wire.messages import ApiMessage
@@ -169,6 +169,5 @@ class Listener:
         self._connections.discard(connection)
 
     def on_error(self, connection: Connection, error: Exception) -> None:
-        lines = "".join(traceback.format_exception(error))
-        text = "Closing the connection: unexpected error in a request."
-        self.broker.report(f"[client={connection.peer}] {text}\n{lines}")
+        text = f"Closing the connection: unexpected error in a request: {describe_error(error)}."
+        self.broker.report(f"[client={connection.peer}] {text}")

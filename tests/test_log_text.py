@@ -1,0 +1,72 @@
+"""Log lines: one line each, escaped, bounded."""
+
+from __future__ import annotations
+
+import threading
+
+from spark_groupsource.broker.report_writer import ReportWriter
+from spark_groupsource.errors import ApiError, ErrorCode, as_sentence
+from spark_groupsource.log_text import MAX_LINE_CHARS, describe_error, log_line
+
+
+def test_control_characters_are_escaped() -> None:
+    forged = "[group=g\n[broker] Forged\r\x1b[2J\x85\u2028\u202e] joined as Müller, 日本"
+    assert log_line(forged) == (
+        "[group=g\\n[broker] Forged\\r\\x1b[2J\\x85\\u2028\\u202e] joined as Müller, 日本"
+    )
+
+
+def test_a_long_line_is_cut() -> None:
+    assert log_line("x" * MAX_LINE_CHARS) == "x" * MAX_LINE_CHARS
+    assert log_line("x" * (MAX_LINE_CHARS + 1500)) == "x" * MAX_LINE_CHARS + "... (1,500 more characters)"
+    assert len(log_line("\0" * 1_000_000)) < 5 * MAX_LINE_CHARS
+
+
+def test_an_unexpected_error_is_one_line() -> None:
+    def fail() -> None:
+        raise RuntimeError("a\ndefect") from KeyError("k")
+
+    try:
+        fail()
+    except RuntimeError as error:
+        line = log_line(describe_error(error))
+    assert line.startswith("RuntimeError: a\\ndefect (test_log_text.py:") and line.endswith(", caused by KeyError: 'k'")
+    assert " fail, test_log_text.py:" in line
+
+
+def test_texts_of_a_broker_are_escaped_and_cut() -> None:
+    assert as_sentence("no\nsuch topic.") == "The broker says: no\\nsuch topic."
+    error = ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, "x" * 40_000)
+    assert len(error.message.encode()) < 0x7FFF and error.message.endswith("(39,000 more characters)")
+
+
+def test_report_writer_keeps_the_order_and_survives_failures() -> None:
+    written: list[str] = []
+
+    def write(line: str) -> None:
+        if line == "fails":
+            raise BrokenPipeError("closed")
+        written.append(line)
+
+    writer = ReportWriter(write)
+    for line in ("a", "fails", "b"):
+        writer(line)
+    writer.close()
+    assert written == ["a", "b"]
+
+
+def test_report_writer_does_not_wait_for_a_full_output() -> None:
+    accepts, written = threading.Event(), []
+
+    def write(line: str) -> None:
+        accepts.wait(20)
+        written.append(line)
+
+    writer = ReportWriter(write)
+    for number in range(5_000):
+        writer(str(number))
+    accepts.set()
+    writer(f"{5_000}")
+    writer.close()
+    assert written[0] == "0" and len(written) < 1_010
+    assert any("Log lines were dropped" in line for line in written)
