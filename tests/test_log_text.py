@@ -69,4 +69,4 @@ def test_report_writer_does_not_wait_for_a_full_output() -> None:
     writer(f"{5_000}")
     writer.close()
     assert written[0] == "0" and len(written) < 1_010
-    assert any("Log lines were dropped" in line for line in written)
+    assert any("Dropped log lines" in line for line in written)

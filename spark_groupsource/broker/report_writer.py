@@ -42,7 +42,7 @@ class ReportWriter:
             self._write_line(line)
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                self._write_line(f"[broker] Log lines were dropped, because the output did not accept them: {dropped:,}.")
+                self._write_line(f"[broker] Dropped log lines that the output did not accept: {dropped:,}.")
 
     def _write_line(self, line: str) -> None:
         # an output that fails has no other place for a report of its failure

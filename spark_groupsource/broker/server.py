@@ -222,8 +222,9 @@ def serve_forever(
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
-    called with one log line at a time in a thread of its own, by default the logger; `brokers`, number of nodes, at consecutive
-    ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of ``--add-scram``.
+    called with one log line at a time in a thread of its own, by default the logger; `brokers`, number of nodes, at
+    consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
+    ``--add-scram``.
 
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
