@@ -68,8 +68,10 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
     """Opens a connected blocking TCP socket, over TLS when `tls` is given; each of the two in `timeout_ms`.
 
-    Raises: NetworkError, also if the peer ends the TLS handshake; AuthenticationError if TLS verification fails.
+    Raises: NetworkError, also if the peer ends the TLS handshake; AuthenticationError if TLS verification fails;
+        ConfigurationError if the files of `tls` cannot be loaded.
     """
+    context = None if tls is None else _tls_context(tls)
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
     except socket.gaierror as error:
@@ -85,10 +87,10 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
             f"Connecting to {address} failed: {error.strerror or error}. Check that a broker listens there."
         ) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if tls is None:
+    if context is None:
         return connection
     try:
-        return _tls_context(tls).wrap_socket(connection, server_hostname=address.host)
+        return context.wrap_socket(connection, server_hostname=address.host)
     except OSError as error:
         connection.close()
         if isinstance(error, ssl.SSLError) and not _is_lost_in_handshake(error):
@@ -105,14 +107,26 @@ def _is_lost_in_handshake(error: ssl.SSLError) -> bool:
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    def key_password() -> str:
+        # called for an encrypted key; without a function, Python would read the password from the terminal
+        if not tls.key_password:
+            raise ConfigurationError(
+                f"Option kafka.ssl.key.password is not set, but the private key in {tls.key_file or tls.cert_file} is "
+                "encrypted. Set it to the password of the key."
+            )
+        return tls.key_password
+
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         context.check_hostname = tls.check_hostname
         if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+            context.load_cert_chain(tls.cert_file, tls.key_file, key_password)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
-        raise ConfigurationError(f"Loading TLS files failed ({files}): {error}. Give them in PEM format.") from error
+        raise ConfigurationError(
+            f"Loading TLS files failed ({files}): {error}. Give them in PEM format, and the password of an encrypted "
+            "key as kafka.ssl.key.password."
+        ) from error
     return context
 
 

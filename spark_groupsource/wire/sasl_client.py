@@ -1,4 +1,7 @@
-"""Client side of SASL PLAIN and SCRAM, with the mechanisms of kafka-python."""
+"""Client side of SASL PLAIN and SCRAM, with the mechanisms of kafka-python.
+
+Source: Kafka `ScramSaslClient` (minimum of iterations).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import warnings
 from typing import Any
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError
+from spark_groupsource.wire.sasl_server import MIN_ITERATIONS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -30,6 +34,7 @@ class SaslClient:
             sasl_mechanism=mechanism, sasl_plain_username=username, sasl_plain_password=password
         )
         self._name = mechanism
+        self._expects_iterations = mechanism != "PLAIN"
 
     def next_token(self) -> bytes:
         """Returns the next token of the client."""
@@ -38,14 +43,28 @@ class SaslClient:
     def evaluate_challenge(self, challenge: bytes) -> None:
         """Processes a token of the broker.
 
-        Raises: AuthenticationError if the token is invalid or does not prove that the broker has the credential.
+        Raises: AuthenticationError if the token is invalid, requests fewer than 4,096 iterations, or does not prove
+            that the broker has the credential.
         """
         try:
+            if self._expects_iterations:
+                self._check_iterations(challenge)
             self._mechanism.receive(challenge)
         except (ValueError, KeyError, UnicodeDecodeError) as error:
             raise AuthenticationError(
                 f"{self._name} authentication failed: the challenge of the broker is invalid ({error})."
             ) from error
+
+    def _check_iterations(self, challenge: bytes) -> None:
+        # the proof of few iterations lets a false broker find the password by trial
+        iterations = int(dict(part.split("=", 1) for part in challenge.decode().split(","))["i"])
+        if iterations < MIN_ITERATIONS:
+            raise AuthenticationError(
+                f"{self._name} authentication failed: the broker requests {iterations} iterations, the minimum is "
+                f"{MIN_ITERATIONS}. Check that the address is that of your broker, and set the user's password again "
+                f"with iterations={MIN_ITERATIONS} or more."
+            )
+        self._expects_iterations = False
 
     @property
     def is_complete(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from base64 import b64decode, b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
     AuthenticationError,
+    ConfigurationError,
     NetworkError,
     RemoteProtocolError,
     RequestTimeoutError,
     UnsupportedVersionError,
 )
-from spark_groupsource.net import Address
+from spark_groupsource.net import Address, TlsSettings, dial
 from spark_groupsource.wire.messages import (
     ApiVersionsResponse,
     HeartbeatRequest,
@@ -184,9 +186,9 @@ def test_mechanism_that_the_broker_does_not_offer_raises() -> None:
 class ScramServer:
     """Server side of SCRAM (RFC 5802) for one user; `forge` makes its signature wrong."""
 
-    def __init__(self, username: str, password: str, forge: bool = False) -> None:
+    def __init__(self, username: str, password: str, forge: bool = False, iterations: int = 4096) -> None:
         self._username = username
-        self._salt, self._iterations = b"salt", 4096
+        self._salt, self._iterations = b"salt", iterations
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), self._salt, self._iterations)
         self._client_key = hmac.digest(salted, b"Client Key", "sha256")
         self._server_key = hmac.digest(b"forged" if forge else salted, b"Server Key", "sha256")
@@ -231,3 +233,55 @@ def test_scram_rejects_a_peer_without_the_password(server: ScramServer) -> None:
     with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.respond) as broker:
         with pytest.raises(AuthenticationError):
             connect(broker.address, security=credentials("SCRAM-SHA-256")).open()
+
+
+@pytest.mark.parametrize("iterations", [1, 4095])
+def test_scram_rejects_few_iterations_before_it_sends_a_proof(iterations: int) -> None:
+    server = ScramServer("ann", "secret", iterations=iterations)
+    with fake_broker(ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=server.respond) as broker:
+        with pytest.raises(AuthenticationError, match=f"requests {iterations} iterations, the minimum is 4096"):
+            connect(broker.address, security=credentials("SCRAM-SHA-256")).open()
+        assert [name for name, _, _ in broker.requests].count("SaslAuthenticate") == 1
+
+
+# --- TLS ---
+
+ENCRYPTED_KEY_AND_CERTIFICATE = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHjME4GCSqGSIb3DQEFDTBBMCkGCSqGSIb3DQEFDDAcBAh5MBVERoUjvAICCAAw
+DAYIKoZIhvcNAgkFADAUBggqhkiG9w0DBwQIOAIaTMh4TVcEgZA/A3gvwe2Mm/+A
+sqy3JAJETqRS+3fa6gvFe1j3AlojYbqwnk9Q7e4qmdsiRxj0qPiUYndrOyNTACe/
+/fO6AcXs74vbQme3J/EDX7RzIwPHJLs11Rzs4BBPpy3/ucVhvTrQMft7hJlTNN+S
+PXiBD/efhQEOmOIGubQMgIfsJm3rjCEr0/5jI3YMQYUFtIqAdX8=
+-----END ENCRYPTED PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBgDCCASWgAwIBAgIUbUWnPAR7WQGZgw3uXUr3fK6s1QQwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMjA1NDg0N1oYDzIxMjYxMDI5
+MDU0ODQ3WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASVteyVijMdfLB74hQTFx3x8NxzsoLX9uRZmFQwruW8ACAc20IhirZL
+6Ojovwt0WFZ6uJwRxGZKhZfg5iAOKIC6o1MwUTAdBgNVHQ4EFgQUy9MO3/mbFczj
+78B8o3vbP3PN0SAwHwYDVR0jBBgwFoAUy9MO3/mbFczj78B8o3vbP3PN0SAwDwYD
+VR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNJADBGAiEAo4e0Wj5KqKmcUs8BLvtW
+7HVTtJgj3hwdcn+yWT/nqFsCIQDmwV9+9cTHn8LtaUoEObZ3v2wEM8dP4yzqJVHI
+SwuLNw==
+-----END CERTIFICATE-----
+"""
+
+
+@pytest.mark.parametrize(
+    ("password", "error_class", "message"),
+    [
+        (None, ConfigurationError, "Option kafka.ssl.key.password is not set, but the private key in .* is encrypted"),
+        ("", ConfigurationError, "Option kafka.ssl.key.password is not set, but the private key in .* is encrypted"),
+        ("wrong", ConfigurationError, "Loading TLS files failed .* kafka.ssl.key.password"),
+        ("secret", NetworkError, "Connecting to 127.0.0.1:1 failed"),
+    ],
+)
+def test_an_encrypted_key_needs_its_password(
+    tmp_path: Path, password: str | None, error_class: type[Exception], message: str
+) -> None:
+    path = tmp_path / "client.pem"
+    path.write_text(ENCRYPTED_KEY_AND_CERTIFICATE)
+    tls = TlsSettings(cert_file=str(path), key_file=str(path), key_password=password)
+    with pytest.raises(error_class, match=message):
+        dial(Address("127.0.0.1", 1), 1_000, tls)

@@ -179,6 +179,8 @@ def test_repr_omits_the_password() -> None:
             "is for SCRAM",
         ),
         ({"security.protocol": "SSL", "ssl.truststore.location": "/x.jks"}, "ssl.truststore.type=PEM"),
+        ({"ssl.endpoint.identification.algorithm": "httpss"}, "algorithm must be https, or empty .*httpss"),
+        ({"ssl.endpoint.identification.algorithm": "none"}, "algorithm must be https, or empty .*none"),
     ],
 )
 def test_security_settings_rejected(settings: dict[str, str], message: str) -> None:
@@ -199,3 +201,10 @@ def test_tls_files() -> None:
     assert tls is not None
     assert (tls.ca_file, tls.cert_file, tls.key_file, tls.key_password) == ("/ca.pem", "/me.pem", "/me.pem", "k")
     assert not tls.check_hostname
+
+
+@pytest.mark.parametrize("value", [None, "https", "HTTPS"])
+def test_the_host_name_is_checked(value: str | None) -> None:
+    given = {} if value is None else {"ssl.endpoint.identification.algorithm": value}
+    tls = SecuritySettings.parse({"security.protocol": "SSL", **given}).tls
+    assert tls is not None and tls.check_hostname

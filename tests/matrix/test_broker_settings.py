@@ -17,6 +17,8 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 TOPIC, BROKER = 2, 4
+PASSWORD = 9
+JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
 SET, DELETE, APPEND = range(3)
 OF_NODE, OF_ALL, STATIC, DEFAULT = 2, 3, 4, 5
 LIMIT, BACKOFF, FOREIGN = "message.max.bytes", "log.cleaner.backoff.ms", "sasl.kerberos.min.time.before.relogin"
@@ -109,3 +111,14 @@ def test_nodes_of_one_process_have_no_settings_of_their_own(tmp_path: Path) -> N
             assert alter(connection, "1", (LIMIT, "5000", SET)) == ErrorCode.INVALID_REQUEST
             assert alter(connection, "1", (FOREIGN, "5000", SET)) == ErrorCode.NONE
             assert alter(connection, "", (LIMIT, "5000", SET)) == ErrorCode.NONE
+
+
+def test_passwords_are_described_without_their_value(embedded: EmbeddedBroker) -> None:
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=BROKER, resource_name="1", configuration_keys=[JAAS]
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=False)
+    with RawConnection(embedded.bootstrap_servers) as opened:
+        (entry,) = opened.call(request, 4).results[0].configs
+    assert (entry.value, entry.is_sensitive, entry.config_type) == (None, True, PASSWORD)
+    assert [synonym.value for synonym in entry.synonyms] == [None]

@@ -41,11 +41,11 @@ _UNKNOWN_TYPE = 0
 _TYPE_CODES = {
     ConfigType.BOOLEAN: 1,
     ConfigType.STRING: 2,
-    ConfigType.PASSWORD: 2,
     ConfigType.INT: 3,
     ConfigType.LONG: 5,
     ConfigType.DOUBLE: 6,
     ConfigType.LIST: 7,
+    ConfigType.PASSWORD: 9,
 }
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _HOUR_MS = 3_600_000

@@ -27,6 +27,15 @@ def _parse_protocol(name: str, text: str) -> str:
     return protocol
 
 
+def _parse_identification(name: str, text: str) -> str:
+    algorithm = text.strip().lower()
+    if algorithm not in ("https", ""):
+        raise ConfigurationError(
+            f"Option {name} must be https, or empty to turn off the check of the broker's host name, got {text!r}."
+        )
+    return algorithm
+
+
 def _text(name: str, doc: str) -> ConfigKey:
     return ConfigKey(name, ConfigType.STRING, None, doc, parser=lambda _, text: text)
 
@@ -71,8 +80,8 @@ SECURITY_KEYS: Mapping[str, ConfigKey] = {
             "ssl.endpoint.identification.algorithm",
             ConfigType.STRING,
             "https",
-            "Any other value than https turns off the check of the broker's host name.",
-            parser=lambda _, text: text.lower(),
+            "https checks the broker's host name; only an empty value turns the check off.",
+            parser=_parse_identification,
         ),
     )
 }
