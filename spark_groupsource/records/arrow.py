@@ -18,10 +18,18 @@ import pyarrow as pa
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
-from spark_groupsource.records.compression import DEFAULT_MAX_BYTES
+from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
 from spark_groupsource.records.decode import CONTROL_ABORT, control_type, records_payload
 from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
-from spark_groupsource.records.parser import Ints, RecordFields, parse_headers, parse_records
+from spark_groupsource.records.parser import (
+    NUMPY_PARSER,
+    Ints,
+    RecordFields,
+    RecordParser,
+    check_headers,
+    parse_headers,
+)
+from spark_groupsource.records.slices import record_slices
 
 COLUMNS = tuple(column.name for column in SOURCE_COLUMNS)
 """Column names, in the order of Spark's Kafka source."""
@@ -39,8 +47,9 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     HEADERS_TYPE: _HEADERS_TYPE,
 }
 _TYPES = {column.name: _ARROW_TYPES[column.type] for column in SOURCE_COLUMNS}
-# maximum bytes of the batches that are decoded together; plus one batch it is far below the limit of 32-bit offsets
-_MAX_GROUP_BYTES = 64 * 1024 * 1024
+# maximum decompressed bytes of the batches that are decoded together; a larger batch is decoded in slices
+_MAX_GROUP_BYTES = 8 * 1024 * 1024
+_MAX_SLICE_BYTES = 2 * 1024 * 1024
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 
@@ -52,11 +61,13 @@ class AbortedTransaction(NamedTuple):
 
 
 class DecodedBlock(NamedTuple):
-    """The decoded records of one partition of a Fetch response, and the next offset to fetch."""
+    """The records of one partition of a Fetch response, and the next offset to fetch.
 
-    batches: list[pa.RecordBatch]
+    `batches` decodes one Arrow batch at a time. Raises: CorruptRecordError if a record is invalid.
+    """
+
+    batches: Iterator[pa.RecordBatch]
     next_offset: int
-    rows: int
 
 
 def kafka_schema(include_headers: bool = False) -> pa.Schema:
@@ -69,10 +80,6 @@ def columns_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
-RecordParser = Callable[[npt.NDArray[np.uint8], int], RecordFields]
-"""(payload, record count) -> positions of the fields"""
-
-
 def decode_fetched(
     buffer: Buffer,
     *,
@@ -83,48 +90,61 @@ def decode_fetched(
     read_committed: bool = False,
     aborted: Sequence[AbortedTransaction] = (),
     max_rows: int = MAX_ROWS,
-    max_batch_bytes: int = DEFAULT_MAX_BYTES,
+    max_record_bytes: int = DEFAULT_MAX_BYTES,
     parser: RecordParser | None = None,
 ) -> DecodedBlock:
     """Decodes the records from `start_offset` (inclusive) to `end_offset` (exclusive) of one fetched partition.
+
+    The Arrow batches are decoded one by one, from slices of large Kafka batches, so that the memory depends on neither
+    the size of the block nor the compression ratio.
 
     Args:
         buffer: the record batches as fetched; the last may be incomplete.
         columns: names from `COLUMNS`, in the order of the result; other columns are not decoded.
         read_committed: omit the records of the `aborted` transactions. Control batches are always omitted.
         max_rows: maximum rows of one Arrow batch.
-        max_batch_bytes: maximum bytes of one decompressed Kafka batch.
+        max_record_bytes: maximum bytes of one record.
         parser: the record parser; by default the faster one for the records decoded so far.
 
     Returns: non-empty Arrow batches in offset order. `next_offset` is the offset after the last complete batch,
     including gaps and omitted batches, limited to the requested range; it is `start_offset` if the buffer has no
     complete batch in the range.
 
-    Raises: CorruptRecordError with topic, partition and offset, if a checksum or a record is invalid.
+    Raises: CorruptRecordError with topic, partition and offset, if a header or checksum is invalid.
     """
     view = memoryview(buffer)
     layout = _Layout(topic_partition, tuple(columns), start_offset, end_offset, max_rows)
-    decoded: list[pa.RecordBatch] = []
     try:
         headers, next_offset = _select(view, layout, aborted if read_committed else None)
-        for group in _groups(view, headers, max_rows, max_batch_bytes):
-            decoded += _decode_group(group, layout, parser or _parsers.next())
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{topic_partition}: {error}") from error
-    rows = sum(batch.num_rows for batch in decoded)
-    _parsers.count(rows)
-    return DecodedBlock(decoded, next_offset, rows)
+    return DecodedBlock(_decode(view, headers, layout, max_record_bytes, parser), next_offset)
+
+
+def _decode(
+    view: memoryview, headers: list[BatchHeader], layout: _Layout, max_record_bytes: int, parser: RecordParser | None
+) -> Iterator[pa.RecordBatch]:
+    def choose() -> RecordParser:
+        return parser or _parsers.next()
+
+    try:
+        for group in _groups(view, headers, layout, max_record_bytes, choose):
+            for batch in _decode_group(group, layout, choose):
+                _parsers.count(batch.num_rows)
+                yield batch
+    except CorruptRecordError as error:
+        raise CorruptRecordError(f"{layout.topic_partition}: {error}") from error
 
 
 @lru_cache(maxsize=1)
 def compiled_parser() -> RecordParser | None:
     """Returns the compiled parser if numba (extra `fast`) is installed. The first call in a process takes 0.4 s."""
     try:
-        from spark_groupsource.records.compiled_parser import parse_records as compiled
+        from spark_groupsource.records.compiled_parser import COMPILED_PARSER
     except (ImportError, RuntimeError):
         # RuntimeError: numba has no writable cache directory, and compiling in each process takes longer than it saves
         return None
-    return compiled
+    return COMPILED_PARSER
 
 
 class _ParserSelector:
@@ -141,7 +161,7 @@ class _ParserSelector:
 
     def next(self) -> RecordParser:
         """Returns the parser for the next block."""
-        return self._rows >= self.compile_after_rows and compiled_parser() or parse_records
+        return self._rows >= self.compile_after_rows and compiled_parser() or NUMPY_PARSER
 
     def count(self, rows: int) -> None:
         """Counts decoded records."""
@@ -149,6 +169,10 @@ class _ParserSelector:
 
 
 _parsers = _ParserSelector()
+
+
+_NextParser = Callable[[], RecordParser]
+"""Returns the parser for the next group."""
 
 
 class _Layout(NamedTuple):
@@ -162,11 +186,22 @@ class _Layout(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Kafka batches to decode together: `payload` has their decompressed records, `ends` the end of each batch."""
+    """Records to decode together: those of whole Kafka batches, or a slice of one.
+
+    Attributes:
+        payload: the decompressed records.
+        counts: number of records per header.
+        ends: end of the records of each header in `payload`.
+        fields: the positions of the fields, None if they are not parsed yet.
+        lowest_offset: the offset after the previous slice of the batch.
+    """
 
     headers: list[BatchHeader]
     payload: npt.NDArray[np.uint8]
+    counts: Ints
     ends: Ints
+    fields: RecordFields | None = None
+    lowest_offset: int = 0
 
 
 def _select(
@@ -210,71 +245,119 @@ def _select(
     return headers, max(layout.start_offset, min(next_offset, layout.end_offset))
 
 
-def _groups(view: memoryview, headers: list[BatchHeader], max_rows: int, max_batch_bytes: int) -> Iterator[_Group]:
-    """Decompresses batches and joins as many as fit in one Arrow batch."""
+def _groups(
+    view: memoryview, headers: list[BatchHeader], layout: _Layout, max_record_bytes: int, parser: _NextParser
+) -> Iterator[_Group]:
+    """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones."""
     members: list[BatchHeader] = []
     payloads: list[bytes | memoryview] = []
     rows = size = 0
     for header in headers:
-        payload = records_payload(view, header, max_batch_bytes)
-        if members and (rows + header.record_count > max_rows or size + len(payload) > _MAX_GROUP_BYTES):
+        payload = _whole_payload(view, header, layout.max_rows, min(_MAX_GROUP_BYTES, max_record_bytes))
+        added = 0 if payload is None else len(payload)
+        is_full = rows + header.record_count > layout.max_rows or size + added > _MAX_GROUP_BYTES
+        if members and (is_full or payload is None):
             yield _group(members, payloads)
             members, payloads, rows, size = [], [], 0, 0
+        if payload is None:
+            yield from _slices_of(view, header, layout, max_record_bytes, parser)
+            continue
         members.append(header)
         payloads.append(payload)
         rows += header.record_count
-        size += len(payload)
+        size += added
     if members:
         yield _group(members, payloads)
 
 
+def _whole_payload(view: memoryview, header: BatchHeader, max_rows: int, max_bytes: int) -> bytes | memoryview | None:
+    """The decompressed records of a batch, None if they are too many to be decoded at once."""
+    if header.record_count > max_rows or header.size > max_bytes:
+        return None
+    try:
+        return records_payload(view, header, max_bytes)
+    except SizeLimitError:
+        return None
+
+
 def _group(members: list[BatchHeader], payloads: list[bytes | memoryview]) -> _Group:
     joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+    counts = np.array([header.record_count for header in members], dtype=np.int64)
     ends = np.cumsum(np.array([len(payload) for payload in payloads], dtype=np.int64))
-    return _Group(members, np.frombuffer(joined, dtype=np.uint8), ends)
+    return _Group(members, np.frombuffer(joined, dtype=np.uint8), counts, ends)
 
 
-def _decode_group(group: _Group, layout: _Layout, parser: RecordParser) -> list[pa.RecordBatch]:
+def _slices_of(
+    view: memoryview, header: BatchHeader, layout: _Layout, max_record_bytes: int, parser: _NextParser
+) -> Iterator[_Group]:
+    lowest_offset = header.base_offset
+    slices = record_slices(
+        view,
+        header,
+        max_slice_bytes=_MAX_SLICE_BYTES,
+        max_slice_items=layout.max_rows,
+        max_record_bytes=max_record_bytes,
+        parser=lambda payload, limit: parser().parse_leading(payload, limit),
+    )
     try:
-        return _decode_together(group, layout, parser)
+        for found in slices:
+            if found is not None:
+                payload, fields = found
+                count = len(fields.end)
+                one = np.array([[count], [payload.size]], dtype=np.int64)
+                yield _Group([header], payload, one[0], one[1], fields, lowest_offset)
+                lowest_offset = header.base_offset + int(fields.offset_delta[-1]) + 1
+    except CorruptRecordError as error:
+        raise _undecodable(header, error) from error
+
+
+def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecordError:
+    return corrupt_batch(
+        header.base_offset, header.position, f"its {header.record_count} records do not decode: {error}"
+    )
+
+
+def _decode_group(group: _Group, layout: _Layout, parser: _NextParser) -> Iterator[pa.RecordBatch]:
+    try:
+        whole = _decode_together(group, layout, parser)
     except CorruptRecordError as error:
         if len(group.headers) == 1:
-            header = group.headers[0]
-            raise corrupt_batch(
-                header.base_offset, header.position, f"its {header.record_count} records do not decode: {error}"
-            ) from error
+            raise _undecodable(group.headers[0], error) from error
+    else:
+        if whole is not None:
+            for row in range(0, whole.num_rows, layout.max_rows):
+                yield whole.slice(row, layout.max_rows)
+        return
     # decode one batch at a time to find the corrupt one
     begin = 0
-    decoded: list[pa.RecordBatch] = []
-    for header, end in zip(group.headers, group.ends.tolist()):
-        single = _Group([header], group.payload[begin:end], np.array([end - begin], dtype=np.int64))
-        decoded += _decode_group(single, layout, parser)
+    for header, count, end in zip(group.headers, group.counts, group.ends.tolist()):
+        single = _Group([header], group.payload[begin:end], np.array([count]), np.array([end - begin], dtype=np.int64))
+        yield from _decode_group(single, layout, parser)
         begin = end
-    return decoded
 
 
-def _decode_together(group: _Group, layout: _Layout, parser: RecordParser) -> list[pa.RecordBatch]:
-    counts = np.array([header.record_count for header in group.headers], dtype=np.int64)
-    fields = parser(group.payload, int(counts.sum()))
+def _decode_together(group: _Group, layout: _Layout, parser: _NextParser) -> pa.RecordBatch | None:
+    counts = group.counts
+    fields = parser().parse_all(group.payload, int(counts.sum())) if group.fields is None else group.fields
     last = np.cumsum(counts) - 1
     present = counts > 0
     # compaction leaves batches without records; they have no payload
     sizes = np.diff(group.ends, prepend=0)
     if not np.array_equal(fields.end[last[present]], group.ends[present]) or sizes[~present].any():
         raise CorruptRecordError("Invalid record count: it does not match the payload.")
-    offsets = _offsets(group.headers, counts, last, fields)
+    offsets = _offsets(group, last, fields)
     low, high = 0, len(offsets)
     if high and (offsets[0] < layout.start_offset or offsets[-1] >= layout.end_offset):
         low, high = np.searchsorted(offsets, (layout.start_offset, layout.end_offset)).tolist()
     if low >= high:
-        return []
+        return None
     if "headers" not in layout.columns and fields.header_count.any():
-        parse_headers(group.payload, fields)  # validation only
+        for _ in check_headers(group.payload, fields):
+            pass
     chosen = RecordFields(*(field[low:high] for field in fields))
     selection = _Selection(group, counts, chosen, offsets[low:high], slice(low, high))
     arrays = [_BUILDERS[name](selection, layout) for name in layout.columns]
-    whole = pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
-    return [whole.slice(row, layout.max_rows) for row in range(0, whole.num_rows, layout.max_rows)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
 
 
 class _Selection(NamedTuple):
@@ -287,12 +370,15 @@ class _Selection(NamedTuple):
     rows: slice
 
 
-def _offsets(headers: list[BatchHeader], counts: Ints, last: Ints, fields: RecordFields) -> Ints:
+def _offsets(group: _Group, last: Ints, fields: RecordFields) -> Ints:
     """Returns the absolute offsets; checks that they increase and are in the range of their batches."""
+    headers, counts = group.headers, group.counts
     base = np.array([header.base_offset for header in headers], dtype=np.int64)
     offsets: Ints = np.repeat(base, counts)
     offsets += fields.offset_delta
     if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
+        raise CorruptRecordError("Invalid offsets: they do not increase.")
+    if len(offsets) and offsets[0] < group.lowest_offset and group.fields is not None:
         raise CorruptRecordError("Invalid offsets: they do not increase.")
     present = counts > 0
     first_delta = fields.offset_delta[(last - counts + 1)[present]]
@@ -377,6 +463,9 @@ def _slices(payload: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Arr
     lowest = int(length.min()) if rows else 0
     if rows and lowest < 0 and int(length.max()) < 0:
         return pa.nulls(rows, pa.binary())
+    if rows == 1:  # without a copy: one record may be large
+        ends = np.array([start[0], start[0] + length[0]], dtype=np.int32)
+        return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(payload)])
     bounds = np.empty(2 * rows + 1, dtype=np.int32)
     bounds[0:-1:2] = start
     bounds[1::2] = start + (np.maximum(length, 0) if lowest < 0 else length)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.parser import Bytes, RecordFields
+from spark_groupsource.records.parser import MIN_RECORD_BYTES, Bytes, RecordFields, RecordParser
 
 _OK = 0
 _VARINT = 1
@@ -44,10 +44,27 @@ def parse_records(payload: Bytes, count: int) -> RecordFields:
     Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
     table = np.empty((len(RecordFields._fields), count), dtype=np.int64)
-    status, record = _parse(payload, table)
+    _check(*_parse(payload, table, False))
+    return RecordFields(*table)
+
+
+def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
+    """Returns the fields of the whole records at the start of `payload`; see `parser.parse_leading_records`.
+
+    Raises: CorruptRecordError if a record is invalid.
+    """
+    table = np.empty((len(RecordFields._fields), min(limit, payload.size // MIN_RECORD_BYTES)), dtype=np.int64)
+    status, record = _parse(payload, table, True)
+    _check(status, record)
+    return RecordFields(*table[:, :record])
+
+
+COMPILED_PARSER = RecordParser(parse_records, parse_leading_records)
+
+
+def _check(status: int, record: int) -> None:
     if status != _OK:
         raise CorruptRecordError(f"Record {record}: {_REASONS[status]}.")
-    return RecordFields(*table)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -70,16 +87,19 @@ def _varint(payload: Any, at: int, end: int, max_bytes: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _parse(payload: Any, table: npt.NDArray[np.int64]) -> Any:
+def _parse(payload: Any, table: npt.NDArray[np.int64], is_open: bool) -> Any:
+    """Returns a status and the number of parsed records; if the payload `is_open`, an incomplete record ends it."""
     size = payload.size
     at = 0
     for record in range(table.shape[1]):
+        begin = at
         length, at = _varint(payload, at, size, 5)
         if at < 0:
-            return _VARINT, record
-        # the shortest record has attributes, two deltas, two lengths and a header count
-        if length < 6 or length > size - at:
+            return (_OK if is_open and size - begin < 5 else _VARINT), record
+        if length < MIN_RECORD_BYTES - 1:
             return _RECORD_LENGTH, record
+        if length > size - at:
+            return (_OK if is_open else _RECORD_LENGTH), record
         end = at + length
         table[_TIMESTAMP_DELTA, record], at = _varint(payload, at + 1, end, 10)
         if at < 0:
@@ -107,6 +127,6 @@ def _parse(payload: Any, table: npt.NDArray[np.int64]) -> Any:
         table[_HEADER_START, record] = at
         table[_END, record] = end
         at = end
-    if at != size:
+    if at != size and not is_open:
         return _LEFT_OVER, table.shape[1]
-    return _OK, 0
+    return _OK, table.shape[1]

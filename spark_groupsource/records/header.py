@@ -37,6 +37,7 @@ CRC_AT = 17
 ATTRIBUTES_AT = 21
 """Position of the attributes; the checksum covers the batch from here to its end."""
 MAX_TIMESTAMP_AT = 35
+_CRC_BYTES = 1 << 20
 
 
 class BatchHeader(NamedTuple):
@@ -177,8 +178,12 @@ def check_crc(buffer: Buffer, header: BatchHeader) -> None:
 
 def crc_of(buffer: Buffer, header: BatchHeader) -> int:
     """Computes the CRC-32C of a batch, which covers everything from the attributes on."""
-    body = memoryview(buffer)[header.position + ATTRIBUTES_AT : header.position + header.size]
-    return int(google_crc32c.value(bytes(body)))
+    view = memoryview(buffer)
+    crc, end = 0, header.position + header.size
+    # the library takes only bytes, so a large batch is copied in parts
+    for start in range(header.position + ATTRIBUTES_AT, end, _CRC_BYTES):
+        crc = google_crc32c.extend(crc, bytes(view[start : min(start + _CRC_BYTES, end)]))
+    return crc
 
 
 def corrupt_batch(base_offset: int, position: int, fact: str) -> CorruptRecordError:

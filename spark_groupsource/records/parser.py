@@ -20,7 +20,7 @@ Source: https://kafka.apache.org/documentation/#record.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,20 @@ from spark_groupsource.errors import CorruptRecordError
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Table = npt.NDArray[Any]
+
+MIN_RECORD_BYTES = 7
+"""The shortest record has a length, attributes, two deltas, two lengths and a header count."""
 
 _MAX_LENGTH_BYTES = 5
 _ROUNDS = 6
+# values full of zeros have so many candidates that following the lengths is faster, and takes less memory
+_MANY_ZEROS = 1 << 19
+_ZEROS_PER_RECORD = 16
 # with fewer remaining records a loop is faster than array operations
 _FEW_RECORDS = 8
+_HEADERS_PER_STEP = 8192
+_HEADER_COPY_BYTES = 1 << 18
 
 
 class RecordFields(NamedTuple):
@@ -63,6 +72,16 @@ class HeaderFields(NamedTuple):
     value_length: Ints
 
 
+class RecordParser(NamedTuple):
+    """A record parser: `parse_all` is `parse_records`, `parse_leading` is `parse_leading_records`."""
+
+    parse_all: Callable[[Bytes, int], RecordFields]
+    parse_leading: Callable[[Bytes, int], RecordFields]
+
+    def __call__(self, payload: Bytes, count: int) -> RecordFields:
+        return self.parse_all(payload, count)
+
+
 def parse_records(payload: Bytes, count: int) -> RecordFields:
     """Returns the positions of the fields of `count` records.
 
@@ -70,7 +89,23 @@ def parse_records(payload: Bytes, count: int) -> RecordFields:
 
     Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
-    body, end = record_bounds(payload, count)
+    return _parse_fields(payload, *record_bounds(payload, count))
+
+
+def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
+    """Returns the fields of the whole records at the start of `payload`, at most `limit`; see `parse_records`.
+
+    There are none if the first record is incomplete.
+
+    Raises: CorruptRecordError if a record is invalid.
+    """
+    return _parse_fields(payload, *_leading_bounds(payload, limit))
+
+
+NUMPY_PARSER = RecordParser(parse_records, parse_leading_records)
+
+
+def _parse_fields(payload: Bytes, body: Ints, end: Ints) -> RecordFields:
     # no bit of the attributes byte is used
     timestamp_delta, at = read_varints(payload, body + 1, 10)
     offset_delta, at = read_varints(payload, at)
@@ -131,8 +166,9 @@ def record_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
 
     Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
-    if count and payload.size:
-        zeros = np.flatnonzero(payload == 0)
+    is_zero = payload == 0
+    if count and payload.size and np.count_nonzero(is_zero) <= max(_MANY_ZEROS, _ZEROS_PER_RECORD * count):
+        zeros = np.flatnonzero(is_zero)
         for find in (_after_zero, _before_zero):
             found = _chain(*find(payload, zeros), count, payload.size)
             if found is not None:
@@ -140,20 +176,32 @@ def record_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
     return _sequential_bounds(payload, count)
 
 
+def _leading_bounds(payload: Bytes, limit: int) -> tuple[Ints, Ints]:
+    """Returns the bounds of the whole records at the start of `payload`, at most `limit`."""
+    is_zero = payload == 0
+    if limit > 1 and np.count_nonzero(is_zero) <= _MANY_ZEROS:
+        zeros = np.flatnonzero(is_zero)
+        for find in (_after_zero, _before_zero):
+            found = _leading_chain(*find(payload, zeros, is_open=True), payload.size)
+            if found is not None:
+                return found[0][:limit], found[1][:limit]
+    return _sequential_bounds(payload, limit, is_open=True)
+
+
 _Candidates = tuple[Ints, Ints, Ints]  # starts of the length and of the record, end of the record; ordered
 
 
-def _after_zero(payload: Bytes, zeros: Ints) -> _Candidates:
+def _after_zero(payload: Bytes, zeros: Ints, is_open: bool = False) -> _Candidates:
     """Returns length varints between two zero bytes; the first record has no zero byte before it."""
     if zeros.size and zeros[0] <= _MAX_LENGTH_BYTES:
         zeros = np.concatenate((np.array([-1], dtype=np.int64), zeros))
     gap = zeros[1:] - zeros[:-1]
     chosen = (gap >= 2) & (gap <= 1 + _MAX_LENGTH_BYTES)
     body = zeros[1:][chosen]
-    return _candidates(payload, body, gap[chosen] - 1)
+    return _candidates(payload, body, gap[chosen] - 1, is_open)
 
 
-def _before_zero(payload: Bytes, zeros: Ints) -> _Candidates:
+def _before_zero(payload: Bytes, zeros: Ints, is_open: bool = False) -> _Candidates:
     """Returns all varints before a zero byte: at most five bytes, all but the last with the top bit set."""
     bodies, sizes = [], []
     body = zeros[zeros > 0]
@@ -169,11 +217,14 @@ def _before_zero(payload: Bytes, zeros: Ints) -> _Candidates:
         return nothing, nothing, nothing
     body, sizes_ = np.concatenate(bodies), np.concatenate(sizes)
     order = np.argsort(body - sizes_, kind="stable")
-    return _candidates(payload, body[order], sizes_[order])
+    return _candidates(payload, body[order], sizes_[order], is_open)
 
 
-def _candidates(payload: Bytes, body: Ints, size: Ints) -> _Candidates:
-    """Returns the candidates whose length varint is the `size` bytes before `body`, without invalid ones."""
+def _candidates(payload: Bytes, body: Ints, size: Ints, is_open: bool) -> _Candidates:
+    """Returns the candidates whose length varint is the `size` bytes before `body`, without invalid ones.
+
+    If the payload `is_open`, the last record may end after it.
+    """
     if not body.size:
         return body, body, body
     byte = payload[body - 1]
@@ -185,7 +236,9 @@ def _candidates(payload: Bytes, body: Ints, size: Ints) -> _Candidates:
         valid &= (byte >= 0x80) | ~inside
         raw = np.where(inside, (raw << 7) | (byte & 0x7F), raw)
     end = body + (raw >> 1)
-    valid &= (raw & 1 == 0) & (end <= payload.size)
+    valid &= raw & 1 == 0
+    if not is_open:
+        valid &= end <= payload.size
     if valid.all():
         return body - size, body, end
     body = body[valid]
@@ -213,16 +266,49 @@ def _chain(begin: Ints, body: Ints, end: Ints, count: int, size: int) -> tuple[I
     return None
 
 
-def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
-    """Returns the bounds, parsed sequentially."""
-    data = payload.tobytes()
-    size = len(data)
+def _leading_chain(begin: Ints, body: Ints, end: Ints, size: int) -> tuple[Ints, Ints] | None:
+    """Returns the chain of whole records from byte 0, or None if it was not isolated; see `_chain`.
+
+    The start of the record after the last whole one is no candidate if its attributes byte is not in the payload.
+    """
+    is_last = end > size - _MAX_LENGTH_BYTES - 1
+    for _ in range(_ROUNDS):
+        if not len(begin) or begin[0] != 0:
+            return None
+        if np.array_equal(end[:-1], begin[1:]) and is_last[-1]:
+            whole = end <= size
+            return body[whole], end[whole]
+        following = np.searchsorted(begin, end)
+        leads = is_last.copy()
+        inner = following < len(begin)
+        linked = np.zeros(len(begin), dtype=bool)
+        linked[inner] = begin[following[inner]] == end[inner]
+        leads |= linked
+        reached = np.zeros(len(begin), dtype=bool)
+        reached[following[linked]] = True
+        reached[0] = True
+        keep = reached & leads
+        if keep.all():
+            return None
+        begin, body, end, is_last = begin[keep], body[keep], end[keep], is_last[keep]
+    return None
+
+
+def _sequential_bounds(payload: Bytes, count: int, is_open: bool = False) -> tuple[Ints, Ints]:
+    """Returns the bounds, parsed sequentially; those of the whole records if the payload `is_open`."""
+    size = payload.size
+    if is_open:
+        count = min(count, size // MIN_RECORD_BYTES)
+    # bytes are read faster than a view, but a copy of one large record costs more
+    data: bytes | memoryview = payload.data if count <= _FEW_RECORDS else payload.tobytes()
     bounds = np.empty((2, count), dtype=np.int64)
     at = 0
     for record in range(count):
         raw = shift = 0
         while True:
             if at >= size or shift > 28:
+                if is_open and shift <= 28:
+                    return bounds[0, :record], bounds[1, :record]
                 raise CorruptRecordError(f"The length of record {record} does not end.")
             byte = data[at]
             at += 1
@@ -233,11 +319,12 @@ def _sequential_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
         length = ((raw & 0xFFFFFFFF) >> 1) ^ -(raw & 1)
         bounds[0, record] = at
         at += length
-        # the shortest record has attributes, two deltas, two lengths and a header count
-        if length < 6 or at > size:
+        if is_open and at > size and length >= MIN_RECORD_BYTES - 1:
+            return bounds[0, :record], bounds[1, :record]
+        if length < MIN_RECORD_BYTES - 1 or at > size:
             raise CorruptRecordError(f"Record {record}: length {length}, {size - at + length} bytes left.")
         bounds[1, record] = at
-    if at != size:
+    if at != size and not is_open:
         raise CorruptRecordError(f"{size - at} bytes after record {count}.")
     return bounds[0], bounds[1]
 
@@ -248,9 +335,26 @@ def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
     Raises: CorruptRecordError if headers do not end with their record, or if a header key is null.
     """
     counts = fields.header_count
+    table = np.empty((4, int(counts.sum())), dtype=np.int64)
+    for _ in _walk_headers(payload, fields, table):
+        pass
+    return HeaderFields(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
+
+
+def check_headers(payload: Bytes, fields: RecordFields) -> Iterator[None]:
+    """Checks the headers of all records in steps of some milliseconds.
+
+    Raises: CorruptRecordError if headers do not end with their record, or if a header key is null.
+    """
+    return _walk_headers(payload, fields, None)
+
+
+def _walk_headers(payload: Bytes, fields: RecordFields, table: Table | None) -> Iterator[None]:
+    """Writes the fields of each header to `table`, and yields between steps: the n-th headers of all records together,
+    while many records have one, and then record by record.
+    """
+    counts = fields.header_count
     first = np.cumsum(counts) - counts
-    total = int(counts.sum())
-    table = np.empty((4, total), dtype=np.int64)
     pending = np.flatnonzero(counts)
     at = fields.header_start[pending]
     index = 0
@@ -261,43 +365,63 @@ def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
         at = _field_end(key_start, key_length, fields.end[pending], "header key")
         value_length, value_start = read_varints(payload, at)
         at = _field_end(value_start, value_length, fields.end[pending], "header value")
-        table[:, first[pending] + index] = key_start, key_length, value_start, value_length
+        if table is not None:
+            table[:, first[pending] + index] = key_start, key_length, value_start, value_length
         index += 1
         done = counts[pending] == index
         if (at[done] != fields.end[pending[done]]).any():
             raise CorruptRecordError("The headers of a record do not match its length.")
         pending, at = pending[~done], at[~done]
+        yield
     for record, position in zip(pending.tolist(), at.tolist()):
-        rows = slice(first[record] + index, first[record] + counts[record])
-        _parse_headers_of_record(payload, position, int(fields.end[record]), table[:, rows])
-    return HeaderFields(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
+        end, row, last_row = int(fields.end[record]), int(first[record]) + index, int(first[record] + counts[record])
+        while row < last_row:
+            count = min(_HEADERS_PER_STEP, last_row - row)
+            rows = None if table is None else table[:, row : row + count]
+            position = _parse_headers_of_record(payload, position, end, count, rows)
+            row += count
+            yield
+        if position != end:
+            raise CorruptRecordError("The headers of a record do not match its length.")
 
 
-def _parse_headers_of_record(payload: Bytes, at: int, end: int, table: npt.NDArray[Any]) -> None:
-    """Writes the positions of the headers of one record, from `at` to `end`, to `table`."""
-    data = payload[at:end].tobytes()
-    begin = at
+def _parse_headers_of_record(payload: Bytes, begin: int, end: int, count: int, table: Table | None) -> int:
+    """Writes `count` headers of one record, which ends at `end`, to `table`; returns the position after them."""
+    # a small copy is made first: headers are short, but a record may continue for megabytes
+    for size in (min(_HEADER_COPY_BYTES, end - begin), end - begin):
+        rows: list[int] = []
+        data = payload[begin : begin + size].tobytes()
+        try:
+            at = _append_headers(rows, data, begin, count)
+            break
+        except IndexError:
+            if begin + size == end:
+                raise CorruptRecordError("The length of a header exceeds its record, or its key is null.") from None
+    if table is not None:
+        table[:] = np.array(rows, dtype=np.int64).reshape(count, 4).T
+    return begin + at
+
+
+def _append_headers(rows: list[int], data: bytes, begin: int, count: int) -> int:
+    """Appends the fields of `count` headers; returns their size. Raises: IndexError if `data` ends before."""
     at = 0
-    rows = []
-    for _ in range(table.shape[1]):
-        row = []
+    for _ in range(count):
         for least in (0, -1):
             raw = shift = 0
             while True:
-                if at >= len(data) or shift > 28:
-                    raise CorruptRecordError("A header exceeds its record.")
                 byte = data[at]
                 at += 1
                 raw |= (byte & 0x7F) << shift
                 if byte < 0x80:
                     break
                 shift += 7
+                if shift > 28:
+                    raise CorruptRecordError("A header exceeds its record.")
             length = ((raw & 0xFFFFFFFF) >> 1) ^ -(raw & 1)
-            if length < least or at + length > len(data):
+            if length < least:
                 raise CorruptRecordError("The length of a header exceeds its record, or its key is null.")
-            row += [begin + at, length]
+            rows += (begin + at, length)
             at += max(length, 0)
-        rows.append(row)
-    if at != len(data):
-        raise CorruptRecordError("The headers of a record do not match its length.")
-    table[:] = np.array(rows, dtype=np.int64).T
+        if at > len(data):
+            raise IndexError
+    return at

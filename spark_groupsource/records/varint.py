@@ -30,11 +30,15 @@ def write_varint(out: bytearray, value: int) -> None:
     if 0 <= value < 64:
         out.append(value << 1)
         return
-    raw = value << 1 if value >= 0 else ~(value << 1)
-    while raw >= 0x80:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)
+    write_uvarint(out, value << 1 if value >= 0 else ~(value << 1))
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """Appends `value`, which must not be negative, as a varint without zigzag."""
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
 
 
 def wrap_int64(value: int) -> int:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import COLUMNS, DecodedBlock, columns_schema, decode_fetched
-from spark_groupsource.records.compiled_parser import parse_records as compiled_parser
+from spark_groupsource.records.arrow import COLUMNS, columns_schema, decode_fetched
+from spark_groupsource.records.compiled_parser import COMPILED_PARSER
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.records.parser import parse_records
+from spark_groupsource.records.parser import NUMPY_PARSER
 
 TP = TopicPartition("flights", 3)
 END = 1 << 60
-PARSERS = {"numpy": parse_records, "numba": compiled_parser}
+PARSERS = {"numpy": NUMPY_PARSER, "numba": COMPILED_PARSER}
 
 PIECES = [b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]
 # the NumPy parser could mistake zero bytes and length varints for the start of a record
@@ -65,8 +67,16 @@ def logs(draw):
     return log
 
 
-def decode(buffer, *, columns=COLUMNS, start_offset=0, end_offset=END, **options) -> DecodedBlock:
-    return decode_fetched(
+class Decoded(NamedTuple):
+    """A decoded block with all of its Arrow batches."""
+
+    batches: list[pa.RecordBatch]
+    next_offset: int
+    rows: int
+
+
+def decode(buffer, *, columns=COLUMNS, start_offset=0, end_offset=END, **options) -> Decoded:
+    block = decode_fetched(
         buffer,
         topic_partition=TP,
         columns=columns,
@@ -74,9 +84,11 @@ def decode(buffer, *, columns=COLUMNS, start_offset=0, end_offset=END, **options
         end_offset=end_offset,
         **options,
     )
+    batches = list(block.batches)
+    return Decoded(batches, block.next_offset, sum(batch.num_rows for batch in batches))
 
 
-def table(block: DecodedBlock, columns=COLUMNS) -> pa.Table:
+def table(block: Decoded, columns=COLUMNS) -> pa.Table:
     """All rows of a block, validated by Arrow."""
     for batch in block.batches:
         batch.validate(full=True)
@@ -106,7 +118,7 @@ def rows_by_objects(buffer, *, start_offset=0, end_offset=END) -> list[dict[str,
     return rows
 
 
-def rows_by_columns(block: DecodedBlock) -> list[dict[str, object]]:
+def rows_by_columns(block: Decoded) -> list[dict[str, object]]:
     found = table(block)
     at = found.schema.get_field_index("timestamp")
     return found.set_column(at, "timestamp", found["timestamp"].cast(pa.int64())).to_pylist()

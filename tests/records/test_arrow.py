@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import google_crc32c
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_strategies import END, PARSERS, decode, logs, rows_by_columns, rows_by_objects, table
+from record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records import arrow
-from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, kafka_schema
+from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, decode_fetched, kafka_schema
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
@@ -94,7 +95,7 @@ def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
     except CorruptRecordError:
         is_valid = False
     try:
-        block = decode(damaged, parser=parser, max_batch_bytes=1 << 20)
+        block = decode(damaged, parser=parser, max_record_bytes=1 << 20)
         assert table(block).num_rows == block.rows
         if reseal and is_valid:
             assert rows_by_columns(block) == expected
@@ -258,7 +259,25 @@ def test_a_decompression_bomb_is_corrupt():
     assert len(bomb) < 1000
     assert decode(bomb).rows == 1
     with pytest.raises(CorruptRecordError, match="exceeds the limit of 1000000 bytes"):
-        decode(bomb, max_batch_bytes=1_000_000)
+        decode(bomb, max_record_bytes=1_000_000)
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+def test_memory_depends_on_neither_the_size_nor_the_ratio_of_a_batch(codec):
+    records = [Record(None, b"%04d" % number * 50_000, NOW) for number in range(150)]
+    log = encode_batch(records, codec=codec)
+    del records
+    pa.default_memory_pool().release_unused()
+    before, values = pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    block = decode_fetched(log, topic_partition=TP, columns=COLUMNS, start_offset=0, end_offset=END)
+    for found in block.batches:
+        values += sum(len(value.as_py()) for value in found.column("value"))
+        # a batch, the slice it was decoded from, and the lookahead
+        assert pa.total_allocated_bytes() - before < 12_000_000
+    assert tracemalloc.get_traced_memory()[1] < 24_000_000
+    tracemalloc.stop()
+    assert values == 150 * 200_000
 
 
 def test_batches_are_decoded_together_up_to_a_size(monkeypatch):

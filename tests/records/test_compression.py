@@ -11,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError
-from spark_groupsource.records.compression import CODECS, codec_number, compress, decompress
+from spark_groupsource.records.compression import CODECS, DecompressionStream, codec_number, compress, decompress
+from spark_groupsource.records.snappy_parts import snappy_parts
+from spark_groupsource.records.varint import write_uvarint
 
 codecs = st.integers(0, len(CODECS) - 1)
 COMPRESSING = range(1, len(CODECS))
@@ -105,6 +107,35 @@ def test_a_snappy_length_is_checked_before_allocation():
     # a length of 4 GB in five bytes
     with pytest.raises(CorruptRecordError, match="uncompressed length"):
         decompress(2, b"\xff\xff\xff\xff\x0f" + b"x" * 20, 1 << 40)
+
+
+def test_a_large_snappy_block_is_decompressed_in_parts():
+    data = b"".join(b"%04d" % number * 30_000 for number in range(150))
+    block = compress(2, data)
+    parts = [size for _, _, size in snappy_parts(memoryview(block), 4, len(data))]
+    assert sum(parts) == len(data) > 16 << 20 and max(parts) == 1 << 20
+    stream = DecompressionStream(2, block)
+    assert b"".join(iter(lambda: stream.read(300_000), b"")) == data
+
+
+def test_a_large_snappy_block_that_cannot_be_divided_is_decompressed():
+    # each element of the second half copies the bytes 10 MB before it
+    size, half = 20_000_000, 10_000_000
+    out = bytearray()
+    write_uvarint(out, size)
+    out += b"\xfc" + (half - 1).to_bytes(4, "little") + b"x" * half
+    out += (b"\xff" + half.to_bytes(4, "little")) * (half // 64)
+    stream = DecompressionStream(2, bytes(out))
+    assert len(b"".join(iter(lambda: stream.read(1 << 20), b""))) == size
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0", b"\xff\xff\xff\xff\xff"], ids=["short", "a byte more", "a wrong copy"])
+def test_a_damaged_large_snappy_block_is_corrupt(damage):
+    data = compress(2, b"abcd" * 5_000_000)
+    stream = DecompressionStream(2, data[:-3] + damage)
+    with pytest.raises(CorruptRecordError, match="Cannot decompress"):
+        while stream.read(1 << 20):
+            pass
 
 
 def test_concatenated_gzip_members_are_one_stream():

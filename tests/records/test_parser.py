@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from record_strategies import PARSERS, record_lists
 
 from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.compiled_parser import parse_leading_records as compiled_leading
 from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import BatchHeader, iter_batches
-from spark_groupsource.records.parser import parse_headers, record_bounds
+from spark_groupsource.records.parser import parse_headers, parse_leading_records, parse_records, record_bounds
 from spark_groupsource.records.varint import write_varint
 
 NOW = 1_700_000_000_000
@@ -76,6 +77,21 @@ def assert_same_result(parse, payload, count):
     else:
         found = parsed(parse, payload, count)
         assert [(delta, *rest[1:]) for delta, *rest in found] == [(delta, *rest[1:]) for delta, *rest in expected]
+
+
+@pytest.mark.parametrize("parse", [parse_leading_records, compiled_leading], ids=["numpy", "numba"])
+@given(data=st.data())
+def test_whole_records_at_the_start_of_a_payload(parse, data):
+    records, repeat = data.draw(record_lists(max_size=30)), data.draw(st.sampled_from([1, 9]))
+    payload, count = payload_of(records) * repeat, len(records) * repeat
+    _, ends = record_bounds(np.frombuffer(payload, dtype=np.uint8), count)
+    cut = data.draw(st.one_of(st.integers(0, len(payload)), st.sampled_from([int(end) + 1 for end in ends])))
+    whole = [int(end) for end in ends if end <= cut]
+    limit = data.draw(st.sampled_from([2, 1000]))
+    fields = parse(np.frombuffer(payload[:cut], dtype=np.uint8), limit)
+    expected = whole[:limit]
+    strict = parse_records(np.frombuffer(payload[: expected[-1] if expected else 0], dtype=np.uint8), len(expected))
+    assert [column.tolist() for column in fields] == [column.tolist() for column in strict]
 
 
 @parsers

@@ -1,0 +1,143 @@
+"""Records of one batch in slices of bounded size.
+
+A compressed batch may expand by a factor of 60,000. It is decompressed and parsed slice by slice, so that memory and
+the time between two slices depend on the slice size and on the largest record only.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator, NamedTuple
+
+import numpy as np
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, DecompressionStream, SizeLimitError
+from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer
+from spark_groupsource.records.parser import Bytes, RecordFields, parse_leading_records
+from spark_groupsource.records.varint import read_varint
+
+LeadingParser = Callable[[Bytes, int], RecordFields]
+"""(payload, limit) -> fields of the whole records at the start of the payload, at most `limit`"""
+
+_MAX_LENGTH_BYTES = 5
+_CHUNK_BYTES = 1 << 20
+_FIRST_SLICE_BYTES = 1 << 18
+_MIN_SLICE_BYTES = 1 << 14
+
+
+class RecordSlice(NamedTuple):
+    """Whole records, and the positions of their fields in `payload`."""
+
+    payload: Bytes
+    fields: RecordFields
+
+
+def record_slices(
+    buffer: Buffer,
+    header: BatchHeader,
+    *,
+    max_slice_bytes: int,
+    max_slice_items: int,
+    max_record_bytes: int = DEFAULT_MAX_BYTES,
+    parser: LeadingParser = parse_leading_records,
+) -> Iterator[RecordSlice | None]:
+    """Yields the records of one batch in order, and None between the parts of a record larger than a slice.
+
+    Args:
+        max_slice_bytes: maximum size of a slice, decompressed; a larger record is a slice of its own.
+        max_slice_items: maximum records of a slice, and about the maximum of its records and headers together.
+
+    Raises: CorruptRecordError if the bytes are not the records that the header announces; SizeLimitError if a record
+        exceeds `max_record_bytes`.
+    """
+    body = memoryview(buffer)[header.position + HEADER_BYTES : header.position + header.size]
+    window = _View(body) if header.codec == 0 else _Stream(DecompressionStream(header.codec, body))
+    missing = header.record_count
+    slice_bytes = min(_FIRST_SLICE_BYTES, max_slice_bytes)
+    while missing:
+        while not window.fill(slice_bytes):
+            pass
+        size = _first_record_bytes(window.head())
+        if size > max_record_bytes:
+            raise SizeLimitError(f"A record of {size} bytes exceeds the limit of {max_record_bytes} bytes.")
+        while size > slice_bytes and not window.fill(size):
+            yield None
+        payload = window.first(max(size, slice_bytes))
+        fields = parser(payload, 1 if size > slice_bytes else min(missing, max_slice_items))
+        count = len(fields.end)
+        if not count:
+            raise CorruptRecordError(f"{missing} records are missing; {payload.size} bytes are left.")
+        end = int(fields.end[-1])
+        yield RecordSlice(payload[:end], fields)
+        window.skip(end)
+        missing -= count
+        items = count + int(fields.header_count.sum())
+        slice_bytes = max(_MIN_SLICE_BYTES, min(end * max_slice_items // items, max_slice_bytes))
+    window.fill(1)
+    if window.first(1).size:
+        raise CorruptRecordError("The batch continues after its last record.")
+
+
+def _first_record_bytes(head: bytes) -> int:
+    """Returns the size of the record that starts with `head`, which may be incomplete; 0 if its length is invalid."""
+    try:
+        length, start = read_varint(head, 0)
+    except (ValueError, IndexError):
+        return 0
+    return start + max(length, 0)
+
+
+class _View:
+    """The records of an uncompressed batch, without a copy."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._left = np.frombuffer(body, dtype=np.uint8)
+
+    def fill(self, size: int) -> bool:
+        return True
+
+    def head(self) -> bytes:
+        return self._left[:_MAX_LENGTH_BYTES].tobytes()
+
+    def first(self, size: int) -> Bytes:
+        return self._left[:size]
+
+    def skip(self, size: int) -> None:
+        self._left = self._left[size:]
+
+
+class _Stream:
+    """The next decompressed bytes of a batch."""
+
+    def __init__(self, stream: DecompressionStream) -> None:
+        self._stream = stream
+        self._chunks: list[Bytes] = [np.empty(0, dtype=np.uint8)]
+        self._size = 0
+        self._is_complete = False
+
+    def fill(self, size: int) -> bool:
+        """Reads a part of the bytes that are missing to `size`; returns whether nothing is missing, or at the end."""
+        missing = size - self._size
+        if missing > 0 and not self._is_complete:
+            wanted = min(missing, _CHUNK_BYTES)
+            chunk = self._stream.read(wanted)
+            self._is_complete = len(chunk) < wanted
+            self._chunks.append(np.frombuffer(chunk, dtype=np.uint8))
+            self._size += len(chunk)
+        return self._is_complete or self._size >= size
+
+    def head(self) -> bytes:
+        return self._joined()[:_MAX_LENGTH_BYTES].tobytes()
+
+    def first(self, size: int) -> Bytes:
+        return self._joined()[:size]
+
+    def skip(self, size: int) -> None:
+        self._chunks = [self._joined()[size:]]
+        self._size -= size
+
+    def _joined(self) -> Bytes:
+        if len(self._chunks) > 1:
+            chunks = [chunk for chunk in self._chunks if chunk.size]
+            self._chunks = [np.concatenate(chunks) if len(chunks) != 1 else chunks[0]] if chunks else self._chunks[:1]
+        return self._chunks[0]
