@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import ssl
@@ -201,6 +202,12 @@ def listen(address: Address, setting: str = "listeners") -> socket.socket:
             f"Option {setting} cannot be used: listening on {address} failed ({error}). Choose another address."
         ) from error
     return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether a listening TCP socket accepts connections from this machine only."""
+    host: str = listener.getsockname()[0]
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 class LocalChannel:

@@ -117,8 +117,7 @@ class CredentialStore:
             }
             for user, credentials in users.items()
         }
-        replace_file(self._path, json.dumps({"version": 1, "users": stored}).encode())
-        self._path.chmod(0o600)
+        replace_file(self._path, json.dumps({"version": 1, "users": stored}).encode(), private=True)
         self._scram = users
 
 
@@ -127,7 +126,7 @@ def _mechanisms(setting: Sequence[str]) -> tuple[str, ...]:
     for each in mechanisms:
         if each not in MECHANISMS:
             supported = ", ".join(MECHANISMS)
-            text = f"Setting sasl.enabled.mechanisms must list mechanisms of {supported}, got {each!r}."
+            text = f"Option sasl.enabled.mechanisms must list mechanisms of {supported}, got {each!r}."
             raise ConfigurationError(text)
     return mechanisms
 
@@ -140,7 +139,7 @@ def _plain_users(jaas: str) -> dict[str, str]:
     }
     if not users:
         raise ConfigurationError(
-            f"Setting sasl.enabled.mechanisms contains PLAIN, but {_JAAS} defines no user. Set it to "
+            f"Option sasl.enabled.mechanisms contains PLAIN, but {_JAAS} defines no user. Set it to "
             '\'org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD";\'.'
         )
     return users

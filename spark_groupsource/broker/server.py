@@ -46,6 +46,8 @@ class BrokerServer:
     """A broker with one listener per node. Everything runs in the event loop that calls `start`.
 
     Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise.
+
+    Attributes: `warning`, what is open to the network after `start`; empty if nothing is.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class BrokerServer:
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._idle_check: asyncio.TimerHandle | None = None
+        self.warning = ""
 
     async def start(self) -> tuple[Address, ...]:
         """Opens the data directory and the listeners; returns the advertised addresses.
@@ -105,6 +108,7 @@ class BrokerServer:
             await listener.serve()
         self._check_idle()
         self._schedule_timers()
+        self.warning = self._warning()
         return tuple(Address(node.host, node.port) for node in self.broker.nodes)
 
     async def stop(self) -> None:
@@ -187,13 +191,23 @@ class BrokerServer:
         delay_s = min(limit_ms / 2000, _LONGEST_IDLE_CHECK_S)
         self._idle_check = asyncio.get_running_loop().call_later(delay_s, self._check_idle)
 
+    def _warning(self) -> str:
+        listener = next(iter(self._listeners.values()))
+        if listener.is_loopback or self.broker.credentials.mechanisms:
+            return ""
+        return (
+            f"[broker] Clients need no authentication, and the broker listens on {listener.address}: everyone who can "
+            "reach this address can read, write and delete all topics, groups and users. Set sasl.enabled.mechanisms, "
+            "or listen on 127.0.0.1."
+        )
+
     def _advertise(self) -> None:
         setting = self.config.advertised_listeners
         if not setting:
             host = next(iter(self._listeners.values())).address.host
             if host in _WILDCARDS:
                 raise ConfigurationError(
-                    f"Setting advertised.listeners is required: the broker listens on {host}. Set it to the host:port "
+                    f"Option advertised.listeners is required: the broker listens on {host}. Set it to the host:port "
                     "that clients connect to."
                 )
             return
@@ -201,7 +215,7 @@ class BrokerServer:
         addresses = parse_addresses(without_protocol, "advertised.listeners")
         if len(addresses) != len(self._listeners):
             raise ConfigurationError(
-                f"Setting advertised.listeners must have {len(self._listeners)} addresses, one per node, got "
+                f"Option advertised.listeners must have {len(self._listeners)} addresses, one per node, got "
                 f"{len(addresses)}."
             )
         for listener, address in zip(self._listeners.values(), addresses):
@@ -244,6 +258,8 @@ def serve_forever(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
         ready(",".join(map(str, await server.start())))
+        if server.warning:
+            (write_line if report else _LOGGER.warning)(server.warning)
         try:
             await stopped.wait()
         finally:
@@ -317,6 +333,9 @@ class EmbeddedBroker:
         except BaseException:
             self._join()
             raise
+        assert self._server is not None
+        if self._server.warning:
+            _LOGGER.warning(self._server.warning)
         return self
 
     def stop(self) -> None:

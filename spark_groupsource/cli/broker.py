@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.common import HELP, key_values
+from spark_groupsource.cli.common import HELP, key_values, read_lines, read_properties
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_addresses
 
@@ -31,6 +31,12 @@ _FLUSH = "log.flush.interval.messages"
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker setting; may be repeated.")
 @click.option(
+    "--config-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Properties file with broker settings, as Kafka's server.properties: for passwords, which other users of the "
+    "machine can see on a command line. --config takes precedence.",
+)
+@click.option(
     "--brokers",
     default=1,
     show_default=True,
@@ -51,6 +57,11 @@ _FLUSH = "log.flush.interval.messages"
     help="Creates or replaces SCRAM credentials in the data directory, for listeners with SASL/SCRAM.",
 )
 @click.option(
+    "--add-scram-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with values of --add-scram, one per line.",
+)
+@click.option(
     "--adopt",
     is_flag=True,
     help="Adopt a --data-dir that is a copy of a stopped Apache Kafka broker's log directory: topics with their ids, "
@@ -60,9 +71,11 @@ def broker(
     listen: str,
     data_dir: Path,
     config: tuple[str, ...],
+    config_file: Path | None,
     brokers: int,
     flush: str | None,
     add_scram: tuple[str, ...],
+    add_scram_file: Path | None,
     adopt: bool,
 ) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
@@ -77,10 +90,13 @@ def broker(
     if others:
         raise ConfigurationError(f"Option --listen must be one HOST:PORT, that of the first node, got {listen!r}.")
     _occupy_standard_descriptors()
-    settings = key_values(config, "--config")
+    settings = read_properties(config_file, "--config-file") if config_file else {}
+    settings |= key_values(config, "--config")
+    if add_scram_file:
+        add_scram += tuple(read_lines(add_scram_file, "--add-scram-file"))
     if flush is not None:
         if _FLUSH in settings:
-            raise ConfigurationError(f"Option --flush sets {_FLUSH}, which --config sets too. Give one of the two.")
+            raise ConfigurationError(f"Option --flush sets {_FLUSH}, which is set in the configuration too. Give one.")
         if flush == "always":
             settings = {**settings, _FLUSH: "1"}
     serve_forever(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,11 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# key, separator, value; a key ends at an unescaped separator
+_PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)(\s*[=:]\s*|\s+|)(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -60,17 +66,54 @@ def open_cluster(bootstrap: str, command_config: Path | None) -> Iterator[Cluste
         yield cluster
 
 
-def read_properties(path: Path) -> dict[str, str]:
-    """The settings of a properties file: ``name=value`` lines and comments that start with ``#`` or ``!``.
+def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:
+    """The settings of a properties file, in the format of Java's `Properties.load`, but UTF-8.
 
-    Raises: ConfigurationError with the name of the file, and the invalid line if there is one.
+    Raises: ConfigurationError with the name of the file, and the number of the invalid line if there is one. A line may
+        contain a password, so that its text is not shown.
     """
+    found = {}
+    for number, line in _logical_lines(_read_text(path, option)):
+        parts = _PROPERTY.fullmatch(line)
+        assert parts is not None  # the pattern matches every line
+        key, separator, value = (_ESCAPE.sub(_unescape, part or "") for part in parts.groups())
+        if not key or not separator:
+            raise ConfigurationError(f"Line {number} of {path} must be KEY=VALUE. Check the file that {option} names.")
+        found[key] = value.strip()
+    return found
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    """The lines of a file, except empty ones and comments that start with ``#``. Raises: ConfigurationError."""
+    lines = map(str.strip, _read_text(path, option).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _read_text(path: Path, option: str) -> str:
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"Cannot read properties file {path}: {error}. Check --command-config.") from error
-    rows = [line for line in map(str.strip, lines) if line and line[0] not in "#!"]
-    return key_values(rows, str(path))
+        raise ConfigurationError(f"Cannot read properties file {path}: {error}. Check {option}.") from error
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Each line with its number; a line that ends with a backslash continues in the next one."""
+    pending = ""
+    for number, natural in enumerate(text.splitlines(), 1):
+        line = pending + natural.lstrip()
+        if not pending and line[:1] in ("", "#", "!"):
+            continue
+        trailing = len(line) - len(line.rstrip("\\"))
+        pending = line[:-1] if trailing % 2 else ""
+        if not pending:
+            yield number, line
+    if pending:
+        yield number, pending
+
+
+def _unescape(found: re.Match[str]) -> str:
+    char = found[1]
+    return chr(int(char[1:], 16)) if len(char) > 1 else _ESCAPED.get(char, char)
 
 
 def key_values(entries: Iterable[str], origin: str) -> dict[str, str]:

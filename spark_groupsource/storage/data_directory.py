@@ -228,7 +228,8 @@ class DataDirectory:
         Raises: StorageError.
         """
         changed = {**self.broker_settings, name: dict(settings)}
-        replace_file(self.path / _BROKER_SETTINGS, json.dumps(changed, indent=1).encode())
+        # a setting that this broker does not know may be a password
+        replace_file(self.path / _BROKER_SETTINGS, json.dumps(changed, indent=1).encode(), private=True)
         self.broker_settings = changed
 
     def _read_broker_settings(self) -> None:

@@ -97,14 +97,14 @@ def write_exactly(descriptor: int, data: bytes | bytearray | memoryview, positio
         position += written
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces the content of `path` atomically; durable on return.
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replaces the content of `path` atomically; durable on return. Only this user can read a `private` file.
 
     Raises: StorageError when the directory cannot be written.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_open_private if private else None) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -112,6 +112,12 @@ def replace_file(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}. Check space and permissions.") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)  # of a file that an earlier process left
+    return descriptor
 
 
 def sync_data(descriptor: int) -> None:

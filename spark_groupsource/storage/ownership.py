@@ -57,7 +57,7 @@ class DirectoryLock:
 
 
 def prepare_directory(path: Path, adopt: bool) -> bool:
-    """Creates the directory if it is missing; returns whether it has content.
+    """Creates the directory if it is missing, for this user only; returns whether it has content.
 
     A directory of another owner is not changed. With `adopt` it must be the directory of a Kafka broker, or one that
     was adopted before.
@@ -65,7 +65,7 @@ def prepare_directory(path: Path, adopt: bool) -> bool:
     Raises: StorageError when the directory cannot be used or belongs to another owner.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = {entry.name for entry in path.iterdir()} - _NEUTRAL_NAMES
     except OSError as error:
         raise StorageError(f"Data directory {path} cannot be used: {error.strerror}. Choose another.") from error

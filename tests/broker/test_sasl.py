@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from spark_groupsource.client import admin as our_admin
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode, StorageError
+from spark_groupsource.storage.files import replace_file
 from spark_groupsource.wire.messages import (
     ApiVersionsRequest,
     SaslAuthenticateRequest,
@@ -267,3 +269,50 @@ def test_invalid_sasl_settings_are_errors(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         EmbeddedBroker(tmp_path / "data", config=config, add_scram=add_scram).start()
+
+
+# --- files and addresses ---
+
+
+def test_a_private_file_is_private_before_its_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def write(descriptor: int) -> None:
+        modes.append(os.fstat(descriptor).st_mode & 0o777)
+
+    left = tmp_path / "users.json.tmp"
+    left.write_text("of a process that was killed")
+    left.chmod(0o644)
+    monkeypatch.setattr("spark_groupsource.storage.files.os.fsync", write)
+    umask = os.umask(0)
+    try:
+        replace_file(tmp_path / "users.json", b"x", private=True)
+    finally:
+        os.umask(umask)
+    assert modes[0] == 0o600 and (tmp_path / "users.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_data_directory_is_private_and_an_existing_one_keeps_its_mode(tmp_path: Path) -> None:
+    existing = tmp_path / "existing"
+    existing.mkdir(mode=0o755)
+    existing.chmod(0o755)
+    for path, mode in ((existing, 0o755), (tmp_path / "new" / "data", 0o700)):
+        with EmbeddedBroker(path, config=CONFIG, add_scram=USERS[:1]):
+            assert path.stat().st_mode & 0o777 == mode
+            assert (path / "scram-credentials.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("host", "config", "is_warned"),
+    [("0.0.0.0", {}, True), ("0.0.0.0", CONFIG, False), ("127.0.0.1", {}, False), ("localhost", {}, False)],
+)
+def test_one_warning_says_what_is_open(
+    caplog: pytest.LogCaptureFixture, host: str, config: dict[str, str], is_warned: bool
+) -> None:
+    advertised = {"advertised.listeners": "localhost:0"} if host == "0.0.0.0" else {}
+    with EmbeddedBroker(host=host, config={**config, **advertised}):
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == is_warned
+    if is_warned:
+        assert "everyone who can reach this address can read, write and delete all topics" in warnings[0]
+        assert "Set sasl.enabled.mechanisms, or listen on 127.0.0.1." in warnings[0]

@@ -144,6 +144,8 @@ def test_directory_with_other_files_is_rejected_unchanged(tmp_path: Path) -> Non
         (["--config", "color=blue"], "color"),
         (["--config", "num.partitions"], "KEY=VALUE"),
         (["--config", "num.partitions=many"], "num.partitions"),
+        (["--config-file", "/no/such.properties"], "Check --config-file"),
+        (["--add-scram-file", "/no/such"], "Check --add-scram-file"),
     ],
 )
 def test_invalid_option_is_reported(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -177,7 +179,7 @@ def test_flush_conflicts_with_the_setting_that_it_sets(tmp_path: Path) -> None:
     error = startup_error(
         "--data-dir", str(tmp_path), "--flush", "always", "--config", "log.flush.interval.messages=5"
     )  # fmt: skip
-    assert "Give one of the two" in error
+    assert "Give one" in error
 
 
 def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None:
@@ -201,8 +203,12 @@ def test_sasl_authentication_of_a_scram_user(tmp_path: Path) -> None:
     settings.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.username=ann\nsasl.password=secret\n"
     )
-    user = ("--add-scram", "SCRAM-SHA-512=[name=ann,password=secret]")
-    with running_broker(tmp_path / "data", "--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", *user) as (address, _):
+    users, server = tmp_path / "users", tmp_path / "server.properties"
+    users.write_text("# the first user\nSCRAM-SHA-512=[name=ann,password=secret]\n")
+    server.write_text("sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\nnum.partitions=many\n")
+    files = ("--config-file", str(server), "--add-scram-file", str(users))
+    overrides = ("--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", "--config", "num.partitions=3")
+    with running_broker(tmp_path / "data", *files, *overrides) as (address, _):
         run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address, "--command-config", str(settings)]
         assert subprocess.run(run, capture_output=True, text=True, timeout=60).returncode == 0
         settings.write_text(settings.read_text().replace("secret", "wrong"))

@@ -13,7 +13,7 @@ from spark_groupsource.broker.requests import Steps
 from spark_groupsource.clock import Clock
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
-from spark_groupsource.net import Address, Socket, listen
+from spark_groupsource.net import Address, Socket, is_loopback, listen
 from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024
@@ -106,6 +106,11 @@ class Listener:
     @property
     def is_open(self) -> bool:
         return self._socket is not None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self._socket is not None and is_loopback(self._socket)
 
     @property
     def node(self) -> Node:
