@@ -293,18 +293,22 @@ class DataLossError(GroupSourceError):
 
     Attributes:
         error_class: subclass of Spark's error condition `KAFKA_DATA_LOSS`, for example ``START_OFFSET_RESET``.
+        remedy: what to do, one or more sentences.
     """
 
-    def __init__(self, error_class: str, message: str) -> None:
-        super().__init__(
-            f"[KAFKA_DATA_LOSS.{error_class}] {message} "
-            "Set option failOnDataLoss to false to continue with the available records."
-        )
+    def __init__(
+        self,
+        error_class: str,
+        message: str,
+        remedy: str = "Set option failOnDataLoss to false to continue with the available records.",
+    ) -> None:
+        super().__init__(f"[KAFKA_DATA_LOSS.{error_class}] {message} {remedy}")
         self.error_class = error_class
         self.message = message
+        self.remedy = remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DataLossError, (self.error_class, self.message)
+        return DataLossError, (self.error_class, self.message, self.remedy)
 
 
 class ApplicationEndedError(GroupSourceError):

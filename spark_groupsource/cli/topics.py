@@ -9,6 +9,7 @@ import click
 from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
+from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
 from spark_groupsource.model import TopicPartition
 
 
@@ -85,7 +86,7 @@ def delete(bootstrap: str, command_config: Path | None, names: tuple[str, ...], 
 
 def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:
     """The output of ``kafka-topics --describe``, without the columns of leader election."""
-    config = admin.describe_config(cluster, admin.TOPIC_RESOURCE, topic.name)
+    config = describe_config(cluster, TOPIC_RESOURCE, topic.name)
     overrides = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
     replication = max((len(p.replicas) for p in topic.partitions.values()), default=0)
     identity = f"\tTopicId: {topic.topic_id}" if topic.topic_id is not None else ""

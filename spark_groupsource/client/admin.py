@@ -18,7 +18,6 @@ from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
-    DescribeConfigsRequest,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     LeaveGroupRequest,
@@ -29,9 +28,6 @@ from spark_groupsource.wire.messages import (
 )
 
 R = TypeVar("R", bound="Response")
-
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
 
 
 class NewTopic(NamedTuple):
@@ -73,15 +69,6 @@ class GroupDescription(NamedTuple):
     protocol: str
     members: tuple[MemberDescription, ...]
     coordinator: Node
-
-
-class ConfigEntry(NamedTuple):
-    """One setting of a topic or broker; `value` is None for sensitive settings."""
-
-    name: str
-    value: str | None
-    is_default: bool
-    is_sensitive: bool
 
 
 def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
@@ -153,25 +140,6 @@ def list_topics(cluster: Cluster, *, internal: bool = False) -> dict[str, TopicI
     """Lists topics by name, sorted; internal topics only with `internal`."""
     topics = cluster.metadata(None, refresh=True).topics
     return {name: topics[name] for name in sorted(topics) if internal or not topics[name].is_internal}
-
-
-def describe_config(cluster: Cluster, resource_type: int, name: str) -> dict[str, ConfigEntry]:
-    """Describes the configuration of a topic (`TOPIC_RESOURCE`) or of a broker (`BROKER_RESOURCE`, its id as text)."""
-    row = DescribeConfigsRequest.DescribeConfigsResource
-    request = DescribeConfigsRequest(
-        resources=[row(resource_type=resource_type, resource_name=name, configuration_keys=None)]
-    )
-    # only the broker itself knows its configuration
-    if resource_type == BROKER_RESOURCE:
-        response = cluster.call_node(int(name), request)
-    else:
-        response = cluster.call_any(request)
-    result = response.results[0]
-    _check(result.error_code, f"Describing the configuration of '{name}'", result.error_message)
-    return {
-        c.name: ConfigEntry(c.name, c.value, c.is_default or c.config_source == 5, c.is_sensitive)
-        for c in sorted(result.configs, key=lambda c: str(c.name))
-    }
 
 
 def list_groups(cluster: Cluster, states: Sequence[str] = ()) -> list[GroupListing]:

@@ -50,6 +50,18 @@ class DataLossPolicy:
         p, start, end = expected
         self._report(self._deleted_class, f"{p} was deleted before offsets [{start}, {end}) were read.")
 
+    def recreated_before_read(self, expected: OffsetRange) -> None:
+        """Reports a partition of a topic that was deleted and created again, found by its read task."""
+        p, start, end = expected
+        self._report(self._deleted_class, f"{p} was deleted and recreated before offsets [{start}, {end}) were read.")
+
+    def truncated_before_read(self, expected: OffsetRange, diverging_offset: int) -> None:
+        """Reports a range whose records were replaced: the log was truncated and has grown again (KIP-320)."""
+        p, start, end = expected
+        at = f"at offset {diverging_offset}" if diverging_offset >= 0 else "at an unknown offset"
+        message = f"{p} was truncated {at} by a new leader before offsets [{start}, {end}) were read."
+        self._report("COULD_NOT_READ_OFFSET_RANGE", message)
+
     def truncated(self, begins: Offsets, ends: Offsets) -> None:
         """Reports logs that end before the offset the query has read to."""
         if begins:

@@ -175,7 +175,9 @@ def _read(
     cluster: Cluster, partition: GroupInputPartition, columns: SelectedColumns, heartbeat: Heartbeat
 ) -> Iterator[pa.RecordBatch]:
     schema = _required_schema(columns)
-    fetcher = PartitionFetcher(cluster, partition.settings)
+    fetcher = PartitionFetcher(
+        cluster, partition.settings, topic_ids=partition.topic_ids, leader_epochs=partition.leader_epochs
+    )
     data_loss = _data_loss_policy(partition)
     pending = {r.topic_partition: r for r in partition.ranges if r.end > r.start}
     while pending:
@@ -185,6 +187,9 @@ def _read(
             expected = pending[block.topic_partition]
             if block.error:
                 _shrink(pending, expected, block, data_loss)
+                continue
+            if block.diverging_offset is not None:
+                data_loss.truncated_before_read(expected, block.diverging_offset)
                 continue
             decoded = decode_fetched(
                 block.data,
@@ -234,7 +239,10 @@ def _shrink(
     Raises: DataLossError.
     """
     tp = expected.topic_partition
-    if block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
+    if block.error == ErrorCode.UNKNOWN_TOPIC_ID:
+        data_loss.recreated_before_read(expected)
+        del pending[tp]
+    elif block.error != ErrorCode.OFFSET_OUT_OF_RANGE:
         data_loss.deleted_before_read(expected)
         del pending[tp]
     elif block.log_start_offset > expected.start:

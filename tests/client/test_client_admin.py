@@ -11,6 +11,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, Cluster
+from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -32,7 +33,7 @@ def test_topic_is_created_changed_and_deleted(client: Cluster, topic: str) -> No
     wait_until(lambda: topic in admin.list_topics(client), "the topic is listed")
     assert len(admin.list_topics(client)[topic].partitions) == 2
     assert "__consumer_offsets" not in admin.list_topics(client)
-    settings = admin.describe_config(client, admin.TOPIC_RESOURCE, topic)
+    settings = describe_config(client, TOPIC_RESOURCE, topic)
     assert settings["retention.ms"].value == "3600000" and not settings["retention.ms"].is_default
 
     with pytest.raises(BrokerError, match=f"Creating topic '{topic}'") as raised:

@@ -15,7 +15,7 @@ from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import LATEST, Cluster
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer
-from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record
@@ -133,7 +133,8 @@ def test_range_beyond_the_log_end_raises_after_the_timeout(cluster: Any, topic: 
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     with open_cluster(cluster.bootstrap_servers, default_api_timeout_ms="1000", fetch_max_wait_ms="100") as client:
-        with pytest.raises(BrokerError, match=f"{topic}-0 at offset 1 of 5.*default.api.timeout.ms"):
+        message = f"COULD_NOT_READ_OFFSET_RANGE.*{topic}-0 at offset 1 of 5.*default.api.timeout.ms"
+        with pytest.raises(DataLossError, match=message):
             list(PartitionFetcher(client).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 0, 5)]))
 
 

@@ -31,7 +31,7 @@ class Fetcher:
     script: list = []
     rounds: list = []
 
-    def __init__(self, cluster, settings):
+    def __init__(self, cluster, settings, *, topic_ids, leader_epochs):
         pass
 
     def fetch_blocks(self, ranges):
@@ -93,6 +93,7 @@ def out_of_range(log_start, end):
         (out_of_range(12, 20), "START_OFFSET_RESET", []),
         (out_of_range(0, 1), "COULD_NOT_READ_OFFSET_RANGE", []),
         (fetch_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "PARTITIONS_DELETED", []),
+        (fetch_error(ErrorCode.UNKNOWN_TOPIC_ID), "PARTITIONS_DELETED", []),
     ],
 )
 def test_data_loss_fails_or_skips_the_missing_records(fetch, response, error_class, rest):

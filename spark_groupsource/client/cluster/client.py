@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Optional, Sequence
 
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
     ClusterMetadata,
+    EpochEndOffset,
     OffsetAndTimestamp,
     TopicInfo,
 )
@@ -33,6 +34,8 @@ from spark_groupsource.wire.messages import (
     OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
 )
 
 __all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
@@ -40,6 +43,10 @@ __all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", 
 UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
 """How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
 
+Failure = Optional[BrokerError]
+# (node id, partitions of the node with their values, metadata, timeout in ms) -> the last retriable error
+_SendToLeader = Callable[[int, Mapping[TopicPartition, int], ClusterMetadata, int], Failure]
+_EPOCH_OF_CONSUMERS_SINCE = 3
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
@@ -88,9 +95,46 @@ class Cluster(Router):
             `UNKNOWN_TOPIC_TIMEOUT_MS`.
         """
         committed = self.settings.read_committed if read_committed is None else read_committed
-        retry = self.retry(timeout_ms)
         pending = dict(partitions)
         found: dict[TopicPartition, OffsetAndTimestamp] = {}
+
+        def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
+            request = _list_offsets_request(chosen, view, committed, self.settings)
+            min_version = 7 if MAX_TIMESTAMP in chosen.values() else 0
+            response = self.call_node(node_id, request, bound_ms, min_version=min_version)
+            return _move_found(response, pending, found)
+
+        self._call_leaders(pending, send, timeout_ms)
+        return found
+
+    def end_offsets_for_epochs(
+        self, epochs: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, EpochEndOffset]:
+        """Returns where each leader epoch ends in the log of the present leader (OffsetForLeaderEpoch, KIP-320).
+
+        A record below an offset that was in the log in an epoch is still there if the epoch ends at or after it.
+
+        Raises: as `list_offsets`; UnsupportedVersionError for brokers before 2.1.
+        """
+        pending = dict(epochs)
+        found: dict[TopicPartition, EpochEndOffset] = {}
+
+        def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
+            request = _leader_epoch_request(chosen, view)
+            # earlier versions require the permission of a broker and know no current leader epoch
+            response = self.call_node(node_id, request, bound_ms, min_version=_EPOCH_OF_CONSUMERS_SINCE)
+            return _move_epochs(response, pending, found)
+
+        self._call_leaders(pending, send, timeout_ms)
+        return found
+
+    def _call_leaders(self, pending: Mapping[TopicPartition, int], send: _SendToLeader, timeout_ms: int | None) -> None:
+        """Calls `send` for each leader of the `pending` partitions until it has removed them all.
+
+        Raises: BrokerError, NetworkError; retriable ones after the timeout, unknown topics and partitions after
+            `UNKNOWN_TOPIC_TIMEOUT_MS`.
+        """
+        retry = self.retry(timeout_ms)
         failure: GroupSourceError | None = None
         while pending:
             if failure is not None:
@@ -103,18 +147,14 @@ class Cluster(Router):
                     if node_id is None:
                         view.leader(chosen[0])
                     else:
-                        request = _list_offsets_request({tp: pending[tp] for tp in chosen}, committed, self.settings)
-                        min_version = 7 if MAX_TIMESTAMP in {pending[tp] for tp in chosen} else 0
                         bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
-                        response = self.call_node(node_id, request, bound_ms, min_version=min_version)
-                        failure = _move_found(response, pending, found) or failure
+                        failure = send(node_id, {tp: pending[tp] for tp in chosen}, view, bound_ms) or failure
                 except NetworkError as error:
                     failure = error
                 except BrokerError as error:
                     if not error.retriable:
                         raise
                     failure = error
-        return found
 
     def fetch_committed(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None, timeout_ms: int | None = None
@@ -252,7 +292,7 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def _list_offsets_request(
-    timestamps: Mapping[TopicPartition, int], read_committed: bool, settings: ClientSettings
+    timestamps: Mapping[TopicPartition, int], view: ClusterMetadata, read_committed: bool, settings: ClientSettings
 ) -> ListOffsetsRequest:
     topic_class = ListOffsetsRequest.ListOffsetsTopic
     return ListOffsetsRequest(
@@ -263,7 +303,9 @@ def _list_offsets_request(
                 name=topic,
                 partitions=[
                     topic_class.ListOffsetsPartition(
-                        partition_index=number, timestamp=timestamps[TopicPartition(topic, number)]
+                        partition_index=number,
+                        current_leader_epoch=view.leader_epoch(TopicPartition(topic, number)),
+                        timestamp=timestamps[TopicPartition(topic, number)],
                     )
                     for number in numbers
                 ],
@@ -289,6 +331,49 @@ def _move_found(
                 failure = error
             elif pending.pop(tp, None) is not None:
                 found[tp] = OffsetAndTimestamp(p.offset, p.timestamp, p.leader_epoch)
+    return failure
+
+
+def _leader_epoch_request(
+    epochs: Mapping[TopicPartition, int], view: ClusterMetadata
+) -> OffsetForLeaderEpochRequest:
+    topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    return OffsetForLeaderEpochRequest(
+        replica_id=-1,
+        topics=[
+            topic_class(
+                topic=topic,
+                partitions=[
+                    topic_class.OffsetForLeaderPartition(
+                        partition=number,
+                        current_leader_epoch=view.leader_epoch(TopicPartition(topic, number)),
+                        leader_epoch=epochs[TopicPartition(topic, number)],
+                    )
+                    for number in numbers
+                ],
+            )
+            for topic, numbers in _by_topic(epochs).items()
+        ],
+    )
+
+
+def _move_epochs(
+    response: OffsetForLeaderEpochResponse,
+    pending: dict[TopicPartition, int],
+    found: dict[TopicPartition, EpochEndOffset],
+) -> BrokerError | None:
+    """Moves found end offsets from `pending` to `found`; returns the last retriable error."""
+    failure: BrokerError | None = None
+    for topic in response.topics:
+        for p in topic.partitions:
+            tp = TopicPartition(topic.topic, p.partition)
+            if p.error_code:
+                error = BrokerError(p.error_code, f"OffsetForLeaderEpoch of {tp} at epoch {pending.get(tp)}")
+                if not error.retriable:
+                    raise error
+                failure = error
+            elif pending.pop(tp, None) is not None:
+                found[tp] = EpochEndOffset(p.leader_epoch, p.end_offset)
     return failure
 
 

@@ -44,6 +44,13 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int
 
 
+class EpochEndOffset(NamedTuple):
+    """The largest leader epoch up to the requested one and its end offset; both -1 if the leader knows none."""
+
+    leader_epoch: int
+    end_offset: int
+
+
 @dataclass(frozen=True)
 class ClusterMetadata:
     """Brokers and topics; `errors` has the error code of each requested topic that cannot be described."""
@@ -58,6 +65,12 @@ class ClusterMetadata:
         """Returns the partitions of a topic in order; none for an unknown topic."""
         info = self.topics.get(topic)
         return () if info is None else tuple(TopicPartition(topic, number) for number in sorted(info.partitions))
+
+    def leader_epoch(self, topic_partition: TopicPartition) -> int:
+        """Returns the leader epoch of a partition, -1 if it is unknown."""
+        info = self.topics.get(topic_partition.topic)
+        partition = info.partitions.get(topic_partition.partition) if info else None
+        return -1 if partition is None else partition.leader_epoch
 
     def leader(self, topic_partition: TopicPartition) -> Node:
         """Returns the leader of a partition.
@@ -75,6 +88,22 @@ class ClusterMetadata:
         if node is None:
             raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"Leader lookup of {topic_partition}")
         return node
+
+
+def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
+    """Returns `received`, with the cached partitions whose leader epoch is larger.
+
+    The epochs of one topic only grow; a response with a smaller one is of a broker that lags behind (KIP-320, Kafka
+    `Metadata.updateLatestMetadata`).
+    """
+    if cached.topic_id != received.topic_id:
+        return received
+    newer = {
+        number: known
+        for number, known in cached.partitions.items()
+        if number in received.partitions and 0 <= received.partitions[number].leader_epoch < known.leader_epoch
+    }
+    return received._replace(partitions={**received.partitions, **newer}) if newer else received
 
 
 def read_metadata(response: MetadataResponse) -> ClusterMetadata:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from random import Random
 from typing import Any, Callable, Iterable, Sequence, TypeVar
 
-from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, read_metadata
+from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, merge_topic, read_metadata
 from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
@@ -24,7 +24,7 @@ from spark_groupsource.errors import (
     RemoteProtocolError,
     as_sentence,
 )
-from spark_groupsource.model import Node
+from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
@@ -358,6 +358,16 @@ class Router:
                 {name: known for name, known in chosen.items() if not isinstance(known, TopicInfo)},
             )
 
+    def cached_leader_epoch(self, topic_partition: TopicPartition) -> int:
+        """Returns the leader epoch of a partition in the cached metadata, -1 if it is unknown; sends no request.
+
+        After a successful `list_offsets` it is the epoch of the leader that responded.
+        """
+        with self._lock:
+            _, known = self._topics.get(topic_partition.topic, (0, 0))
+        partition = known.partitions.get(topic_partition.partition) if isinstance(known, TopicInfo) else None
+        return -1 if partition is None else partition.leader_epoch
+
     @staticmethod
     def node_address(node: Node) -> Address:
         return Address(node.host, node.port)
@@ -381,11 +391,14 @@ class Router:
             self._nodes = dict(view.nodes)
             self._controller_id = view.controller_id
             self._cluster_id = view.cluster_id
+            cached = self._topics
             if names is None:
                 self._topics = {}
                 self._all_topics_ms = now_ms
-            for known in (view.topics, view.errors):
-                self._topics.update({name: (now_ms, value) for name, value in known.items()})  # type: ignore[misc]
+            self._topics.update({name: (now_ms, code) for name, code in view.errors.items()})
+            for name, topic in view.topics.items():
+                _, known = cached.get(name, (0, 0))
+                self._topics[name] = (now_ms, merge_topic(known, topic) if isinstance(known, TopicInfo) else topic)
 
     def _addresses(self) -> list[Address]:
         with self._lock:

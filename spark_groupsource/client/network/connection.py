@@ -50,7 +50,7 @@ _TLS_ALERT = b"\x15\x03"
 VERSION_CAPS: Mapping[int, int] = {
     # later versions identify topics by id, this client by name
     0: 12,  # Produce
-    1: 11,  # Fetch, the last version without tagged fields, which are slower to decode
+    1: 13,  # Fetch, by topic id; later versions add nothing that this client uses
     8: 9,  # OffsetCommit
     9: 9,  # OffsetFetch
     20: 5,  # DeleteTopics

@@ -4,23 +4,54 @@ It returns blocks of record batches, which the caller decodes. Each leader has a
 sent before the previous response is returned, so that the broker works while the caller decodes. Memory: one response
 (about fetch.max.bytes at most) for each leader.
 
-Source: KIP-74 (bounded responses, an incomplete last batch), KIP-392 (followers), KIP-98 (aborted transactions).
+A response without records is no evidence that there are none: a broker sends one while a read from tiered storage takes
+longer than its maximum wait. Offsets are skipped where a later batch follows, or where the topic is compacted, which
+excludes tiered storage.
+
+Source: KIP-74 (bounded responses, an incomplete last batch), KIP-392 (followers), KIP-98 (aborted transactions),
+KIP-320 (leader epochs), KIP-405 (tiered storage), KIP-516 (topic ids).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, Mapping, Sequence
+from uuid import UUID
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, Cluster
+from spark_groupsource.client.cluster.client import (
+    EARLIEST,
+    LATEST,
+    UNKNOWN_TOPIC_TIMEOUT_MS,
+    Cluster,
+    ClusterMetadata,
+)
+from spark_groupsource.client.cluster.configs import is_compacted
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
+from spark_groupsource.client.records.partition_fetch import (
+    FetchedBlock,
+    PartitionData,
+    PartitionState,
+    fetch_request,
+    highest_fetch_version,
+    partitions_of,
+)
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
+from spark_groupsource.errors import (
+    BrokerError,
+    DataLossError,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    UnsupportedVersionError,
+)
 from spark_groupsource.model import Node, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.net import Address
-from spark_groupsource.records.arrow import AbortedTransaction
-from spark_groupsource.records.header import last_batch
-from spark_groupsource.wire.messages import FetchRequest, FetchResponse
+from spark_groupsource.wire.messages import FetchResponse
+
+__all__ = ["FetchedBlock", "PartitionFetcher"]
+
+_log = logging.getLogger(__name__)
 
 _HINTS: Mapping[int, str] = {
     ErrorCode.CORRUPT_MESSAGE: (
@@ -28,46 +59,11 @@ _HINTS: Mapping[int, str] = {
     ),
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "Grant the user READ on the topic.",
 }
-_EMPTY = memoryview(b"")
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-# number of responses without records after which the rest of a readable range counts as removed by compaction
+# as in Kafka's consumer (FetchCollector), although it is not retriable elsewhere
+_RETRIABLE_FETCH_ERRORS = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR})
+# number of responses without records after which the rest of a readable range of a compacted topic is skipped
 _EMPTY_RESPONSES_FOR_GAP = 2
-
-
-class FetchedBlock(NamedTuple):
-    """Encoded record batches of one partition.
-
-    Attributes:
-        data: valid until the next block; may contain records before and after the range, which the caller skips.
-        next_offset: offset of the next block; the range is complete when it is at or after the end.
-        error: OFFSET_OUT_OF_RANGE, with the bounds of the log in `log_start_offset` and `high_watermark`, or
-            UNKNOWN_TOPIC_OR_PARTITION for a deleted partition; such a block has no data and is the partition's last.
-    """
-
-    topic_partition: TopicPartition
-    data: memoryview
-    next_offset: int
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted: tuple[AbortedTransaction, ...] = ()
-    error: int = 0
-
-
-@dataclass
-class _PartitionState:
-    """Progress of one range."""
-
-    topic_partition: TopicPartition
-    position: int
-    end: int
-    replica: int = -1
-    empty_responses: int = 0
-    unknown_since_ms: int | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        return self.position >= self.end
 
 
 @dataclass
@@ -75,20 +71,37 @@ class _Leader:
     """One broker with its pooled connection, outstanding request, and partitions in the order of the next request."""
 
     address: Address
-    readings: list[_PartitionState]
+    readings: list[PartitionState]
     connection: BrokerConnection | None = None
     sent: InFlight[FetchResponse] | None = None
 
 
 class PartitionFetcher:
-    """Fetches ranges over the connections of one `Cluster`; one call of `fetch_blocks` at a time."""
+    """Fetches ranges over the connections of one `Cluster`; one call of `fetch_blocks` at a time.
 
-    def __init__(self, cluster: Cluster, settings: ClientSettings | None = None) -> None:
+    Args:
+        topic_ids: topic -> id as text of the topic that is read; where it is missing, that of the first metadata.
+        leader_epochs: leader epoch in which each range was in the log. If the leader has changed since, the range is
+            validated before it is read (KIP-320).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ClientSettings | None = None,
+        *,
+        topic_ids: Mapping[str, str] | None = None,
+        leader_epochs: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings or cluster.settings
+        self._topic_ids = {topic: UUID(text) for topic, text in (topic_ids or {}).items()}
+        self._valid_epochs = dict(leader_epochs or {})
         self._leaders: dict[Address, _Leader] = {}
-        self._awaiting_leader: list[_PartitionState] = []
+        self._awaiting_leader: list[PartitionState] = []
         self._refresh_metadata = False
+        self._refreshed_ms = 0
+        self._compacted: dict[str, bool] = {}
 
     def fetch_blocks(self, ranges: Sequence[OffsetRange]) -> Iterator[FetchedBlock]:
         """Yields blocks until every range is complete; blocks of a partition are in order of offsets.
@@ -96,15 +109,26 @@ class PartitionFetcher:
         Moved leaders and broken connections are retried.
 
         Raises: BrokerError and NetworkError without progress for default.api.timeout.ms, or at once if the error is not
-            retriable; CorruptRecordError on malformed record batches.
+            retriable; DataLossError if the brokers have returned no record for this time; CorruptRecordError on
+            malformed record batches.
         """
-        self._awaiting_leader = [_PartitionState(r.topic_partition, r.start, r.end) for r in ranges if r.start < r.end]
+        self._awaiting_leader = [
+            PartitionState(
+                r.topic_partition,
+                r.start,
+                r.end,
+                self._topic_ids.get(r.topic_partition.topic),
+                valid_epoch=self._valid_epochs.get(r.topic_partition, -1),
+            )
+            for r in ranges
+            if r.start < r.end
+        ]
         self._leaders = {}
         self._refresh_metadata = False
-        retry = self._cluster.retry()
+        retry = self._cluster.retry(self._settings.default_api_timeout_ms)
         try:
             while self._awaiting_leader or self._leaders:
-                blocks, failure = self._assign_leaders()
+                blocks, failure = self._assign_leaders(retry.remaining_ms)
                 yield from blocks
                 has_progress = bool(blocks)
                 for leader in list(self._leaders.values()):
@@ -114,57 +138,129 @@ class PartitionFetcher:
                     # sent before the blocks are returned: the broker prepares the next response meanwhile
                     failure = self._send(leader) or failure
                     yield from blocks
+                self._refresh_metadata = self._refresh_metadata or failure is not None
                 if has_progress:
-                    retry = self._cluster.retry()
+                    retry = self._cluster.retry(self._settings.default_api_timeout_ms)
                 elif failure is not None:
-                    self._refresh_metadata = True
                     retry.backoff_or_raise(failure)
-                elif retry.elapsed_ms > self._settings.default_api_timeout_ms:
-                    raise self._stalled()
+                elif retry.is_expired:
+                    raise self._no_record()
         finally:
             for leader in self._leaders.values():
                 self._release(leader)
             self._leaders = {}
 
-    def _assign_leaders(self) -> tuple[list[FetchedBlock], GroupSourceError | None]:
-        """Finds the leaders of partitions without one and sends their first requests; returns deleted partitions."""
+    # -- leaders -----------------------------------------------------------------------------------------------------
+
+    def _assign_leaders(self, timeout_ms: int) -> tuple[list[FetchedBlock], GroupSourceError | None]:
+        """Finds the leaders of partitions without one and sends the next requests.
+
+        Returns the blocks of partitions that were deleted, recreated or truncated, and the last retriable error.
+        """
         failure: GroupSourceError | None = None
         blocks: list[FetchedBlock] = []
         awaiting, self._awaiting_leader = self._awaiting_leader, []
-        if awaiting:
+        if awaiting and self._is_refresh_early():
+            self._awaiting_leader = awaiting
+        elif awaiting:
             try:
-                topics = {reading.topic_partition.topic for reading in awaiting}
-                view = self._cluster.metadata(topics, refresh=self._refresh_metadata)
-                self._refresh_metadata = False
+                view = self._describe({reading.topic_partition.topic for reading in awaiting}, timeout_ms)
             except NetworkError as error:
                 self._awaiting_leader = awaiting
                 return [], error
-            for reading in awaiting:
-                try:
-                    node = view.nodes.get(reading.replica) or view.leader(reading.topic_partition)
-                    self._leader(node).readings.append(reading)
-                except BrokerError as error:
-                    if error.code in _UNKNOWN and self._is_deleted(reading):
-                        blocks.append(
-                            FetchedBlock(reading.topic_partition, _EMPTY, reading.position, error=error.code)
-                        )
-                    else:
-                        failure = error
-                        self._retry_leader(reading, error)
+            failure = self._find_leaders(awaiting, view, blocks, timeout_ms)
         for leader in list(self._leaders.values()):
             failure = self._send(leader) or failure
         return blocks, failure
 
-    def _leader(self, node: Node) -> _Leader:
-        address = self._cluster.node_address(node)
-        return self._leaders.setdefault(address, _Leader(address, []))
+    def _is_refresh_early(self) -> bool:
+        """True while other leaders are read and the metadata were requested a moment ago."""
+        age_ms = self._cluster.clock.now_ms() - self._refreshed_ms
+        return self._refresh_metadata and bool(self._leaders) and age_ms < self._settings.retry_backoff_ms
 
-    def _retry_leader(self, reading: _PartitionState, error: BrokerError) -> None:
+    def _describe(self, topics: set[str], timeout_ms: int) -> ClusterMetadata:
+        refresh = self._refresh_metadata
+        view = self._cluster.metadata(topics, refresh=refresh, timeout_ms=timeout_ms)
+        if refresh:
+            self._refresh_metadata = False
+            self._refreshed_ms = self._cluster.clock.now_ms()
+        return view
+
+    def _find_leaders(
+        self, awaiting: list[PartitionState], view: ClusterMetadata, blocks: list[FetchedBlock], timeout_ms: int
+    ) -> GroupSourceError | None:
+        """Assigns the partitions to their leaders; adds the blocks of partitions that cannot be read to `blocks`."""
+        failure: GroupSourceError | None = None
+        found: list[tuple[PartitionState, Node]] = []
+        for reading in awaiting:
+            try:
+                self._check_topic_id(reading, view)
+                leader = view.leader(reading.topic_partition)
+                reading.leader_epoch = view.leader_epoch(reading.topic_partition)
+                found.append((reading, view.nodes.get(reading.replica) or leader))
+            except BrokerError as error:
+                if error.code in _UNKNOWN and self._is_deleted(reading):
+                    blocks.append(reading.failed(error.code))
+                else:
+                    failure = error
+                    self._retry_leader(reading, error)
+        try:
+            blocks += self._validate([reading for reading, _ in found], timeout_ms)
+        except (BrokerError, NetworkError) as error:
+            if isinstance(error, BrokerError) and not error.retriable:
+                raise
+            self._awaiting_leader += [reading for reading, _ in found]
+            return error
+        for reading, node in found:
+            address = self._cluster.node_address(node)
+            self._leaders.setdefault(address, _Leader(address, [])).readings.append(reading)
+        return failure
+
+    @staticmethod
+    def _check_topic_id(reading: PartitionState, view: ClusterMetadata) -> None:
+        """Raises BrokerError if the topic of this name is not the one that is read."""
+        topic = view.topics.get(reading.topic_partition.topic)
+        topic_id: UUID | None = topic.topic_id if topic and topic.topic_id and topic.topic_id.int else None
+        if reading.topic_id is None:
+            reading.topic_id = topic_id
+        elif topic_id is not None and topic_id != reading.topic_id:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"Leader lookup of {reading.topic_partition}")
+
+    def _validate(self, readings: Sequence[PartitionState], timeout_ms: int) -> list[FetchedBlock]:
+        """Returns a block for each range whose records are no longer in the log since its leader has changed.
+
+        Raises: BrokerError, NetworkError.
+        """
+        moved = {r.topic_partition: r.valid_epoch for r in readings if 0 <= r.valid_epoch < r.leader_epoch}
+        try:
+            ends = self._cluster.end_offsets_for_epochs(moved, timeout_ms) if moved else {}
+        except UnsupportedVersionError as error:
+            _log.debug("Leader epochs are not validated: %s", error)
+            ends = {}
+        blocks = []
+        for reading in readings:
+            reading.valid_epoch = max(reading.valid_epoch, reading.leader_epoch)
+            self._valid_epochs[reading.topic_partition] = reading.valid_epoch
+            end = ends.get(reading.topic_partition)
+            if end is not None and end.end_offset < reading.end:
+                blocks.append(reading.failed(0)._replace(diverging_offset=end.end_offset))
+        return blocks
+
+    def _retry_leader(self, reading: PartitionState, error: BrokerError) -> None:
         """Looks the leader of a partition up again if the error is retriable."""
-        if not error.retriable:
+        if not error.retriable and error.code not in _RETRIABLE_FETCH_ERRORS:
             raise error
         reading.replica = -1
         self._awaiting_leader.append(reading)
+
+    def _is_deleted(self, reading: PartitionState) -> bool:
+        """Returns True if the partition has been unknown for `UNKNOWN_TOPIC_TIMEOUT_MS`."""
+        now_ms = self._cluster.clock.now_ms()
+        if reading.unknown_since_ms is None:
+            reading.unknown_since_ms = now_ms
+        return now_ms - reading.unknown_since_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def _send(self, leader: _Leader) -> GroupSourceError | None:
         """Sends the next request unless one is outstanding; releases a leader without incomplete ranges."""
@@ -178,8 +274,11 @@ class PartitionFetcher:
         try:
             if leader.connection is None:
                 leader.connection = self._cluster.acquire_connection(leader.address)
-            timeout_ms = self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms
-            leader.sent = leader.connection.send(self._request(leader.readings), timeout_ms)
+            leader.sent = leader.connection.send(
+                fetch_request(leader.readings, self._settings),
+                self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
+                max_version=highest_fetch_version(leader.readings),
+            )
         except NetworkError as error:
             self._abandon(leader)
             return error
@@ -197,107 +296,115 @@ class PartitionFetcher:
             return [], error
         if response.error_code:
             raise BrokerError(response.error_code, f"Fetch from {leader.address}")
-        readings = {reading.topic_partition: reading for reading in leader.readings}
+        received = list(partitions_of(response, sent.version, leader.readings))
         blocks: list[FetchedBlock] = []
         failure: GroupSourceError | None = None
-        for topic in response.responses:
-            for data in topic.partitions:
-                reading = readings[TopicPartition(topic.topic, data.partition_index)]
-                block, problem = self._read_partition(leader, reading, data)
-                failure = problem or failure
-                if block is not None:
-                    blocks.append(block)
+        for reading, data in received:
+            block, problem = self._read_partition(leader, reading, data)
+            failure = problem or failure
+            if block is not None:
+                blocks.append(block)
         if not blocks and failure is None:
-            blocks = self._skip_compacted(response, readings)
+            # without any records, no partition was left out because of fetch.max.bytes
+            blocks = [block for reading, data in received if (block := self._skip_compacted(reading, data)) is not None]
         # partitions with records go to the end of the next request, because fetch.max.bytes applies in order
         served = {block.topic_partition for block in blocks}
         leader.readings.sort(key=lambda reading: reading.topic_partition in served)
         return blocks, failure
 
     def _read_partition(
-        self, leader: _Leader, reading: _PartitionState, data: FetchResponse.FetchableTopicResponse.PartitionData
+        self, leader: _Leader, reading: PartitionState, data: PartitionData
     ) -> tuple[FetchedBlock | None, GroupSourceError | None]:
         tp = reading.topic_partition
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            leader.readings.remove(reading)
-            if reading.replica >= 0:
-                # a follower may lag behind; the leader knows the bounds of the log
-                reading.replica = -1
-                self._awaiting_leader.append(reading)
-                return None, None
-            return self._out_of_range(reading), None
-        if data.error_code:
-            hint = _HINTS.get(data.error_code, "")
-            error = BrokerError(
-                data.error_code, f"Fetch of {tp} at offset {reading.position} from {leader.address}", hint
-            )
-            leader.readings.remove(reading)
-            self._retry_leader(reading, error)
-            return None, error
-        reading.unknown_since_ms = None
-        if data.preferred_read_replica >= 0:
-            leader.readings.remove(reading)
+        if not data.error_code and data.preferred_read_replica < 0:
+            return reading.accept(data), None
+        leader.readings.remove(reading)
+        if not data.error_code:
+            reading.unknown_since_ms = None
             reading.replica = data.preferred_read_replica
             self._awaiting_leader.append(reading)
             return None, None
-        records = memoryview(data.records) if data.records else _EMPTY
-        next_offset = _next_offset(records, reading.position)
-        if next_offset == reading.position:
+        error = BrokerError(
+            data.error_code,
+            f"Fetch of {tp} at offset {reading.position} from {leader.address}",
+            _HINTS.get(data.error_code, ""),
+        )
+        try:
+            if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                return self._out_of_range(reading, error)
+            self._retry_leader(reading, error)
+        except NetworkError as lost:
+            self._awaiting_leader.append(reading)
+            return None, lost
+        return None, error
+
+    def _out_of_range(
+        self, reading: PartitionState, error: BrokerError
+    ) -> tuple[FetchedBlock | None, GroupSourceError | None]:
+        """Compares an out-of-range response with the bounds of the log at the present leader.
+
+        The response may be of a follower that lags behind or of a former leader; then the fetch is retried.
+        """
+        tp, is_follower = reading.topic_partition, reading.replica >= 0
+        reading.replica = -1
+        if is_follower:
+            self._awaiting_leader.append(reading)
             return None, None
-        reading.position = next_offset
-        reading.empty_responses = 0
-        aborted = tuple(AbortedTransaction(a.producer_id, a.first_offset) for a in data.aborted_transactions or ())
-        return (
-            FetchedBlock(
-                tp,
-                records,
-                next_offset,
-                data.high_watermark,
-                data.last_stable_offset,
-                data.log_start_offset,
-                aborted,
-            ),
-            None,
+        self._cluster.metadata([tp.topic], refresh=True, timeout_ms=self._settings.default_api_timeout_ms)
+        try:
+            start = self._cluster.list_offsets({tp: EARLIEST})[tp].offset
+            end = self._cluster.list_offsets({tp: LATEST}, read_committed=False)[tp].offset
+        except BrokerError as problem:
+            self._retry_leader(reading, problem)
+            return None, problem
+        if start <= reading.position <= end:
+            self._awaiting_leader.append(reading)
+            return None, error
+        return reading.failed(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start, log_end_offset=end), None
+
+    def _skip_compacted(self, reading: PartitionState, data: PartitionData) -> FetchedBlock | None:
+        """Completes a readable range without records if the topic is compacted; otherwise its records may come yet."""
+        readable = data.last_stable_offset if self._settings.read_committed else data.high_watermark
+        if data.error_code or readable < reading.end:
+            return None
+        reading.empty_responses += 1
+        if reading.empty_responses < _EMPTY_RESPONSES_FOR_GAP or not self._is_compacted(reading.topic_partition.topic):
+            return None
+        reading.position = reading.end
+        return reading.failed(0)._replace(high_watermark=data.high_watermark, last_stable_offset=readable)
+
+    def _is_compacted(self, topic: str) -> bool:
+        if topic not in self._compacted:
+            try:
+                self._compacted[topic] = is_compacted(self._cluster, topic, self._settings.request_timeout_ms)
+            except GroupSourceError as error:
+                _log.warning("[topic=%s] Cannot find out whether the topic is compacted, waiting: %s", topic, error)
+                if not isinstance(error, NetworkError):
+                    self._compacted[topic] = False
+        return self._compacted.get(topic, False)
+
+    def _no_record(self) -> DataLossError:
+        waiting = [r for leader in self._leaders.values() for r in leader.readings] + self._awaiting_leader
+        listed = bounded_names(
+            f"{r.topic_partition} at offset {r.position} of {r.end} (high watermark {r.high_watermark}, last stable "
+            f"offset {r.last_stable_offset})"
+            for r in waiting
+        )
+        return DataLossError(
+            "COULD_NOT_READ_OFFSET_RANGE",
+            f"No record of {listed} for kafka.default.api.timeout.ms={self._settings.default_api_timeout_ms} (or "
+            "kafkaConsumer.pollTimeoutMs): the log ends before the planned range, an open transaction holds back the "
+            "last stable offset, or the broker reads slowly.",
+            "Restart the query to try again, with a longer timeout if the broker reads from tiered storage.",
         )
 
-    def _skip_compacted(
-        self, response: FetchResponse, readings: Mapping[TopicPartition, _PartitionState]
-    ) -> list[FetchedBlock]:
-        """Completes ranges whose remaining offsets are readable and empty: compaction removed the last records."""
-        blocks = []
-        for topic in response.responses:
-            for data in topic.partitions:
-                reading = readings[TopicPartition(topic.topic, data.partition_index)]
-                readable = data.last_stable_offset if self._settings.read_committed else data.high_watermark
-                if data.error_code or readable < reading.end:
-                    continue
-                reading.empty_responses += 1
-                if reading.empty_responses >= _EMPTY_RESPONSES_FOR_GAP:
-                    reading.position = reading.end
-                    blocks.append(
-                        FetchedBlock(reading.topic_partition, _EMPTY, reading.end, data.high_watermark, readable)
-                    )
-        return blocks
-
-    def _out_of_range(self, reading: _PartitionState) -> FetchedBlock:
-        tp = reading.topic_partition
-        start = self._cluster.list_offsets({tp: EARLIEST})[tp].offset
-        end = self._cluster.list_offsets({tp: LATEST}, read_committed=False)[tp].offset
-        return FetchedBlock(
-            tp, _EMPTY, reading.position, end, end, start, error=int(ErrorCode.OFFSET_OUT_OF_RANGE)
-        )
-
-    def _is_deleted(self, reading: _PartitionState) -> bool:
-        """Returns True if the partition has been unknown for `UNKNOWN_TOPIC_TIMEOUT_MS`."""
-        now_ms = self._cluster.clock.now_ms()
-        if reading.unknown_since_ms is None:
-            reading.unknown_since_ms = now_ms
-        return now_ms - reading.unknown_since_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+    # -- connections -------------------------------------------------------------------------------------------------
 
     def _abandon(self, leader: _Leader) -> None:
         """Releases a leader after a lost connection; its partitions look their leaders up again."""
         self._leaders.pop(leader.address, None)
         self._release(leader)
+        self._cluster.connection_lost(leader.address)
         for reading in leader.readings:
             reading.replica = -1
         self._awaiting_leader.extend(reading for reading in leader.readings if not reading.is_complete)
@@ -311,48 +418,3 @@ class PartitionFetcher:
         else:
             # the response would be read as that of the next request
             connection.close()
-
-    def _request(self, readings: Sequence[_PartitionState]) -> FetchRequest:
-        settings = self._settings
-        row = FetchRequest.FetchTopic
-        # adjacent partitions of a topic share an entry; the broker fills partitions in the order of the request
-        topics: list[tuple[str, list[FetchRequest.FetchTopic.FetchPartition]]] = []
-        for reading in readings:
-            tp = reading.topic_partition
-            partition = row.FetchPartition(
-                partition=tp.partition,
-                fetch_offset=reading.position,
-                partition_max_bytes=settings.max_partition_fetch_bytes,
-            )
-            if topics and topics[-1][0] == tp.topic:
-                topics[-1][1].append(partition)
-            else:
-                topics.append((tp.topic, [partition]))
-        return FetchRequest(
-            replica_id=-1,
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=settings.fetch_max_bytes,
-            isolation_level=int(settings.read_committed),
-            session_id=0,
-            session_epoch=-1,
-            topics=[row(topic=topic, partitions=partitions) for topic, partitions in topics],
-            forgotten_topics_data=[],
-            rack_id=settings.client_rack,
-        )
-
-    def _stalled(self) -> BrokerError:
-        waiting = [r for leader in self._leaders.values() for r in leader.readings]
-        listed = bounded_names(f"{r.topic_partition} at offset {r.position} of {r.end}" for r in waiting)
-        return BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT,
-            f"Fetch of {listed}",
-            f"No record for kafka.default.api.timeout.ms={self._settings.default_api_timeout_ms}: the log ends before "
-            "the planned range, or an open transaction holds back the last stable offset.",
-        )
-
-
-def _next_offset(records: memoryview, position: int) -> int:
-    """Returns the offset after the last complete batch of `records`, at least `position`."""
-    header = last_batch(records)
-    return position if header is None else max(header.next_offset, position)

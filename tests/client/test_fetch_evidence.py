@@ -1,0 +1,228 @@
+"""What the fetcher concludes from responses: gaps, truncation, recreated topics, stale leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from client_support import open_cluster
+from log_broker import EMPTY, TP, LogBroker, log_broker
+
+from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.records import fetcher
+from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, RemoteProtocolError
+from spark_groupsource.model import OffsetRange
+from spark_groupsource.wire.messages import FetchResponse
+
+SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
+
+
+@pytest.fixture
+def broker() -> Iterator[LogBroker]:
+    with log_broker() as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: LogBroker) -> Iterator[Cluster]:
+    with open_cluster(str(broker.address), **SETTINGS) as opened:
+        yield opened
+
+
+def fetch(client: Cluster, end: int = 10, start: int = 0, **known: Any) -> list[FetchedBlock]:
+    return list(PartitionFetcher(client, **known).fetch_blocks([OffsetRange(TP, start, end)]))
+
+
+def next_offsets(blocks: list[FetchedBlock]) -> list[int]:
+    assert not any(block.error or block.diverging_offset is not None for block in blocks), blocks
+    return [block.next_offset for block in blocks]
+
+
+# -- gaps ------------------------------------------------------------------------------------------------------------
+
+
+def test_responses_without_records_do_not_end_a_range(broker: LogBroker, client: Cluster) -> None:
+    broker.steps = [EMPTY, EMPTY, lambda: None, EMPTY, EMPTY, EMPTY]
+    assert next_offsets(fetch(client)) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact without permission"])
+def test_range_without_records_fails_after_the_timeout(broker: LogBroker, policy: str) -> None:
+    broker.gap = frozenset(range(7, 10))
+    if policy != "delete":
+        broker.cleanup_policy, broker.config_error = "compact", ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    with open_cluster(str(broker.address), **{**SETTINGS, "default_api_timeout_ms": "150"}) as client:
+        message = "t-0 at offset 7 of 10 .high watermark 10, .*default.api.timeout.ms=150"
+        with pytest.raises(DataLossError, match=message):
+            fetch(client)
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_end_of_a_compacted_log_without_records_is_skipped(broker: LogBroker, client: Cluster, policy: str) -> None:
+    broker.gap, broker.cleanup_policy = frozenset(range(7, 10)), policy
+    assert next_offsets(fetch(client)) == [*range(1, 8), 10]
+    assert len(broker.sent("DescribeConfigs")) == 1
+
+
+def test_gap_before_a_batch_is_skipped(broker: LogBroker, client: Cluster) -> None:
+    broker.gap = frozenset(range(2, 9))
+    assert next_offsets(fetch(client)) == [1, 2, 10]
+    assert not broker.sent("DescribeConfigs")
+
+
+def test_open_transaction_is_waited_for(broker: LogBroker) -> None:
+    broker.last_stable_offset, broker.cleanup_policy = 4, "compact"
+    broker.gap = frozenset(range(4, 10))
+    settings = {**SETTINGS, "default_api_timeout_ms": "150", "isolation_level": "read_committed"}
+    with open_cluster(str(broker.address), **settings) as client:
+        with pytest.raises(DataLossError, match="COULD_NOT_READ_OFFSET_RANGE.* t-0 at offset 4 .*stable offset 4"):
+            fetch(client)
+
+
+# -- offsets out of range --------------------------------------------------------------------------------------------
+
+
+def test_out_of_range_response_of_a_former_leader_is_no_loss(broker: LogBroker, client: Cluster) -> None:
+    broker.steps = [lambda: None, ErrorCode.OFFSET_OUT_OF_RANGE]
+    before = len(broker.sent("Metadata"))
+    assert next_offsets(fetch(client)) == list(range(1, 11))
+    assert len(broker.sent("Metadata")) > before + 1, "the leader is looked up before the bounds of the log"
+
+
+def test_out_of_range_responses_that_contradict_the_log_fail_after_the_timeout(broker: LogBroker) -> None:
+    broker.steps = [ErrorCode.OFFSET_OUT_OF_RANGE] * 1_000
+    with open_cluster(str(broker.address), **{**SETTINGS, "default_api_timeout_ms": "150"}) as client:
+        with pytest.raises(BrokerError, match="Fetch of t-0 at offset 0 .*OFFSET_OUT_OF_RANGE"):
+            fetch(client)
+
+
+# -- leader epochs ---------------------------------------------------------------------------------------------------
+
+
+def test_requests_carry_the_current_leader_epoch(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch = 5
+    assert client.list_offsets({TP: LATEST})[TP].offset == 10
+    fetch(client)
+    assert {each.current_leader_epoch for each in broker.fetches} == {5}
+    ((_, request),) = broker.sent("ListOffsets")
+    assert request.topics[0].partitions[0].current_leader_epoch == 5
+    assert client.cached_leader_epoch(TP) == 5
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_rejected_leader_epoch_is_looked_up_again(broker: LogBroker, client: Cluster, change: int) -> None:
+    broker.leader_epoch = 5
+
+    def move() -> None:
+        broker.leader_epoch += 1
+
+    broker.steps = [move, ErrorCode.UNKNOWN_LEADER_EPOCH] if change < 0 else [move]
+    assert next_offsets(fetch(client)) == list(range(1, 11))
+    assert [each.current_leader_epoch for each in broker.fetches][-1] == 6
+
+
+def test_metadata_with_an_earlier_leader_epoch_are_ignored(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch = 5
+    client.metadata(["t"])
+    broker.leader_epoch = 4
+    assert client.metadata(["t"], refresh=True).leader_epoch(TP) == 5
+    broker.topic_id = uuid4()
+    assert client.metadata(["t"], refresh=True).leader_epoch(TP) == 4, "epochs of another topic"
+
+
+def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch, broker.epoch_ends = 3, {2: (2, 6)}
+    blocks = fetch(client, leader_epochs={TP: 2})
+    assert blocks[0].diverging_offset == 6 and not blocks[0].data
+    assert next_offsets(blocks[1:]) == list(range(1, 11)), "the range is read on"
+    ((version, request),) = broker.sent("OffsetForLeaderEpoch")
+    requested = request.topics[0].partitions[0]
+    assert (version, requested.leader_epoch, requested.current_leader_epoch, request.replica_id) == (4, 2, 3, -1)
+
+
+def test_truncation_during_a_fetch_is_reported(broker: LogBroker, client: Cluster) -> None:
+    def truncate() -> None:
+        broker.leader_epoch, broker.epoch_ends = 1, {0: (0, 8)}
+
+    broker.steps = [lambda: None, truncate]
+    blocks = fetch(client)
+    assert [block.diverging_offset for block in blocks if block.diverging_offset is not None] == [8]
+
+
+def test_range_below_the_end_of_its_epoch_is_valid(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch, broker.epoch_ends = 3, {2: (1, 6)}
+    assert next_offsets(fetch(client, end=6, leader_epochs={TP: 2})) == list(range(1, 7))
+
+
+def test_epoch_that_the_leader_does_not_know_is_a_truncation_at_an_unknown_offset(
+    broker: LogBroker, client: Cluster
+) -> None:
+    broker.leader_epoch, broker.epoch_ends = 3, {2: (-1, -1)}
+    assert fetch(client, leader_epochs={TP: 2})[0].diverging_offset == -1
+
+
+def test_epochs_are_not_validated_where_the_broker_cannot(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch, broker.epoch_ends, broker.epoch_versions = 3, {2: (2, 6)}, (0, 2)
+    assert next_offsets(fetch(client, leader_epochs={TP: 2})) == list(range(1, 11))
+    assert not broker.sent("OffsetForLeaderEpoch")
+
+
+def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: LogBroker, client: Cluster) -> None:
+    broker.leader_epoch = 3
+    fetch(client, leader_epochs={TP: 3})
+    assert not broker.sent("OffsetForLeaderEpoch")
+
+
+# -- topic ids -------------------------------------------------------------------------------------------------------
+
+
+def test_topic_is_fetched_by_its_id(broker: LogBroker, client: Cluster) -> None:
+    fetch(client, topic_ids={"t": str(broker.topic_id)})
+    assert {(version, request.topics[0].topic_id) for version, request in broker.sent("Fetch")} == {
+        (13, broker.topic_id)
+    }
+
+
+@pytest.mark.parametrize("versions", [(4, 13), (4, 11)])
+@pytest.mark.parametrize("when", ["before the fetch", "during the fetch"])
+def test_recreated_topic_is_not_read(
+    broker: LogBroker, client: Cluster, versions: tuple[int, int], when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "UNKNOWN_TOPIC_TIMEOUT_MS", 20)
+    broker.fetch_versions = versions
+
+    def recreate() -> None:
+        broker.topic_id, broker.leader_epoch = uuid4(), 1
+
+    planned = str(broker.topic_id)
+    if when == "before the fetch":
+        recreate()
+        expected = []
+    else:
+        broker.steps = [lambda: None, lambda: None, recreate]
+        expected = [1, 2]
+    blocks = fetch(client, topic_ids={"t": planned})
+    assert [block.next_offset for block in blocks[:-1]] == expected
+    assert blocks[-1].error == ErrorCode.UNKNOWN_TOPIC_ID and not blocks[-1].data
+
+
+@pytest.mark.parametrize("topic_id", [None, UUID(int=0)])
+def test_topic_without_id_is_fetched_by_name(broker: LogBroker, client: Cluster, topic_id: UUID | None) -> None:
+    broker.topic_id, broker.fetch_versions = topic_id, (4, 12)
+    assert next_offsets(fetch(client, topic_ids={"t": str(uuid4())} if topic_id else {})) == list(range(1, 11))
+
+
+def test_response_with_a_partition_that_was_not_requested_is_rejected(broker: LogBroker, client: Cluster) -> None:
+    respond = broker.responses["Fetch"]
+
+    def other(request: Any, version: int) -> FetchResponse:
+        response: FetchResponse = respond(request, version)
+        response.responses[0].partitions[0].partition_index = 4
+        return response
+
+    broker.responses["Fetch"] = other
+    with pytest.raises(RemoteProtocolError, match="partition 4 of topic .*, which was not requested"):
+        fetch(client)
