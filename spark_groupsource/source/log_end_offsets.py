@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Iterable, Mapping, NamedTuple
 
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ErrorCode
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.planning import Backlog
+
+_log = logging.getLogger(__name__)
+
+# interval of the metadata requests for partitions that did not exist: they may have been recreated
+_RECHECK_MS = 1_000
 
 
 class Readable(NamedTuple):
@@ -35,7 +41,9 @@ class LogEndOffsets:
         self._refresh_ms = refresh_ms
         self._cached: Offsets = {}
         self._fetched_ms: int | None = None
-        self._deleted: set[TopicPartition] = set()
+        # partition -> whether its deletion was reported
+        self._deleted: dict[TopicPartition, bool] = {}
+        self._rechecked_ms = 0
         self._available_now_ends: Offsets | None = None
 
     @property
@@ -50,11 +58,33 @@ class LogEndOffsets:
     def reset(self) -> None:
         """Expires the cache and forgets the deleted partitions, because the assignment has changed."""
         self.expire()
-        self._deleted = set()
+        self._deleted = {}
 
-    def add_deleted(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stops querying partitions that do not exist; their end is the offset they were read to."""
-        self._deleted.update(partitions)
+    @property
+    def deleted(self) -> frozenset[TopicPartition]:
+        """Partitions that did not exist when they were last looked up."""
+        return frozenset(self._deleted)
+
+    def add_deleted(self, partitions: Iterable[TopicPartition], *, is_reported: bool) -> None:
+        """Stops querying partitions that do not exist; their end is the offset they were read to.
+
+        Args:
+            is_reported: False if `readable` has to report them to the data loss policy.
+        """
+        self._deleted = {**dict.fromkeys(partitions, is_reported), **self._deleted}
+        self._rechecked_ms = self._clock.now_ms()
+
+    def recheck_deleted(self) -> None:
+        """Queries partitions again that exist again; requests metadata once per `_RECHECK_MS`."""
+        if not self._deleted or self._clock.now_ms() < self._rechecked_ms + _RECHECK_MS:
+            return
+        missing = set(self._lookup.missing(self._deleted))
+        self._rechecked_ms = self._clock.now_ms()
+        found = [p for p in self._deleted if p not in missing]
+        if found:
+            _log.info("Partitions exist again and are read: %s.", bounded_names(sorted(found)))
+            self._deleted = {p: is_reported for p, is_reported in self._deleted.items() if p in missing}
+            self.expire()
 
     def readable(self, begins: Offsets, *, is_available_now: bool) -> Readable:
         """Returns the offset each partition may be read to; with availableNow at most the end at the query's start.
@@ -95,6 +125,9 @@ class LogEndOffsets:
 
     def _fetch_existing(self, begins: Offsets) -> Offsets:
         """Queries end offsets; a deleted partition ends at its begin if failOnDataLoss is false."""
+        unreported = [p for p in begins if not self._deleted.get(p, True)]
+        self._data_loss.deleted({p: begins[p] for p in unreported})
+        self._deleted.update(dict.fromkeys(unreported, True))
         existing = [p for p in begins if p not in self._deleted]
         try:
             return {**begins, **self._lookup.latest(existing)}
@@ -102,6 +135,5 @@ class LogEndOffsets:
             deleted = self._lookup.missing(existing) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
             if not deleted:
                 raise
-        self._data_loss.deleted({p: begins[p] for p in deleted})
-        self.add_deleted(deleted)
+        self.add_deleted(deleted, is_reported=False)
         return self._fetch_existing(begins)

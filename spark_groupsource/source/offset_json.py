@@ -26,7 +26,11 @@ class SourceOffset:
         generation_id: the group's generation when the batch was planned.
         reader: permanent name of the query; empty in the initial offset.
         topic_ids: ids of the topics; a recreated topic has another id.
-        partition_counts: number of partitions of each subscribed topic; partitions beyond it were added later.
+        partition_counts: number of partitions of each subscribed topic when the query started; partitions beyond it
+            were added later.
+        starting: what `startingOffsets` meant for each partition when the query started; empty for earliest.
+        committed: the group's committed offsets when the batch was planned, as far as the query knew them; none
+            for a partition without a commit.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -35,6 +39,8 @@ class SourceOffset:
     reader: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     partition_counts: Mapping[str, int] = field(default_factory=dict)
+    starting: Mapping[TopicPartition, int] = field(default_factory=dict)
+    committed: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
@@ -47,12 +53,18 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
+        if offset.starting:
+            group["starting"] = nest_positions(offset.starting)
+        if offset.committed:
+            group["committed"] = nest_positions(offset.committed)
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
 
 def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
     """Parses an offset of this source, the empty initial offset, or an offset of Spark's Kafka source.
+
+    Fields that an earlier version did not write are empty.
 
     Raises: ConfigurationError for any other JSON.
     """
@@ -66,6 +78,8 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             partition_counts=counts or _spark_counts(encoded),
+            starting=_flatten(group.get("starting", {})),
+            committed=_flatten(group.get("committed", {})),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView, RebalanceEvent
 from spark_groupsource.client.membership.rebalance_log import describe_rebalance
 from spark_groupsource.clock import Clock, format_timestamp_ms
@@ -51,6 +52,9 @@ class Ownership(Protocol):
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         """Fetches the group's committed offsets; None where there is none."""
 
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+        """Returns the last offsets that were committed with `metadata`, as far as they are found."""
+
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
     ) -> None:
@@ -89,6 +93,9 @@ class AssignedPartitions:
             return dict.fromkeys(partitions)
         return self._cluster.fetch_committed(self._group_id, partitions)
 
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+        return {} if self._group_id is None else find_last_commits(self._cluster, self._group_id, partitions, metadata)
+
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
     ) -> None:
@@ -114,6 +121,7 @@ class GroupPartitions:
     """The partitions that the query's members own."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock, members: int) -> None:
+        self._cluster = cluster
         self._settings = options.group_settings(members)
         class_path = options.rebalance_listener
         self._group = GroupClient(
@@ -158,6 +166,9 @@ class GroupPartitions:
 
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         return dict(self._group.committed(list(partitions)))
+
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+        return find_last_commits(self._cluster, self._settings.group_id, partitions, metadata)
 
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None

@@ -38,7 +38,7 @@ from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import Backlog, plan_tasks
-from spark_groupsource.source.start_positions import COMMIT_METADATA_PREFIX, StartPositions
+from spark_groupsource.source.start_positions import StartPositions, commit_metadata
 from spark_groupsource.source.stream_positions import StreamPositions
 from spark_groupsource.source.task_reader import GroupInputPartition
 
@@ -70,10 +70,11 @@ class StreamSession:
         self._co_readers = co_readers or CoReaders(options.group_id or "", list, self._clock)
         self._lookup = OffsetLookup(cluster, options, self._clock)
         data_loss = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
+        self._data_loss = data_loss
         self._log_ends = LogEndOffsets(
             self._lookup, data_loss, self._clock, read_committed=cluster.settings.read_committed, refresh_ms=_REFRESH_MS
         )
-        self._start_positions = StartPositions(options, self._lookup, data_loss, self._log_ends)
+        self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._lock = threading.RLock()
         self._draining = threading.Event()
@@ -111,8 +112,7 @@ class StreamSession:
             end = self._next_end(start, limits)
             if self.drained.is_set():
                 return start_json
-            owners = self._assignment.owners if self._assignment else ()
-            is_committed = self._positions.is_committed(start, owners)
+            is_committed = self._positions.is_committed(start, self._existing_owners())
             self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
             # the object that Spark passed if nothing is new: Spark compares offsets as text
             self._last_end = start_json if end is None else encode_offset(end)
@@ -125,18 +125,19 @@ class StreamSession:
                 self._commit_positions(dict(self._positions.uncommitted))
 
     def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
-        """Returns the read tasks of a batch; a logged batch is read again without membership."""
+        """Returns the read tasks of a batch; a logged batch is read again without membership.
+
+        Raises: DataLossError, ConfigurationError, BrokerError, NetworkError.
+        """
         with self._lock:
             self._co_readers.batch_started()
             start, end = decode_offset(start_json), decode_offset(end_json)
-            ranges, unknown = logged_ranges(start, end)
-            for p, begin in self._lookup.earliest(unknown).items():
-                _log.warning("%s The checkpoint has no start offset of %s; reading from %d.", self._entity, p, begin)
-                ranges.append(OffsetRange(p, begin, end.positions[p]))
             # the assignment for which the batch was planned; a task finds out whether it is still valid
             is_planned = self._assignment is not None and end_json == self._last_end
             group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
-            self._warn_unfenced(ranges, group)
+            ranges = self._logged_ranges(start, end)
+            if not is_planned:
+                ranges = self._replayed(ranges, end)
             settings = self._options.task_settings(self._cluster.settings)
             tasks = plan_tasks(
                 ranges,
@@ -155,6 +156,40 @@ class StreamSession:
                 )
                 for task in tasks
             ]
+
+    def _logged_ranges(self, start: SourceOffset, end: SourceOffset) -> list[OffsetRange]:
+        ranges, unknown = logged_ranges(start, end)
+        for p, begin in self._lookup.earliest(unknown).items():
+            _log.warning("%s The checkpoint has no start offset of %s; reading from %d.", self._entity, p, begin)
+            ranges.append(OffsetRange(p, begin, end.positions[p]))
+        return ranges
+
+    def _replayed(self, ranges: Iterable[OffsetRange], end: SourceOffset) -> list[OffsetRange]:
+        """Returns what is read of a batch of an earlier run: not what other members have processed since.
+
+        Raises: DataLossError for a topic that was recreated since; without failOnDataLoss nothing is read of it.
+        """
+        logged = {r.topic_partition: r for r in ranges if r.end > r.start}
+        if not logged:
+            return []
+        found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
+        recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
+        self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
+        existing = {p: r for p, r in logged.items() if p.topic not in recreated}
+        commits = self._ownership.committed(sorted(existing))
+        replayed = []
+        for p, (_, start, stop) in existing.items():
+            commit = commits.get(p)
+            begin = start if commit is None else min(max(start, commit.offset), stop)
+            replayed.append(OffsetRange(p, begin, stop))
+        processed = sorted(r.topic_partition for r in replayed if r.start > logged[r.topic_partition].start)
+        if processed:
+            names = bounded_names(processed)
+            _log.info("%s Other members have committed offsets within the logged batch: %s.", self._entity, names)
+        names = bounded_names(sorted(existing))
+        if self._options.assign is None and names:
+            _log.warning("%s Reading a logged batch again, without membership: %s.", self._entity, names)
+        return replayed
 
     def report_latest(self) -> dict[str, Any] | None:
         """Returns the end offsets of the owned partitions, for the query's progress."""
@@ -217,17 +252,25 @@ class StreamSession:
     # -- 1: commit ---------------------------------------------------------------------------------------------------
 
     def _checkpointed(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
+        is_first = self._positions.checkpoint is None
         self.reader = start.reader or self.reader or uuid4().hex
         self._positions = self._positions.checkpointed(json.dumps(start_json), start)
+        if is_first:
+            self._positions = self._start_positions.start_query(start, self._positions)
+
+    def _existing_owners(self) -> frozenset[TopicPartition]:
+        """Owned partitions without those that were deleted: their commits would be rejected, and delay the group."""
+        return frozenset(self._ownership.owners()) - self._log_ends.deleted
 
     def _commit(self, start: SourceOffset) -> None:
-        self._commit_positions(self._positions.to_commit(start, self._ownership.owners()))
+        offsets = self._positions.to_commit(start, self._existing_owners())
+        if offsets:
+            self._commit_positions(offsets)
+        else:
+            self._positions = self._positions.commit_dropped()
 
     def _commit_positions(self, offsets: Offsets) -> None:
-        if not offsets:
-            self._positions = self._positions.commit_dropped()
-            return
-        metadata = f"{COMMIT_METADATA_PREFIX}{self.reader}"
+        metadata = commit_metadata(self.reader)
         # a later call can commit as well, except for the last one
         is_last = self._draining.is_set() or self._planner.is_available_now
         commits = {p: OffsetAndMetadata(offset, metadata) for p, offset in offsets.items()}
@@ -238,12 +281,29 @@ class StreamSession:
             self._positions = self._positions.commit_dropped()
             _log.warning("%s %s", self._entity, error)
         except (BrokerError, NetworkError) as error:
-            if isinstance(error, BrokerError) and not error.retriable and error.code not in _TRANSIENT:
-                raise
-            self._positions = self._positions.commit_failed(offsets)
-            _log.warning("%s Commit failed, retrying: %s: %s", self._entity, error, bounded_names(offsets))
+            self._commit_failed(offsets, error)
         else:
             self._positions = self._positions.commit_succeeded(offsets)
+
+    def _commit_failed(self, offsets: Offsets, error: BrokerError | NetworkError) -> None:
+        """Schedules a retry; commits at once without partitions that do not exist.
+
+        Raises: `error` if it is fatal; NetworkError.
+        """
+        if isinstance(error, BrokerError) and not error.retriable and error.code not in _TRANSIENT:
+            raise error
+        self._positions = self._positions.commit_failed(offsets)
+        is_unknown = isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        deleted = self._lookup.missing(offsets) if is_unknown else []
+        if not deleted:
+            _log.warning("%s Commit failed, retrying: %s: %s", self._entity, error, bounded_names(offsets))
+            return
+        _log.warning("%s Offsets of deleted partitions are not committed: %s.", self._entity, bounded_names(deleted))
+        self._log_ends.add_deleted(deleted, is_reported=False)
+        self._positions = self._positions.commit_dropped()
+        existing = {p: offset for p, offset in offsets.items() if p not in deleted}
+        if existing:
+            self._commit_positions(existing)
 
     # -- 2: follow the group -----------------------------------------------------------------------------------------
 
@@ -290,6 +350,8 @@ class StreamSession:
 
     def _plan(self, start: SourceOffset, limits: Limits) -> SourceOffset | None:
         """Returns the end of the next batch; None when there is nothing to read and no partition has moved."""
+        # its metadata request finds the new id of a recreated topic
+        self._log_ends.recheck_deleted()
         self._positions = self._start_positions.check_topics(self._positions, start)
         begins = self._positions.begins(start)
         readable = self._planner.readable(begins)
@@ -302,12 +364,6 @@ class StreamSession:
             ends = begins
         generation_id = self._assignment.generation_id if self._assignment else -1
         return self._positions.end_offset(ends, generation_id, self.reader)
-
-    def _warn_unfenced(self, ranges: Iterable[OffsetRange], group: GroupSnapshot) -> None:
-        unfenced = [r.topic_partition for r in ranges if r.end > r.start and r.topic_partition not in group.owners]
-        if unfenced and self._options.assign is None:
-            names = bounded_names(unfenced)
-            _log.warning("%s Reading a logged batch again, without membership: %s.", self._entity, names)
 
     @property
     def _entity(self) -> str:

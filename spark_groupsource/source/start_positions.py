@@ -12,14 +12,12 @@ from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import SourceOffset
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import EARLIEST, LATEST, SourceOptions
+from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import PositionSource, StartPosition, decide_position
 from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.stream_positions import StreamPositions
 
 _log = logging.getLogger(__name__)
-
-COMMIT_METADATA_PREFIX = "groupsource "
-"""Begin of the metadata of every commit of this source, followed by the name of the reader."""
 
 Commits = Mapping[TopicPartition, OffsetAndMetadata | None]
 
@@ -35,12 +33,39 @@ class StartPositions:
     """Resolves the start positions of one query."""
 
     def __init__(
-        self, options: SourceOptions, lookup: OffsetLookup, data_loss: DataLossPolicy, log_ends: LogEndOffsets
+        self,
+        options: SourceOptions,
+        ownership: Ownership,
+        lookup: OffsetLookup,
+        data_loss: DataLossPolicy,
+        log_ends: LogEndOffsets,
     ) -> None:
         self._options = options
+        self._ownership = ownership
         self._lookup = lookup
         self._data_loss = data_loss
         self._log_ends = log_ends
+        self._spec = options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+
+    def start_query(self, start: SourceOffset, positions: StreamPositions) -> StreamPositions:
+        """Returns the positions at the first call of a query, which does not own a partition yet.
+
+        What `startingOffsets` means is resolved for every partition of the subscription: this query may acquire any of
+        them later from a member that has not committed. The checkpoint keeps it.
+
+        Raises: ConfigurationError, BrokerError, NetworkError.
+        """
+        if start.reader or start.positions:
+            return positions
+        partitions = self._lookup.partitions()
+        counts = self._lookup.partition_counts()
+        starting: Offsets = {}
+        if self._spec.default != EARLIEST:
+            commits = self._ownership.committed(partitions) if self._spec.uses_group else {}
+            is_required = self._spec.uses_group and self._spec.default is None
+            resolvable = [p for p in partitions if commits.get(p) is not None] if is_required else partitions
+            starting = self._lookup.resolve(self._spec, resolvable, commits)
+        return positions.started(self._lookup.topic_ids(counts), counts, starting)
 
     def report_deleted(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> None:
         """Reports partitions that are no longer owned because they were deleted, rather than moved to another member.
@@ -61,28 +86,64 @@ class StartPositions:
         Raises: DataLossError, ConfigurationError (onGroupReset=fail), BrokerError, NetworkError.
         """
         self._log_ends.reset()
-        decided = {p: _decide(p, start, commits.get(p), is_retained=p in previous.owned) for p in sorted(owned)}
+        topics = {p.topic for p in owned} | set(previous.topic_ids)
+        current = previous.with_topic_ids(self._lookup.topic_ids(topics, refresh=True))
+        last_commits = self._last_commits(start, commits, previous.owned)
+        decided = {
+            p: decide_position(
+                checkpoint=start.positions.get(p),
+                committed=_offset(commits.get(p)),
+                last_committed=last_commits.get(p),
+                is_retained=p in previous.owned,
+            )
+            for p in sorted(owned)
+        }
         decided.update(self._react_to_resets(decided, start))
         self._log_followed(decided, start)
-        unknown = [p for p, position in decided.items() if position.offset is None]
         acquired: Offsets = {
             p: position.offset
             for p, position in decided.items()
             if position.offset is not None and position.offset != start.positions.get(p)
         }
-        initial = self._resolve_initial(unknown, start, commits, previous.is_new)
+        unknown = [p for p, position in decided.items() if position.offset is None]
+        initial = self._resolve_initial(unknown, current, commits)
         acquired.update(initial)
-        topic_ids = self._lookup.topic_ids({p.topic for p in owned}, refresh=True)
-        positions = previous.assigned(owned, acquired, commits, topic_ids, self._lookup.partition_counts())
         to_commit = {
             p: commit.offset
             for p, commit in commits.items()
-            if commit is not None and _is_followed(commit, p, positions, start)
+            if commit is not None and _is_followed(commit, acquired.get(p), start.positions.get(p, -1))
         }
-        if self._initial_spec(previous.is_new).default != EARLIEST:
+        if self._spec.default != EARLIEST:
             # "latest" moves on: a new owner that takes over before the first commit must start at the same offset
-            to_commit.update(initial)
-        return Takeover(positions, to_commit)
+            deleted = self._log_ends.deleted
+            to_commit.update({p: at for p, at in initial.items() if not current.is_added(p) and p not in deleted})
+        return Takeover(current.assigned(owned, acquired, commits), to_commit)
+
+    def _last_commits(self, start: SourceOffset, commits: Commits, retained: frozenset[TopicPartition]) -> Offsets:
+        """Returns the last commit of this query for each partition whose committed offset is behind the checkpoint.
+
+        The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is
+        found in `__consumer_offsets`. Where that is not readable, the commit itself must show its author: consumers
+        write a leader epoch, sources and applications metadata, Kafka's tools neither.
+        """
+        name = commit_metadata(start.reader)
+        behind = {
+            p: commit
+            for p, commit in commits.items()
+            if commit is not None
+            and p not in retained
+            and commit.offset < start.positions.get(p, 0)
+            and commit.metadata != name
+        }
+        last = {p: start.committed[p] for p in behind if p in start.committed}
+        doubtful = {p: commit for p, commit in behind.items() if commit.offset >= last.get(p, 0)}
+        found = self._ownership.last_commits(sorted(doubtful), name) if doubtful else {}
+        for p, commit in doubtful.items():
+            if p in found:
+                last[p] = max(found[p], last.get(p, 0))
+            elif not commit.metadata and commit.leader_epoch < 0:
+                last[p] = start.positions[p]
+        return last
 
     def recreated(self, positions: StreamPositions, start: SourceOffset) -> Offsets:
         """Returns start offsets of partitions whose topic was recreated since `start`.
@@ -104,7 +165,9 @@ class StartPositions:
 
         Raises: DataLossError.
         """
-        found = self._lookup.topic_ids(positions.topic_ids) if positions.topic_ids else {}
+        # a deleted topic has no id, and its cached metadata would be requested every time
+        topics = {p.topic for p in positions.owned - self._log_ends.deleted} & set(positions.topic_ids)
+        found = self._lookup.topic_ids(topics) if topics else {}
         if all(positions.topic_ids[topic] == topic_id for topic, topic_id in found.items()):
             return positions
         self._log_ends.expire()
@@ -149,57 +212,46 @@ class StartPositions:
             )
 
     def _resolve_initial(
-        self, partitions: list[TopicPartition], start: SourceOffset, commits: Commits, is_new: bool
+        self, partitions: list[TopicPartition], positions: StreamPositions, commits: Commits
     ) -> Offsets:
         """Resolves partitions that have neither checkpoint nor committed offset.
 
         Raises: DataLossError.
         """
-        if not partitions:
-            return {}
+        found = {p: positions.starting[p] for p in partitions if p in positions.starting}
+        added = [p for p in partitions if p not in found and positions.is_added(p)]
+        existing = [p for p in partitions if p not in found and not positions.is_added(p)]
         try:
-            found = self._lookup.resolve(self._initial_spec(is_new), partitions, commits)
+            begins = self._lookup.earliest(added)
+            found |= self._lookup.resolve(self._spec, existing, commits) if existing else {}
         except BrokerError as error:
             is_unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             deleted = self._lookup.missing(partitions) if is_unknown else []
             if not deleted:
                 raise
             self._data_loss.deleted_before_lookup(deleted)
-            self._log_ends.add_deleted(deleted)
+            self._log_ends.add_deleted(deleted, is_reported=True)
             rest = [p for p in partitions if p not in deleted]
-            return dict.fromkeys(deleted, 0) | self._resolve_initial(rest, start, commits, is_new)
-        if not is_new and start.partition_counts:
-            # partitions below the count belonged to other members, which may not have committed yet
-            added = {p: begin for p, begin in found.items() if p.partition >= start.partition_counts.get(p.topic, 0)}
-            self._data_loss.added_partition_truncated({p: begin for p, begin in added.items() if begin})
-        return found
-
-    def _initial_spec(self, is_new: bool) -> PositionSpec:
-        """Start of partitions without position; after the first batch the earliest offset, for they may be new."""
-        if not is_new:
-            return PositionSpec("startingOffsets", default=EARLIEST)
-        return self._options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+            return dict.fromkeys(deleted, 0) | self._resolve_initial(rest, positions, commits)
+        if positions.partition_counts:
+            self._data_loss.added_partition_truncated({p: begin for p, begin in begins.items() if begin})
+        return found | begins
 
 
-def _decide(
-    p: TopicPartition, start: SourceOffset, commit: OffsetAndMetadata | None, *, is_retained: bool
-) -> StartPosition:
-    return decide_position(
-        checkpoint=start.positions.get(p),
-        committed=commit,
-        is_retained=is_retained,
-        is_own_commit=commit is not None and commit.metadata.startswith(COMMIT_METADATA_PREFIX),
-    )
+def commit_metadata(reader: str) -> str:
+    """Returns the metadata of every commit of one query."""
+    return f"groupsource {reader}"
 
 
-def _is_followed(
-    commit: OffsetAndMetadata, p: TopicPartition, positions: StreamPositions, start: SourceOffset
-) -> bool:
+def _offset(commit: OffsetAndMetadata | None) -> int | None:
+    return None if commit is None else commit.offset
+
+
+def _is_followed(commit: OffsetAndMetadata, position: int | None, checkpoint: int) -> bool:
     """True if the query continues at the commit of a member that is not of this source.
 
     Such a commit is repeated under the name of this query. If this query crashed before its first commit, the foreign
     commit behind the checkpoint would look like an operator's reset.
     """
-    is_ahead = commit.offset > start.positions.get(p, -1)
-    is_foreign = not commit.metadata.startswith(COMMIT_METADATA_PREFIX)
-    return is_foreign and is_ahead and positions.acquired.get(p) == commit.offset
+    is_foreign = not commit.metadata.startswith(commit_metadata(""))
+    return is_foreign and commit.offset > checkpoint and position == commit.offset

@@ -20,10 +20,11 @@ class StreamPositions:
         acquired: start offsets of the partitions whose position is not that of the checkpoint: acquired since the
             checkpoint was written, reset, truncated or recreated.
         committed: the group's committed offsets of owned partitions, as far as known.
-        uncommitted: checkpointed positions whose commit failed and is retried.
-        topic_ids: topic -> id of the owned partitions' topics.
-        partition_counts: topic -> number of partitions for each topic of the subscription.
-        is_new: the query has not owned a partition yet, in this run or an earlier one.
+        uncommitted: positions whose commit failed and is retried.
+        topic_ids: topic -> id of the subscribed topics.
+        partition_counts: topic -> number of partitions for each subscribed topic when the query started. A partition
+            beyond it was added later, as was every partition of a topic that was recreated since.
+        starting: what `startingOffsets` meant when the query started; empty for earliest.
         checkpoint: text of the checkpointed offset that `acquired` refers to; None before the first call.
     """
 
@@ -33,25 +34,44 @@ class StreamPositions:
     uncommitted: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     partition_counts: Mapping[str, int] = field(default_factory=dict)
-    is_new: bool = False
+    starting: Offsets = field(default_factory=dict)
     checkpoint: str | None = None
 
     def checkpointed(self, text: str, start: SourceOffset) -> StreamPositions:
         """Returns the positions after Spark has checkpointed `start`, whose text is `text`."""
-        is_new = self.is_new if self.checkpoint is not None else not start.reader
-        is_new = is_new and not start.positions
+        if self.checkpoint is None:
+            return replace(
+                self,
+                topic_ids=dict(start.topic_ids),
+                partition_counts=dict(start.partition_counts),
+                starting=dict(start.starting),
+                checkpoint=text,
+            )
         # a new checkpoint contains the positions acquired before
-        acquired = self.acquired if text == self.checkpoint else {}
-        return replace(self, acquired=acquired, is_new=is_new, checkpoint=text)
+        return self if text == self.checkpoint else replace(self, acquired={}, checkpoint=text)
+
+    def started(
+        self, topic_ids: Mapping[str, str], partition_counts: Mapping[str, int], starting: Offsets
+    ) -> StreamPositions:
+        """Returns the positions of a new query, with the facts that its checkpoint keeps."""
+        return replace(
+            self, topic_ids=dict(topic_ids), partition_counts=dict(partition_counts), starting=dict(starting)
+        )
+
+    def is_added(self, topic_partition: TopicPartition) -> bool:
+        """True if the partition was added after the query started, or the query has no number of partitions."""
+        return topic_partition.partition >= self.partition_counts.get(topic_partition.topic, 0)
 
     def to_commit(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the checkpointed positions that the group does not have yet.
+        """Returns the checkpointed positions that the group does not have yet, and those whose commit failed.
 
         Args:
             owners: partitions that this query owns now; for those not in `owned` it is undecided which offset applies.
         """
         eligible = self.owned & frozenset(owners)
-        return {
+        # among them the first position of a partition, which no checkpoint contains yet
+        retried = {p: offset for p, offset in self.uncommitted.items() if p in eligible}
+        return retried | {
             p: offset
             for p, offset in start.positions.items()
             if p in eligible and p not in self.acquired and self.committed.get(p) != offset
@@ -79,8 +99,6 @@ class StreamPositions:
         owned: frozenset[TopicPartition],
         acquired: Offsets,
         commits: Mapping[TopicPartition, OffsetAndMetadata | None],
-        topic_ids: Mapping[str, str],
-        partition_counts: Mapping[str, int],
     ) -> StreamPositions:
         """Returns the positions of a new assignment; `commits` are the group's committed offsets."""
         return replace(
@@ -88,17 +106,26 @@ class StreamPositions:
             owned=owned,
             acquired=dict(acquired),
             committed={p: commit.offset for p, commit in commits.items() if commit is not None},
-            topic_ids=dict(topic_ids),
-            partition_counts=dict(partition_counts),
+            # the others were decided anew
+            uncommitted={p: offset for p, offset in self.uncommitted.items() if p in owned and p not in acquired},
         )
 
     def with_acquired(self, offsets: Offsets) -> StreamPositions:
         """Returns the positions with other start offsets for some partitions."""
-        return replace(self, acquired={**self.acquired, **offsets}) if offsets else self
+        if not offsets:
+            return self
+        uncommitted = {p: offset for p, offset in self.uncommitted.items() if p not in offsets}
+        return replace(self, acquired={**self.acquired, **offsets}, uncommitted=uncommitted)
 
     def with_topic_ids(self, topic_ids: Mapping[str, str]) -> StreamPositions:
-        """Returns the positions with the ids of recreated topics."""
-        return replace(self, topic_ids={**self.topic_ids, **topic_ids})
+        """Returns the positions with the present ids; what was known of a recreated topic is dropped."""
+        recreated = {topic for topic, topic_id in topic_ids.items() if self.topic_ids.get(topic, topic_id) != topic_id}
+        return replace(
+            self,
+            topic_ids={**self.topic_ids, **topic_ids},
+            partition_counts={t: count for t, count in self.partition_counts.items() if t not in recreated},
+            starting={p: offset for p, offset in self.starting.items() if p.topic not in recreated},
+        )
 
     def begins(self, start: SourceOffset) -> dict[TopicPartition, int]:
         """Returns the start offset of the next batch for each owned partition."""
@@ -111,5 +138,12 @@ class StreamPositions:
     def end_offset(self, ends: Offsets, generation_id: int, reader: str) -> SourceOffset:
         """Returns the end offset of a batch that reads to `ends`."""
         return SourceOffset(
-            ends, dict(self.acquired), generation_id, reader, dict(self.topic_ids), dict(self.partition_counts)
+            ends,
+            dict(self.acquired),
+            generation_id,
+            reader,
+            dict(self.topic_ids),
+            dict(self.partition_counts),
+            dict(self.starting),
+            {p: offset for p, offset in self.committed.items() if p in ends},
         )

@@ -23,6 +23,17 @@ def test_encoded_text_is_sorted_and_decodes_to_the_same_offset():
     assert json.dumps(encode_offset(again)) == text
 
 
+def test_facts_of_the_query_are_encoded_and_absent_ones_are_empty():
+    facts = {"topic_ids": {"a": "id"}, "partition_counts": {"a": 1}, "starting": {A0: 2}, "committed": {A0: 3}}
+    offset = SourceOffset({A0: 4}, {}, 7, "r", **facts)
+    encoded = encode_offset(offset)
+    assert decode_offset(encoded) == offset
+    assert (encoded["@group"]["starting"], encoded["@group"]["committed"]) == ({"a": {"0": 2}}, {"a": {"0": 3}})
+    # written by an earlier version
+    earlier = {"a": {"0": 4}, "@group": {"acquired": {}, "generation": 7, "reader": "r"}}
+    assert decode_offset(earlier) == SourceOffset({A0: 4}, {}, 7, "r")
+
+
 def test_initial_offset_is_empty():
     assert encode_offset(SourceOffset()) == {}
     assert decode_offset({}) == SourceOffset()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.planning import (
     Backlog,
     PositionSource,
@@ -28,31 +28,32 @@ P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
 
 @pytest.mark.parametrize(
-    "checkpoint, committed, is_retained, is_own_commit, expected",
+    "checkpoint, committed, last_committed, is_retained, expected",
     [
         # neither checkpoint nor commit
-        (None, None, False, False, StartPosition(PositionSource.STARTING, None)),
+        (None, None, None, False, StartPosition(PositionSource.STARTING, None)),
         # no checkpoint
-        (None, 7, False, False, StartPosition(PositionSource.COMMIT, 7)),
-        (None, 7, False, True, StartPosition(PositionSource.COMMIT, 7)),
+        (None, 7, None, False, StartPosition(PositionSource.COMMIT, 7)),
         # restart: checkpoint equal to, behind and ahead of the committed offset
-        (7, 7, False, True, StartPosition(PositionSource.CHECKPOINT, 7)),
-        (7, 9, False, False, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
-        (7, 9, False, True, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
-        (7, 5, False, True, StartPosition(PositionSource.CHECKPOINT, 7)),
-        (7, 5, False, False, StartPosition(PositionSource.COMMIT_RESET, 5)),
-        (7, None, False, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 7, 7, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 9, 4, False, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
+        (7, None, 4, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        # ahead: the last commit of this query, the progress of another member since, an operator's reset
+        (7, 4, 4, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 5, 4, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 5, None, False, StartPosition(PositionSource.CHECKPOINT, 7)),
+        (7, 3, 4, False, StartPosition(PositionSource.COMMIT_RESET, 3)),
+        (7, 5, 7, False, StartPosition(PositionSource.COMMIT_RESET, 5)),
         # a running query does not follow a reset
-        (7, 5, True, False, StartPosition(PositionSource.RUNNING, 7)),
-        (7, 7, True, True, StartPosition(PositionSource.RUNNING, 7)),
-        (7, None, True, False, StartPosition(PositionSource.RUNNING, 7)),
-        (7, 9, True, False, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
+        (7, 3, 4, True, StartPosition(PositionSource.RUNNING, 7)),
+        (7, 7, 7, True, StartPosition(PositionSource.RUNNING, 7)),
+        (7, None, None, True, StartPosition(PositionSource.RUNNING, 7)),
+        (7, 9, 4, True, StartPosition(PositionSource.COMMIT_AHEAD, 9)),
     ],
 )
-def test_position_of_an_owned_partition(checkpoint, committed, is_retained, is_own_commit, expected):
-    commit = None if committed is None else OffsetAndMetadata(committed)
+def test_position_of_an_owned_partition(checkpoint, committed, last_committed, is_retained, expected):
     decided = decide_position(
-        checkpoint=checkpoint, committed=commit, is_retained=is_retained, is_own_commit=is_own_commit
+        checkpoint=checkpoint, committed=committed, last_committed=last_committed, is_retained=is_retained
     )
     assert decided == expected
 

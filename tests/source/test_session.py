@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
+from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import (
@@ -40,10 +40,11 @@ def test_initial_position_that_moves_is_committed_before_anything_is_read(starti
     end = query.session.latest_offset({}, NO_LIMITS)
     assert query.committed() == ({} if begin is None else {P0: begin})
     assert end["@group"]["acquired"] == {"t": {"0": begin or 0}}
-    # a partition added later starts at its earliest offset
+    # another partition starts where startingOffsets was when the query started, one added later at its earliest offset
     query.start = end
-    query.group.rebalance({P0: 0, P1: 0})
-    assert query.trigger() == {P1: (0, 10)}
+    query.cluster.logs |= {P1: (0, 20), P3: (0, 20)}
+    query.group.rebalance({P0: 0, P1: 0, P3: 0})
+    assert query.trigger() == {P1: (begin or 0, 20), P3: (0, 20)}
 
 
 def test_failed_commit_of_the_initial_position_does_not_fail_the_query(caplog):
@@ -53,6 +54,47 @@ def test_failed_commit_of_the_initial_position_does_not_fail_the_query(caplog):
     assert "Commit failed, retrying" in caplog.text
     query.group.commit_error = None
     assert query.trigger() is None and query.committed() == {P0: 10}
+
+
+def test_first_position_is_committed_again_until_it_succeeds():
+    group = FakeGroup(assigned={P0: 0}, commit_error=BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"))
+    query = Query(startingOffsets="latest", group=group)
+    begin = query.session.latest_offset({}, NO_LIMITS)
+    assert begin["t"] == {"0": 10}
+    query.group.commit_error = None
+    query.session.commit()
+    assert query.committed() == {P0: 10}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_standby_query_starts_where_starting_offsets_was_when_it_started(is_restarted):
+    standby = Query(startingOffsets="latest", group=FakeGroup(assigned={}))
+    assert standby.trigger() == {} and standby.start["@group"]["starting"] == {"t": {"0": 10, "1": 10, "2": 10}}
+    text = json.dumps(standby.start)
+    assert standby.trigger() is None and json.dumps(standby.start) == text
+    query = standby
+    if is_restarted:
+        query = Query(standby.start, standby.cluster, FakeGroup(assigned={}), startingOffsets="latest")
+        assert query.trigger() is None
+    query.cluster.logs = {p: (0, 25) for p in (P0, P1, P3)}
+    query.clock.advance_ms(500)
+    query.group.commits[P0] = OffsetAndMetadata(20)
+    query.group.rebalance({P0: 0, P1: 0, P3: 0})
+    assert query.trigger() == {P0: (20, 25), P1: (10, 25), P3: (0, 25)}
+
+
+def test_standby_query_reads_a_recreated_topic_from_its_start():
+    standby = Query(startingOffsets="latest", cluster=FakeCluster(topic_id="old"), group=FakeGroup(assigned={}))
+    standby.trigger()
+    query = Query(standby.start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), startingOffsets="latest")
+    assert query.trigger() == {P0: (0, 10)}
+    assert query.start["@group"]["topic_ids"] == {"t": "new"} and "starting" not in query.start["@group"]
+
+
+def test_checkpoint_of_an_earlier_version_resolves_starting_offsets_at_the_acquisition():
+    start = {"@group": {**RESTART["@group"], "partitions": {"t": 1}}}
+    query = Query(start, group=FakeGroup(assigned={P0: 0, P1: 0}), startingOffsets="-4")
+    assert query.trigger() == {P0: (6, 10), P1: (0, 10)}
 
 
 def test_query_without_partitions_at_first_uses_starting_offsets_later():
@@ -217,6 +259,39 @@ def test_log_line_about_resets_is_bounded(caplog):
     assert line.endswith(f"(onGroupReset=follow): {names} and 3 more.")
 
 
+@pytest.mark.parametrize("end_committed", [False, True])
+@pytest.mark.parametrize("reset, is_below_last_commit", [(2, True), (5, False)])
+def test_only_a_commit_below_the_last_one_of_the_query_is_a_reset(end_committed, reset, is_below_last_commit):
+    """Between it and the checkpoint, another member has processed what this query has delivered, before it was killed."""
+    query = Query(group=FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}))
+    assert query.trigger() == {P0: (4, 10)}
+    if end_committed:
+        assert query.trigger() is None
+    query.group.commits[P0] = OffsetAndMetadata(reset)
+    if is_below_last_commit or end_committed:
+        with pytest.raises(ConfigurationError, match=f"reset by an operator to {reset}; the checkpoint is at 10"):
+            restarted(query).trigger()
+    else:
+        again = restarted(query)
+        assert again.trigger() is None and again.committed() == {P0: 10}
+
+
+@pytest.mark.parametrize(
+    "commit, is_reset",
+    [
+        (OffsetAndMetadata(5), True),  # of Kafka's tools
+        (OffsetAndMetadata(5, "", 3), False),  # of a consumer
+        (OffsetAndMetadata(5, "groupsource other"), False),
+        (OffsetAndMetadata(5, "worker 7"), False),
+        (OffsetAndMetadata(3, "groupsource other"), True),
+    ],
+)
+def test_reset_is_recognized_by_the_commit_where_earlier_commits_are_not_readable(commit, is_reset):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "committed": {"t": {"0": 4}}}}
+    query = Query(start, group=FakeGroup(assigned={P0: 0}, commits={P0: commit}))
+    assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
+
+
 def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
     killed = Query(group=group, onGroupReset="fail")
@@ -230,7 +305,7 @@ def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
 
 
 def restarted(killed):
-    group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits)
+    group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits, history=killed.group.history)
     return Query(killed.start, killed.cluster, group, onGroupReset="fail")
 
 
@@ -319,6 +394,29 @@ def test_replay_reads_the_logged_range_without_membership(caplog):
     assert [(t.membership, t.ranges) for t in tasks] == [(None, (OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)))]
     assert "Reading a logged batch again, without membership: t-0, t-1." in caplog.text
     assert query.group.calls == []  # no join
+
+
+def test_replay_begins_where_other_members_have_committed(caplog):
+    commits = {P0: OffsetAndMetadata(9), P1: OffsetAndMetadata(8), P2: OffsetAndMetadata(1)}
+    query = Query(RESTART, group=FakeGroup(commits=commits))
+    end = {"t": {"0": 10, "1": 8, "2": 6}, "@group": {**RESTART["@group"], "acquired": {"t": {"1": 6, "2": 2}}}}
+    with caplog.at_level(logging.INFO):
+        tasks = query.session.input_partitions(RESTART, end)
+    assert [task.ranges for task in tasks] == [(OffsetRange(P0, 9, 10), OffsetRange(P2, 2, 6))]
+    assert "committed offsets within the logged batch: t-0, t-1." in caplog.text
+
+
+def test_recreated_topic_is_not_replayed():
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
+    end = {**start, "t": {"0": 9}}
+    with pytest.raises(DataLossError, match="t-0 was deleted and recreated; t-0 was read to offset 7"):
+        Query(start, FakeCluster(topic_id="new")).session.input_partitions(start, end)
+    lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.session.input_partitions(start, end) == []
+    lenient.start = end
+    assert lenient.trigger() == {P0: (0, 10)}
+    (same,) = Query(start, FakeCluster(topic_id="old")).session.input_partitions(start, end)
+    assert same.topic_ids == {"t": "old"}
 
 
 def test_replay_of_batch_zero_needs_no_start():
@@ -418,8 +516,8 @@ def test_added_partition_with_deleted_records_is_data_loss(caplog):
     start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "partitions": {"t": 2}}}
     cluster = FakeCluster({P0: (0, 7), P1: (3, 9), P2: (5, 9)})
     existing = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}))
-    assert existing.trigger() == {P1: (3, 9)}
-    assert existing.start["@group"]["partitions"] == {"t": 3}
+    assert existing.trigger() == {} and existing.start["t"] == {"0": 7, "1": 9}
+    assert existing.start["@group"]["partitions"] == {"t": 2}
     message = r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] t-2 begins at offset 5 and not at 0: .* by group g\."
     with pytest.raises(DataLossError, match=message):
         Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0})).trigger()
@@ -468,6 +566,53 @@ def test_deleted_partition_is_data_loss(caplog):
     assert lenient.trigger() == {P0: (10, 20)}
     assert lenient.trigger() is None
     assert "PARTITIONS_DELETED" in caplog.text
+
+
+def test_deleted_partition_leaves_the_commits_and_the_rebalance_proceeds(caplog):
+    query = Query(startingOffsets="earliest", failOnDataLoss="false")
+    query.trigger()
+    del query.cluster.logs[P1]
+    query.group.not_existing = {P1}
+    query.group.rebalance({P0: 0})
+    query.group.calls.clear()
+    assert query.trigger() == {}
+    everything = {P0: 10, P1: 10, P2: 10}
+    assert query.group.calls == [("commit", everything), ("commit", {P0: 10, P2: 10}), "poll"]
+    assert "Offsets of deleted partitions are not committed: t-1." in caplog.text
+    assert "PARTITIONS_DELETED" in caplog.text and query.start["t"] == {"0": 10}
+
+
+def test_deleted_partition_is_committed_once_in_vain():
+    query = Query(startingOffsets="earliest", failOnDataLoss="false")
+    query.trigger()
+    del query.cluster.logs[P1]
+    query.group.not_existing = {P1}
+    query.trigger()
+    query.group.calls.clear()
+    assert query.trigger() is None and query.group.calls == ["poll"]
+    strict = Query(startingOffsets="earliest")
+    strict.trigger()
+    del strict.cluster.logs[P1]
+    strict.group.not_existing = {P1}
+    strict.clock.advance_ms(500)
+    with pytest.raises(DataLossError, match="t-1 was deleted; t-1 was read to offset 10"):
+        strict.trigger()
+    assert strict.committed() == {P0: 10, P2: 10}
+
+
+@pytest.mark.parametrize("topic_id, begin", [("old", 10), ("new", 0)])
+def test_deleted_partition_is_read_again_when_it_exists_again(topic_id, begin):
+    """As after a wrong response of one broker, or when the topic was recreated."""
+    query = Query(startingOffsets="earliest", failOnDataLoss="false", cluster=FakeCluster(topic_id="old"))
+    query.trigger()
+    del query.cluster.logs[P1]
+    query.clock.advance_ms(500)
+    assert query.trigger() is None
+    query.cluster.logs[P1], query.cluster.topic_id = (0, 15), topic_id
+    query.clock.advance_ms(1_000)
+    assert query.trigger()[P1] == (begin, 15)
+    query.clock.advance_ms(1_000)
+    assert query.trigger() is None and query.committed()[P1] == 15
 
 
 def test_partition_revoked_because_it_was_deleted_is_data_loss():

@@ -1,12 +1,11 @@
 """The value `StreamPositions` and its methods."""
 
 import dataclasses
-import json
 
 import pytest
 from support.session_fakes import P0, P1, P2
 
-from spark_groupsource.model import OffsetAndMetadata
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.offset_json import SourceOffset
 from spark_groupsource.source.stream_positions import StreamPositions
 
@@ -30,24 +29,35 @@ def test_new_checkpoint_contains_the_acquired_positions():
     assert before.checkpointed("b", start({P0: 3, P1: 7})).acquired == {}
 
 
-@pytest.mark.parametrize(
-    "previous, start_offset, is_new",
-    [
-        (StreamPositions(), SourceOffset(), True),
-        (StreamPositions(), start({}), False),  # a restarted query
-        (StreamPositions(), SourceOffset({P0: 3}), False),  # a checkpoint of Spark's Kafka source
-        (StreamPositions(is_new=True, checkpoint="{}"), start({}), True),  # owns nothing yet
-        (StreamPositions(is_new=True, checkpoint="{}"), start({P0: 3}), False),
-    ],
-)
-def test_query_is_new_until_it_has_owned_a_partition(previous, start_offset, is_new):
-    assert previous.checkpointed(json.dumps("next"), start_offset).is_new is is_new
+def test_facts_of_the_query_are_those_of_its_first_checkpoint():
+    checkpoint = SourceOffset({P0: 3}, {}, 1, "r", {"t": "id"}, {"t": 2}, {P1: 7})
+    value = StreamPositions().checkpointed("a", checkpoint)
+    assert (value.topic_ids, value.partition_counts, value.starting) == ({"t": "id"}, {"t": 2}, {P1: 7})
+    assert [value.is_added(p) for p in (P1, P2, TopicPartition("u", 0))] == [False, True, True]
+    later = value.checkpointed("b", SourceOffset({P0: 4}, {}, 1, "r", {"t": "id"}, {"t": 9}))
+    assert (later.partition_counts, later.starting) == ({"t": 2}, {P1: 7})
+
+
+def test_facts_of_a_recreated_topic_are_dropped():
+    value = positions(topic_ids={"t": "id", "u": "1"}, partition_counts={"t": 2, "u": 1}, starting={P1: 7})
+    assert value.with_topic_ids({"t": "id"}) == value
+    recreated = value.with_topic_ids({"t": "new"})
+    assert (recreated.topic_ids, recreated.starting) == ({"t": "new", "u": "1"}, {})
+    assert recreated.is_added(P0) and not recreated.is_added(TopicPartition("u", 0))
 
 
 def test_only_owned_checkpointed_positions_that_differ_are_committed():
     value = StreamPositions(owned=frozenset({P0, P1, P2}), acquired={P2: 4}, committed={P0: 3})
     assert value.to_commit(start({P0: 3, P1: 7, P2: 9}), {P0, P1, P2}) == {P1: 7}
     assert value.to_commit(start({P0: 4, P1: 7}), {P0}) == {P0: 4}
+
+
+def test_failed_commits_are_retried_until_the_partition_is_lost():
+    """Among them the first position of a partition, which no checkpoint contains."""
+    value = positions(acquired={P1: 5}, uncommitted={P1: 5})
+    assert value.to_commit(start({P0: 3}), {P0, P1}) == {P0: 3, P1: 5}
+    assert value.to_commit(start({P0: 3}), {P0}) == {P0: 3}
+    assert value.with_acquired({P1: 0}).to_commit(start({}), {P0, P1}) == {}
 
 
 def test_result_of_a_commit():
@@ -77,10 +87,10 @@ def test_checkpoint_is_rewritten_when_partitions_or_positions_have_changed():
 
 
 def test_assignment_replaces_owned_and_committed_positions():
-    before = positions(uncommitted={P0: 5}, is_new=True, checkpoint="a")
+    before = positions(uncommitted={P0: 5, P1: 4}, checkpoint="a").started({"t": "id"}, {"t": 3}, {})
     commits = {P2: OffsetAndMetadata(8), P0: None}
-    after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits, {"t": "id"}, {"t": 3})
+    after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits)
     assert (after.owned, after.acquired, after.committed) == (frozenset({P0, P2}), {P2: 8}, {P2: 8})
-    assert (after.uncommitted, after.is_new, after.checkpoint) == ({P0: 5}, True, "a")
+    assert (after.uncommitted, after.checkpoint) == ({P0: 5}, "a")
     end = after.end_offset({P0: 9, P2: 10}, 4, "r")
-    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3})
+    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3}, {}, {P2: 8})

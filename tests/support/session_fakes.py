@@ -25,7 +25,7 @@ from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.session import StreamSession
 from spark_groupsource.source.task_reader import TaskMembership
 
-P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
+P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 NO_LIMITS = Limits()
 
 
@@ -66,7 +66,7 @@ class FakeCluster:
 class FakeGroup:
     """A group with an assignment that the test sets; `calls` records the calls in order.
 
-    `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
+    Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets` does. `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
     """
 
     assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
@@ -75,11 +75,13 @@ class FakeGroup:
     rejoin_needed: bool = True
     next_assigned: dict[TopicPartition, int] | None = None
     commit_error: Exception | None = None
+    not_existing: set[TopicPartition] = field(default_factory=set)
     calls: list[Any] = field(default_factory=list)
     joined: bool = False
     retains_partitions: bool = False
     unsettled: int = 0
     finally_assigned: dict[TopicPartition, int] | None = None
+    history: list[tuple[TopicPartition, OffsetAndMetadata]] = field(default_factory=list)
 
     def poll(self, timeout_ms: int) -> bool:
         self.calls.append("poll")
@@ -106,6 +108,9 @@ class FakeGroup:
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return {p: self.commits.get(p) for p in partitions}
 
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+        return {p: commit.offset for p, commit in self.history if p in partitions and commit.metadata == metadata}
+
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
     ) -> None:
@@ -113,7 +118,11 @@ class FakeGroup:
         if self.commit_error is not None:
             raise self.commit_error
         assert set(offsets) <= set(self.owners())
-        self.commits.update(offsets)
+        existing = {p: commit for p, commit in offsets.items() if p not in self.not_existing}
+        self.commits.update(existing)
+        self.history += existing.items()
+        if len(existing) < len(offsets):
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "commit")
 
     def leave(self, reason: str) -> None:
         self.calls.append("leave")
