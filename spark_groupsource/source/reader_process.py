@@ -72,6 +72,18 @@ class ReaderProcess:
             if self._session is not None:
                 self._session.prepare_available_now()
 
+    def warn_trigger_once(self) -> None:
+        """Logs that the trigger `once` does not commit its batch, at the only call of such a query.
+
+        Spark ends the query without another call of the source; its signal does not show whether the batch has failed.
+        """
+        if self.options.group_id is not None and not self._has_started:
+            _log.warning(
+                "[group=%s] Trigger once does not commit the offsets of its batch: Spark does not call the source after "
+                "the batch. The next run commits them. Use trigger(availableNow=True) to commit them in this run.",
+                self.options.group_id,
+            )
+
     def latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
         """See `StreamSession.latest_offset`.
 

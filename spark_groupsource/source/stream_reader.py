@@ -28,6 +28,9 @@ from spark_groupsource.source.tracebacks import strip_traceback, without_traceba
 if TYPE_CHECKING:
     from spark_groupsource.source.reader_process import ReaderProcess
 
+_NO_LIMIT = ReadMaxRows(2**63 - 1)
+"""Default limit without options; `ReadAllAvailable` would not show the trigger `once`, which replaces every limit by it."""
+
 
 class InvalidStreamReader(DataSourceStreamReader):
     """Reader for invalid options: raises their error in every callback."""
@@ -79,7 +82,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         if options.max_bytes_per_trigger:
             return ReadMaxBytes(options.max_bytes_per_trigger)
-        return ReadAllAvailable()
+        return _NO_LIMIT
 
     @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
@@ -93,16 +96,20 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_groupsource.source.batch_planner import Limits
 
-        # Spark returns the one limit of getDefaultReadLimit, or ReadAllAvailable to lift every limit
+        # Spark returns the one limit of getDefaultReadLimit, or ReadAllAvailable for the trigger once
         min_offsets, max_bytes = self._options.min_offsets_per_trigger, self._options.max_bytes_per_trigger
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, ReadAllAvailable):
+            self._open().warn_trigger_once()
+            limits = Limits()
+        elif limit == _NO_LIMIT:
+            limits = Limits()
+        elif isinstance(limit, ReadMaxRows):
             limits = Limits(limit.max_rows, min_offsets, max_bytes)
         elif isinstance(limit, ReadMinRows):
             limits = Limits(None, limit.min_rows, max_bytes)
-        elif isinstance(limit, ReadMaxBytes):
-            limits = Limits(None, min_offsets, limit.max_bytes)
         else:
-            limits = Limits()
+            assert isinstance(limit, ReadMaxBytes)
+            limits = Limits(None, min_offsets, limit.max_bytes)
         return self._open().latest_offset(start, limits)
 
     @without_traceback

@@ -13,6 +13,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow import kafka_schema
 from spark_groupsource.records.columns import SOURCE_COLUMNS
 from spark_groupsource.source import reader_process
+from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.schema import select_columns, spark_schema
 from spark_groupsource.source.stream_reader import GroupStreamReader
@@ -86,7 +87,7 @@ def test_reader_is_pickled_without_its_process():
 @pytest.mark.parametrize(
     "options, limit",
     [
-        ({}, ReadAllAvailable()),
+        ({}, ReadMaxRows(2**63 - 1)),
         ({"maxOffsetsPerTrigger": "5"}, ReadMaxRows(5)),
         ({"minOffsetsPerTrigger": "3"}, ReadMinRows(3)),
         ({"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "5"}, ReadMaxRows(5)),
@@ -96,6 +97,18 @@ def test_read_limit_is_that_of_the_options(options, limit):
     reader = GroupDataSource({**OPTIONS, **options}).streamReader(schema(("value", "binary", True)))
     assert reader.getDefaultReadLimit() == limit
     assert reader.initialOffset() == {}
+
+
+def test_query_with_trigger_once_names_its_last_commit_and_the_remedy(monkeypatch, caplog):
+    """Spark replaces the limit, and does not call the source after the batch."""
+    reader = GroupDataSource(OPTIONS).streamReader(schema(("value", "binary", True)))
+    limit = reader.getDefaultReadLimit()
+    monkeypatch.setattr(reader._process, "latest_offset", lambda start, limits: {"limits": limits})
+    assert reader.latestOffset({}, limit) == {"limits": Limits()} and not caplog.records
+    assert reader.latestOffset({}, ReadAllAvailable()) == {"limits": Limits()}
+    (record,) = caplog.records
+    assert "[group=g] Trigger once does not commit the offsets of its batch" in record.getMessage()
+    assert "Use trigger(availableNow=True)" in record.getMessage()
 
 
 @pytest.mark.parametrize(

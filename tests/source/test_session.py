@@ -262,7 +262,7 @@ def test_log_line_about_resets_is_bounded(caplog):
 @pytest.mark.parametrize("end_committed", [False, True])
 @pytest.mark.parametrize("reset, is_below_last_commit", [(2, True), (5, False)])
 def test_only_a_commit_below_the_last_one_of_the_query_is_a_reset(end_committed, reset, is_below_last_commit):
-    """Between it and the checkpoint, another member has processed what this query has delivered, before it was killed."""
+    """Between it and the checkpoint, another member has processed what this query has delivered."""
     query = Query(group=FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}))
     assert query.trigger() == {P0: (4, 10)}
     if end_committed:

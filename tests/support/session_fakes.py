@@ -66,7 +66,8 @@ class FakeCluster:
 class FakeGroup:
     """A group with an assignment that the test sets; `calls` records the calls in order.
 
-    Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets` does. `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
+    Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets`
+    does. `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
     """
 
     assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
