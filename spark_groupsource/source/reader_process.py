@@ -79,8 +79,8 @@ class ReaderProcess:
         """
         if self.options.group_id is not None and not self._has_started:
             _log.warning(
-                "[group=%s] Trigger once does not commit the offsets of its batch: Spark does not call the source after "
-                "the batch. The next run commits them. Use trigger(availableNow=True) to commit them in this run.",
+                "[group=%s] Trigger once does not commit the offsets of its batch: Spark does not call the source "
+                "after the batch. The next run commits them. Use trigger(availableNow=True) to commit them now.",
                 self.options.group_id,
             )
 

@@ -254,9 +254,8 @@ class StreamSession:
     def _checkpointed(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
         is_first = self._positions.checkpoint is None
         self.reader = start.reader or self.reader or uuid4().hex
-        self._positions = self._positions.checkpointed(json.dumps(start_json), start)
-        if is_first:
-            self._positions = self._start_positions.start_query(start, self._positions)
+        positions = self._positions.checkpointed(json.dumps(start_json), start)
+        self._positions = self._start_positions.start_query(start, positions) if is_first else positions
 
     def _existing_owners(self) -> frozenset[TopicPartition]:
         """Owned partitions without those that were deleted: their commits would be rejected, and delay the group."""

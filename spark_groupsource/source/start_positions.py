@@ -53,7 +53,7 @@ class StartPositions:
         What `startingOffsets` means is resolved for every partition of the subscription: this query may acquire any of
         them later from a member that has not committed. The checkpoint keeps it.
 
-        Raises: ConfigurationError, BrokerError, NetworkError.
+        Raises: BrokerError, NetworkError.
         """
         if start.reader or start.positions:
             return positions
@@ -62,9 +62,11 @@ class StartPositions:
         starting: Offsets = {}
         if self._spec.default != EARLIEST:
             commits = self._ownership.committed(partitions) if self._spec.uses_group else {}
-            is_required = self._spec.uses_group and self._spec.default is None
-            resolvable = [p for p in partitions if commits.get(p) is not None] if is_required else partitions
-            starting = self._lookup.resolve(self._spec, resolvable, commits)
+            try:
+                starting = self._lookup.resolve(self._spec, partitions, commits)
+            except ConfigurationError:
+                # a partition without position, in a list for example, is an error of the query that owns it
+                starting = {}
         return positions.started(self._lookup.topic_ids(counts), counts, starting)
 
     def report_deleted(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> None:

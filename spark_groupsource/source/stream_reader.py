@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spark_groupsource.source.reader_process import ReaderProcess
 
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
-"""Default limit without options; `ReadAllAvailable` would not show the trigger `once`, which replaces every limit by it."""
+"""Default limit without options; `ReadAllAvailable` is what Spark replaces any limit by for the trigger `once`."""
 
 
 class InvalidStreamReader(DataSourceStreamReader):

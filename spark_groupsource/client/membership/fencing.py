@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
-from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
-from spark_groupsource.group.request_splitting import coordinator_partition
-from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.header import iter_batches
-from spark_groupsource.wire.group_records import GroupKey, decode_group_value, decode_key
+from spark_groupsource.model import OffsetRange
+from spark_groupsource.wire.group_records import GroupKey, decode_group_value
 
 _log = logging.getLogger(__name__)
 
-OFFSETS_TOPIC = "__consumer_offsets"
 FIND_TIMEOUT_MS = 2_000
-# number of records at the end of the log that are read first; each further attempt reads ten times as many
-_FIRST_RECORDS = 1_000
 _UNKNOWN = -1
 
 
@@ -56,42 +48,19 @@ def find_generation(
     until it has a generation above `newer_than`, at most for `timeout_ms`. For error messages only: errors of this
     function itself are logged at debug level.
     """
-    clock = cluster.clock
-    deadline_ms = clock.now_ms() + timeout_ms
-
-    def left_ms() -> int:
-        return max(deadline_ms - clock.now_ms(), 1)
-
-    def last_generation(tail: OffsetRange) -> int | None:
-        # every request of the fetcher ends at the deadline
-        settings = replace(
-            cluster.settings,
-            isolation_level="read_uncommitted",
-            default_api_timeout_ms=left_ms(),
-            request_timeout_ms=left_ms(),
-            fetch_max_wait_ms=min(100, left_ms()),
-        )
-        return _last_generation(cluster, settings, tail, group_id)
-
+    clock, backoff_ms = cluster.clock, cluster.settings.retry_backoff_ms
+    reader = OffsetsTopicReader(cluster, group_id, timeout_ms)
     try:
-        partitions = cluster.metadata([OFFSETS_TOPIC], timeout_ms=left_ms()).partitions_of(OFFSETS_TOPIC)
-        if not partitions:
+        partition = reader.find_partition()
+        if partition is None:
             return _UNKNOWN
-        tp = TopicPartition(OFFSETS_TOPIC, coordinator_partition(group_id, len(partitions)))
-        start = cluster.list_offsets({tp: EARLIEST}, timeout_ms=left_ms())[tp].offset
-        end = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
-        found, count = None, _FIRST_RECORDS
-        while found is None and clock.now_ms() < deadline_ms:
-            found = last_generation(OffsetRange(tp, max(start, end - count), end))
-            if end - count <= start:
-                break
-            count *= 10
-        generation = _UNKNOWN if found is None else found
-        backoff_ms = cluster.settings.retry_backoff_ms
-        while generation <= newer_than and clock.now_ms() + backoff_ms < deadline_ms:
+        end = reader.log_end_offset(partition)
+        windows = (_last_generation(reader, window, group_id) for window in reader.windows(partition, end))
+        generation = next((found for found in windows if found is not None), _UNKNOWN)
+        while generation <= newer_than and reader.left_ms > backoff_ms:
             clock.sleep_ms(backoff_ms)
-            latest = cluster.list_offsets({tp: LATEST}, read_committed=False, timeout_ms=left_ms())[tp].offset
-            later = last_generation(OffsetRange(tp, end, latest))
+            latest = reader.log_end_offset(partition)
+            later = _last_generation(reader, OffsetRange(partition, end, latest), group_id)
             generation, end = generation if later is None else later, latest
         return generation
     except GroupSourceError as error:
@@ -100,15 +69,10 @@ def find_generation(
         return _UNKNOWN
 
 
-def _last_generation(cluster: Cluster, settings: ClientSettings, tail: OffsetRange, group_id: str) -> int | None:
+def _last_generation(reader: OffsetsTopicReader, window: OffsetRange, group_id: str) -> int | None:
     """Returns the generation of the group's last record in a range; -1 for a deleted group, None without a record."""
     generation: int | None = None
-    for block in PartitionFetcher(cluster, settings).fetch_blocks([tail]):
-        for header in iter_batches(block.data):
-            if header.is_control:
-                continue
-            for record in decode_records(block.data, header):
-                if record.key is not None and decode_key(record.key) == GroupKey(group_id):
-                    value = record.value
-                    generation = _UNKNOWN if value is None else decode_group_value(value).generation_id
+    for key, value in reader.records(window):
+        if key == GroupKey(group_id):
+            generation = _UNKNOWN if value is None else decode_group_value(value).generation_id
     return generation

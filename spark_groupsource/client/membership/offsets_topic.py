@@ -1,0 +1,84 @@
+"""Reader of one group's partition of `__consumer_offsets`, with one deadline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterator, NamedTuple
+
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.group.request_splitting import coordinator_partition
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.group_records import GroupKey, OffsetKey, UnknownKey, decode_key
+
+_OFFSETS_TOPIC = "__consumer_offsets"
+# number of records that are read first from the end of the log; each further window has ten times as many
+_FIRST_RECORDS = 1_000
+
+
+class GroupRecord(NamedTuple):
+    """One record; `value` is None for a tombstone."""
+
+    key: OffsetKey | GroupKey | UnknownKey
+    value: bytes | None
+
+
+class OffsetsTopicReader:
+    """Reads the partition of `__consumer_offsets` that has the records of one group.
+
+    A client may have no READ permission on it. Each method raises BrokerError or NetworkError, also after the deadline.
+    """
+
+    def __init__(self, cluster: Cluster, group_id: str, timeout_ms: int) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+        self._deadline_ms = cluster.clock.now_ms() + timeout_ms
+
+    @property
+    def left_ms(self) -> int:
+        """Time until the deadline, at least 1."""
+        return max(self._deadline_ms - self._cluster.clock.now_ms(), 1)
+
+    @property
+    def is_expired(self) -> bool:
+        """True after the deadline."""
+        return self._cluster.clock.now_ms() >= self._deadline_ms
+
+    def find_partition(self) -> TopicPartition | None:
+        """Returns the partition; None where the topic does not exist."""
+        found = self._cluster.metadata([_OFFSETS_TOPIC], timeout_ms=self.left_ms).partitions_of(_OFFSETS_TOPIC)
+        return TopicPartition(_OFFSETS_TOPIC, coordinator_partition(self._group_id, len(found))) if found else None
+
+    def log_end_offset(self, partition: TopicPartition) -> int:
+        """Returns the end of the partition, records of open transactions included."""
+        requested = {partition: LATEST}
+        return self._cluster.list_offsets(requested, read_committed=False, timeout_ms=self.left_ms)[partition].offset
+
+    def windows(self, partition: TopicPartition, end: int) -> Iterator[OffsetRange]:
+        """Yields ranges from `end` back to the log start offset, each ten times as long as the one before."""
+        start = self._cluster.list_offsets({partition: EARLIEST}, timeout_ms=self.left_ms)[partition].offset
+        count = _FIRST_RECORDS
+        while end > start and not self.is_expired:
+            begin = max(start, end - count)
+            yield OffsetRange(partition, begin, end)
+            end, count = begin, count * 10
+
+    def records(self, window: OffsetRange) -> Iterator[GroupRecord]:
+        """Yields the records of a range in the order of the log; records of the same batch may precede the range."""
+        settings = replace(
+            self._cluster.settings,
+            isolation_level="read_uncommitted",
+            # every request of the fetcher ends at the deadline
+            default_api_timeout_ms=self.left_ms,
+            request_timeout_ms=self.left_ms,
+            fetch_max_wait_ms=min(100, self.left_ms),
+        )
+        for block in PartitionFetcher(self._cluster, settings).fetch_blocks([window]):
+            for header in iter_batches(block.data):
+                if header.is_control:
+                    continue
+                for record in decode_records(block.data, header):
+                    if record.key is not None:
+                        yield GroupRecord(decode_key(record.key), record.value)

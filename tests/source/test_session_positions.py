@@ -1,0 +1,322 @@
+"""Start positions of `StreamSession` and replays, against an in-memory cluster and group on a manual clock."""
+
+import json
+import logging
+
+import pytest
+from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
+
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    DataLossError,
+    ErrorCode,
+)
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+
+
+def own_commit(offset):
+    return OffsetAndMetadata(offset, "groupsource abc")
+
+
+@pytest.mark.parametrize("starting, begin", [("latest", 10), ("group-or-latest", 10), ("-4", 6), ("earliest", None)])
+def test_initial_position_that_moves_is_committed_before_anything_is_read(starting, begin):
+    """If the reader crashes before its first commit, the new owner must start at the same offset."""
+    query = Query(startingOffsets=starting, group=FakeGroup(assigned={P0: 0}))
+    end = query.session.latest_offset({}, NO_LIMITS)
+    assert query.committed() == ({} if begin is None else {P0: begin})
+    assert end["@group"]["acquired"] == {"t": {"0": begin or 0}}
+    # another partition starts where startingOffsets was when the query started, one added later at its earliest offset
+    query.start = end
+    query.cluster.logs |= {P1: (0, 20), P3: (0, 20)}
+    query.group.rebalance({P0: 0, P1: 0, P3: 0})
+    assert query.trigger() == {P1: (begin or 0, 20), P3: (0, 20)}
+
+
+def test_failed_commit_of_the_initial_position_does_not_fail_the_query(caplog):
+    group = FakeGroup(assigned={P0: 0}, commit_error=BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"))
+    query = Query(startingOffsets="latest", group=group)
+    assert query.trigger() == {} and query.start["t"] == {"0": 10}
+    assert "Commit failed, retrying" in caplog.text
+    query.group.commit_error = None
+    assert query.trigger() is None and query.committed() == {P0: 10}
+
+
+def test_first_position_is_committed_again_until_it_succeeds():
+    group = FakeGroup(assigned={P0: 0}, commit_error=BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"))
+    query = Query(startingOffsets="latest", group=group)
+    begin = query.session.latest_offset({}, NO_LIMITS)
+    assert begin["t"] == {"0": 10}
+    query.group.commit_error = None
+    query.session.commit()
+    assert query.committed() == {P0: 10}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_standby_query_starts_where_starting_offsets_was_when_it_started(is_restarted):
+    standby = Query(startingOffsets="latest", group=FakeGroup(assigned={}))
+    assert standby.trigger() == {} and standby.start["@group"]["starting"] == {"t": {"0": 10, "1": 10, "2": 10}}
+    text = json.dumps(standby.start)
+    assert standby.trigger() is None and json.dumps(standby.start) == text
+    query = standby
+    if is_restarted:
+        query = Query(standby.start, standby.cluster, FakeGroup(assigned={}), startingOffsets="latest")
+        assert query.trigger() is None
+    query.cluster.logs = {p: (0, 25) for p in (P0, P1, P3)}
+    query.clock.advance_ms(500)
+    query.group.commits[P0] = OffsetAndMetadata(20)
+    query.group.rebalance({P0: 0, P1: 0, P3: 0})
+    assert query.trigger() == {P0: (20, 25), P1: (10, 25), P3: (0, 25)}
+
+
+def test_standby_query_reads_a_recreated_topic_from_its_start():
+    standby = Query(startingOffsets="latest", cluster=FakeCluster(topic_id="old"), group=FakeGroup(assigned={}))
+    standby.trigger()
+    query = Query(standby.start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), startingOffsets="latest")
+    assert query.trigger() == {P0: (0, 10)}
+    assert query.start["@group"]["topic_ids"] == {"t": "new"} and "starting" not in query.start["@group"]
+
+
+def test_checkpoint_of_an_earlier_version_resolves_starting_offsets_at_the_acquisition():
+    start = {"@group": {**RESTART["@group"], "partitions": {"t": 1}}}
+    query = Query(start, group=FakeGroup(assigned={P0: 0, P1: 0}), startingOffsets="-4")
+    assert query.trigger() == {P0: (6, 10), P1: (0, 10)}
+
+
+def test_query_without_partitions_at_first_uses_starting_offsets_later():
+    """A new member of a cooperative group gets partitions only after other members have revoked them."""
+    query = Query(startingOffsets="-4", group=FakeGroup(assigned={}))
+    assert query.trigger() == {} and query.start["@group"]["reader"]
+    query.group.rebalance({P0: 0})
+    assert query.trigger() == {P0: (6, 10)}
+
+
+def test_assigned_partitions_continue_at_the_offset_an_operator_has_set():
+    """With option assign, the checkpoint must not overwrite the committed offset before both are compared."""
+    before = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
+    before.trigger()
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}, joined=True, rejoin_needed=False)
+    query = Query(start=before.start, group=group)
+    assert query.trigger() == {P0: (4, 10)}
+    assert query.committed() == {P0: 4}
+
+
+def test_committed_offset_has_precedence_over_starting_offsets():
+    query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
+    assert query.trigger() == {P0: (4, 10), P1: (0, 10), P2: (0, 10)}
+
+
+def test_reacquired_partition_continues_at_the_commit_of_the_other_member():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.group.rebalance({P0: 0})
+    query.trigger()
+    query.cluster.logs[P1] = (0, 30)
+    query.group.commits[P1] = OffsetAndMetadata(20)
+    query.group.rebalance({P0: 0, P1: 1})
+    assert query.trigger() == {P1: (20, 30)}
+    assert query.start["@group"]["acquired"] == {"t": {"1": 20}}
+    assert query.trigger() is None
+    assert query.committed()[P1] == 30
+
+
+RESTART = {"t": {"0": 7}, "@group": {"acquired": {}, "generation": 3, "reader": "abc"}}
+
+
+@pytest.mark.parametrize(
+    "committed, reaction, expected, finally_committed",
+    [
+        (None, "follow", (7, 10), 10),
+        (own_commit(7), "follow", (7, 10), 10),
+        (own_commit(5), "follow", (7, 10), 10),  # crashed before the commit
+        (OffsetAndMetadata(9), "follow", (9, 10), 10),
+        (OffsetAndMetadata(5), "follow", (5, 10), 10),
+        (OffsetAndMetadata(5), "ignore", (7, 10), 10),
+    ],
+)
+def test_position_after_a_restart(committed, reaction, expected, finally_committed):
+    group = FakeGroup(assigned={P0: 0}, commits={P0: committed} if committed else {})
+    query = Query(RESTART, group=group, onGroupReset=reaction)
+    assert query.trigger() == {P0: expected}
+    query.trigger()
+    assert query.committed() == {P0: finally_committed}
+
+
+def test_reset_fails_the_query_with_on_group_reset_fail():
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
+    with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 7"):
+        Query(RESTART, group=group, onGroupReset="fail").trigger()
+
+
+def test_log_line_about_resets_is_bounded(caplog):
+    partitions = [TopicPartition("t", n) for n in range(8)]
+    start = {"t": {str(n): 7 for n in range(8)}, "@group": RESTART["@group"]}
+    commits = {p: OffsetAndMetadata(5) for p in partitions}
+    group = FakeGroup(assigned=dict.fromkeys(partitions, 0), commits=commits)
+    Query(start, FakeCluster({p: (0, 10) for p in partitions}), group).trigger()
+    (line,) = (record.getMessage() for record in caplog.records if "reset by an operator" in record.getMessage())
+    names = ", ".join(f"t-{n} (5 < 7)" for n in range(5))
+    assert line.endswith(f"(onGroupReset=follow): {names} and 3 more.")
+
+
+@pytest.mark.parametrize("end_committed", [False, True])
+@pytest.mark.parametrize("reset, is_below_last_commit", [(2, True), (5, False)])
+def test_only_a_commit_below_the_last_one_of_the_query_is_a_reset(end_committed, reset, is_below_last_commit):
+    """Between it and the checkpoint, another member has processed what this query has delivered."""
+    query = Query(group=FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(4)}))
+    assert query.trigger() == {P0: (4, 10)}
+    if end_committed:
+        assert query.trigger() is None
+    query.group.commits[P0] = OffsetAndMetadata(reset)
+    if is_below_last_commit or end_committed:
+        with pytest.raises(ConfigurationError, match=f"reset by an operator to {reset}; the checkpoint is at 10"):
+            restarted(query).trigger()
+    else:
+        again = restarted(query)
+        assert again.trigger() is None and again.committed() == {P0: 10}
+
+
+@pytest.mark.parametrize(
+    "commit, is_reset",
+    [
+        (OffsetAndMetadata(5), True),  # of Kafka's tools
+        (OffsetAndMetadata(5, "", 3), False),  # of a consumer
+        (OffsetAndMetadata(5, "groupsource other"), False),
+        (OffsetAndMetadata(5, "worker 7"), False),
+        (OffsetAndMetadata(3, "groupsource other"), True),
+    ],
+)
+def test_reset_is_recognized_by_the_commit_where_earlier_commits_are_not_readable(commit, is_reset):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "committed": {"t": {"0": 4}}}}
+    query = Query(start, group=FakeGroup(assigned={P0: 0}, commits={P0: commit}))
+    assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
+
+
+def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
+    killed = Query(group=group, onGroupReset="fail")
+    assert killed.trigger() == {P0: (5, 10)}
+    # its batch is checkpointed, but it crashed before the commit
+    assert restarted(killed).trigger() is None
+    # an operator resets the offset afterwards
+    group.commits[P0] = OffsetAndMetadata(5)
+    with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 10"):
+        restarted(killed).trigger()
+
+
+def restarted(killed):
+    group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits, history=killed.group.history)
+    return Query(killed.start, killed.cluster, group, onGroupReset="fail")
+
+
+def test_restart_without_new_data_commits_the_checkpoint():
+    group = FakeGroup(assigned={P0: 0}, commits={P0: own_commit(5)})
+    query = Query(RESTART, FakeCluster({P0: (0, 7)}), group)
+    assert query.trigger() is None
+    assert query.committed() == {P0: 7}
+
+
+def test_partition_unknown_to_checkpoint_and_group_starts_at_earliest_after_the_first_batch():
+    query = Query(RESTART, FakeCluster({P0: (0, 7), P1: (3, 9)}), FakeGroup(assigned={P0: 0, P1: 0}))
+    assert query.trigger() == {P1: (3, 9)}
+
+
+def test_checkpoint_of_sparks_kafka_source_is_continued():
+    query = Query({"t": {"0": 4, "1": 10}}, group=FakeGroup(assigned={P0: 0, P1: 0}))
+    assert query.trigger() == {P0: (4, 10)}
+    assert query.start["@group"]["reader"]
+
+
+def test_replay_reads_the_logged_range_without_membership(caplog):
+    query = Query(RESTART)
+    end = {"t": {"0": 9, "1": 8}, "@group": {"acquired": {"t": {"1": 6}}, "generation": 3, "reader": "abc"}}
+    with caplog.at_level(logging.WARNING):
+        tasks = query.session.input_partitions(RESTART, end)
+    assert [(t.membership, t.ranges) for t in tasks] == [(None, (OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)))]
+    assert "Reading a logged batch again, without membership: t-0, t-1." in caplog.text
+    assert query.group.calls == []  # no join
+
+
+def test_replay_begins_where_other_members_have_committed(caplog):
+    commits = {P0: OffsetAndMetadata(9), P1: OffsetAndMetadata(8), P2: OffsetAndMetadata(1)}
+    query = Query(RESTART, group=FakeGroup(commits=commits))
+    end = {"t": {"0": 10, "1": 8, "2": 6}, "@group": {**RESTART["@group"], "acquired": {"t": {"1": 6, "2": 2}}}}
+    with caplog.at_level(logging.INFO):
+        tasks = query.session.input_partitions(RESTART, end)
+    assert [task.ranges for task in tasks] == [(OffsetRange(P0, 9, 10), OffsetRange(P2, 2, 6))]
+    assert "committed offsets within the logged batch: t-0, t-1." in caplog.text
+
+
+def test_recreated_topic_is_not_replayed():
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
+    end = {**start, "t": {"0": 9}}
+    with pytest.raises(DataLossError, match="t-0 was deleted and recreated; t-0 was read to offset 7"):
+        Query(start, FakeCluster(topic_id="new")).session.input_partitions(start, end)
+    lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.session.input_partitions(start, end) == []
+    lenient.start = end
+    assert lenient.trigger() == {P0: (0, 10)}
+    (same,) = Query(start, FakeCluster(topic_id="old")).session.input_partitions(start, end)
+    assert same.topic_ids == {"t": "old"}
+
+
+def test_replay_of_batch_zero_needs_no_start():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    again = Query()
+    tasks = again.session.input_partitions({}, query.start)
+    assert {r.topic_partition: (r.start, r.end) for task in tasks for r in task.ranges} == {
+        p: (0, 10) for p in (P0, P1, P2)
+    }
+
+
+def test_truncated_log_is_data_loss():
+    group = FakeGroup(assigned={P0: 0})
+    with pytest.raises(DataLossError, match=r"KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED.*t-0 ends at 3, not 7"):
+        Query(RESTART, FakeCluster({P0: (0, 3)}), group).trigger()
+    lenient = Query(RESTART, FakeCluster({P0: (0, 3)}), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {}  # an empty batch checkpoints the new position
+    assert lenient.start["t"] == {"0": 3}
+    lenient.cluster.logs[P0] = (0, 6)
+    lenient.clock.advance_ms(500)
+    assert lenient.trigger() == {P0: (3, 6)}
+    assert lenient.committed() == {P0: 3}
+
+
+def test_recreated_topic_is_data_loss_although_it_is_longer(caplog):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": "old"}}}
+    group = FakeGroup(assigned={P0: 0})
+    with pytest.raises(DataLossError, match=r"PARTITIONS_DELETED_AND.*\] t-0 was deleted and recreated; .*offset 7"):
+        Query(start, FakeCluster(topic_id="new"), group).trigger()
+    lenient = Query(start, FakeCluster(topic_id="new"), FakeGroup(assigned={P0: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {P0: (0, 10)}
+    assert lenient.start["@group"]["topic_ids"] == {"t": "new"}
+    assert lenient.trigger() is None
+    assert lenient.committed() == {P0: 10}
+    assert "recreated" in caplog.text
+
+
+def test_added_partition_with_deleted_records_is_data_loss(caplog):
+    """A partition that another member owned before is not an added one."""
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "partitions": {"t": 2}}}
+    cluster = FakeCluster({P0: (0, 7), P1: (3, 9), P2: (5, 9)})
+    existing = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}))
+    assert existing.trigger() == {} and existing.start["t"] == {"0": 7, "1": 9}
+    assert existing.start["@group"]["partitions"] == {"t": 2}
+    message = r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO\] t-2 begins at offset 5 and not at 0: .* by group g\."
+    with pytest.raises(DataLossError, match=message):
+        Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0})).trigger()
+    lenient = Query(start, cluster, FakeGroup(assigned={P0: 0, P2: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {P2: (5, 9)}
+    assert "t-2 begins at offset 5" in caplog.text
+
+
+def test_partition_deleted_before_the_lookup_of_its_start_is_data_loss(caplog):
+    cluster = FakeCluster({P0: (0, 7)})
+    message = r"INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS\] The start offset of t-1 was not found"
+    with pytest.raises(DataLossError, match=message):
+        Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0})).trigger()
+    lenient = Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0}), failOnDataLoss="false")
+    assert lenient.trigger() == {}
+    assert lenient.trigger() is None
+    assert "start offset of t-1" in caplog.text
