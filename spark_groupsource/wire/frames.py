@@ -54,6 +54,11 @@ def frame_length(prefix: bytes | bytearray | memoryview, max_bytes: int) -> int:
     return int(length)
 
 
+def encode_frame(content: bytes) -> bytes:
+    """Encodes a frame without header: a SASL token after SaslHandshake version 0."""
+    return _LENGTH.pack(len(content)) + content
+
+
 def encode_request(request: Request[Any], version: int, correlation_id: int, client_id: str | None) -> bytearray:
     """Encodes a request at `version`, with length and header."""
     message: Any = request

@@ -35,6 +35,7 @@ from spark_groupsource.wire.messages import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
+from spark_groupsource.wire.sasl_client import SaslClient
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
@@ -213,6 +214,38 @@ def test_an_authenticated_connection_rejects_further_sasl_requests(broker: Embed
         assert handshake(connection, "PLAIN").error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert authenticate(connection, b"\0bob\0b", version).error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert metadata(connection).brokers
+
+
+# --- tokens without request header ---
+
+
+def raw_token(connection: RawConnection, token: bytes) -> bytes:
+    connection.send(len(token).to_bytes(4, "big") + token)
+    return bytes(connection.read_frame())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_tokens_follow_version_0_of_the_handshake_without_request_header(
+    broker: EmbeddedBroker, mechanism: str
+) -> None:
+    client = SaslClient(mechanism, "ann", PASSWORD)
+    with RawConnection(broker.bootstrap_servers) as connection:
+        response = connection.call(SaslHandshakeRequest(mechanism=mechanism), 0)
+        assert (response.error_code, response.mechanisms) == (0, list(MECHANISMS))
+        while not client.is_complete:
+            client.evaluate_challenge(raw_token(connection, client.next_token()))
+        assert metadata(connection).brokers
+
+
+def test_a_wrong_token_without_request_header_closes_the_connection_without_a_response(broker: EmbeddedBroker) -> None:
+    for wrong in (b"\0ann\0wrong", b"", b"\0\x24\0\2"):
+        with RawConnection(broker.bootstrap_servers) as connection:
+            assert connection.call(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
+            connection.send(len(wrong).to_bytes(4, "big") + wrong)
+            assert connection.is_closed_by_peer()
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert connection.call(SaslHandshakeRequest(mechanism="GSSAPI"), 0).error_code == 33
+        assert connection.is_closed_by_peer()
 
 
 # --- users ---

@@ -1,4 +1,7 @@
-"""SASL authentication of one connection: SaslHandshake, then SaslAuthenticate requests.
+"""SASL authentication of one connection: SaslHandshake, then tokens.
+
+After SaslHandshake version 1 each token is a SaslAuthenticate request (KIP-152). After version 0, which librdkafka
+before 2.16 requires and clients before 1.0 use, a token is a frame without request header; a failure has no response.
 
 Source: Kafka `SaslServerAuthenticator`; KIP-43, KIP-152.
 """
@@ -16,23 +19,33 @@ from spark_groupsource.wire.messages import (
 )
 from spark_groupsource.wire.sasl_server import SaslServer
 
+_AUTHENTICATE_SINCE = 1
 SASL_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 
 
 class SaslAuthenticator:
-    """The authentication state of one connection. `failure`: the cause after a failed request, else empty."""
+    """The authentication state of one connection.
+
+    Attributes: `failure`, the cause after a failed request, else empty; `has_raw_tokens`, whether the next frames are
+    tokens without request header.
+    """
 
     def __init__(self, credentials: CredentialStore) -> None:
         self._credentials = credentials
         self._exchange: SaslServer | None = None
         self._mechanism = ""
         self.failure = ""
+        self._has_raw_tokens = False
+
+    @property
+    def has_raw_tokens(self) -> bool:
+        return self._has_raw_tokens and not self.is_complete
 
     @property
     def is_complete(self) -> bool:
         return self._exchange is not None and self._exchange.is_complete
 
-    def handshake(self, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    def handshake(self, request: SaslHandshakeRequest, api_version: int) -> SaslHandshakeResponse:
         """Selects the mechanism."""
         code, enabled = ErrorCode.NONE, list(self._credentials.mechanisms)
         if self._exchange is not None:
@@ -43,6 +56,7 @@ class SaslAuthenticator:
         else:
             self._mechanism = request.mechanism
             self._exchange = self._credentials.new_exchange(request.mechanism)
+            self._has_raw_tokens = api_version < _AUTHENTICATE_SINCE
         return SaslHandshakeResponse(error_code=code, mechanisms=enabled)
 
     def authenticate(self, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
@@ -55,6 +69,15 @@ class SaslAuthenticator:
         except AuthenticationError as error:
             self.failure = f"{self._mechanism}: {error}"
             return _response(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error))
+
+    def evaluate_raw_token(self, token: bytes) -> bytes:
+        """Processes a token without request header and returns the challenge; it has no meaning after a failure."""
+        assert self._exchange is not None
+        try:
+            return self._exchange.evaluate_response(token)
+        except AuthenticationError as error:
+            self.failure = f"{self._mechanism}: {error}"
+            return b""
 
 
 def _response(code: ErrorCode, message: str | None, token: bytes = b"") -> SaslAuthenticateResponse:

@@ -25,6 +25,7 @@ from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
+    encode_frame,
     encode_response,
     frame_length,
     read_request_header,
@@ -229,6 +230,9 @@ class Connection(asyncio.BufferedProtocol):
         return end if end <= len(data) else 0
 
     def _handle_frame(self, frame: memoryview) -> None:
+        if self._authenticator is not None and self._authenticator.has_raw_tokens:
+            self._authenticate_raw(self._authenticator, bytes(frame))
+            return
         header, position = read_request_header(frame)
         dispatcher = self._owner.dispatcher
         api = dispatcher.served.get(header.api_key)
@@ -261,12 +265,22 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         response: ApiMessage
         if isinstance(request, SaslHandshakeRequest):
-            response = authenticator.handshake(request)
+            response = authenticator.handshake(request, header.api_version)
         else:
             assert isinstance(request, SaslAuthenticateRequest)
             response = authenticator.authenticate(request)
         self._transport.write(encode_response(response, header.api_version, header.correlation_id))
-        if authenticator.failure:
+        self._close_after_failure(authenticator)
+
+    def _authenticate_raw(self, authenticator: SaslAuthenticator, token: bytes) -> None:
+        assert self._transport is not None
+        challenge = authenticator.evaluate_raw_token(token)
+        if not authenticator.failure:
+            self._transport.write(encode_frame(challenge))
+        self._close_after_failure(authenticator)
+
+    def _close_after_failure(self, authenticator: SaslAuthenticator) -> None:
+        if authenticator.failure and self._transport is not None:
             self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")
             self._buffer.clear()
             self._transport.close()  # after the error response is sent
