@@ -68,7 +68,11 @@ class GroupRuntime:
         self._config = config.group
         self._send = send
         topic = CoordinatorTopic(
-            OFFSETS_TOPIC, config.offsets_topic_num_partitions, config.offsets_topic_segment_bytes, "groups"
+            OFFSETS_TOPIC,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_segment_bytes,
+            "groups",
+            {"compression.type": "producer"},
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
         self._expiry_timer = services.timers.timer(self._expire_offsets)

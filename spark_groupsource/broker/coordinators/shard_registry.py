@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from typing import Generic, Hashable, Iterator, NamedTuple, Protocol, TypeVar
+from typing import Generic, Hashable, Iterator, Mapping, NamedTuple, Protocol, TypeVar
 
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.broker.leaders import Leader
@@ -47,12 +47,16 @@ class CoordinatorShard(Generic[StateMachine, Key]):
 
 
 class CoordinatorTopic(NamedTuple):
-    """The topic of a coordinator; `contents` names what its records describe, for operators."""
+    """The topic of a coordinator; `contents` names what its records describe, for operators.
+
+    `settings` are those that Kafka gives the topic in addition to the cleanup policy and the segment size.
+    """
 
     name: str
     partition_count: int
     segment_bytes: int
     contents: str
+    settings: Mapping[str, str]
 
 
 class Coordinator(Protocol[StateMachine, Key]):
@@ -109,7 +113,8 @@ class ShardRegistry(Generic[StateMachine, Key]):
         count = self.partition_count
         if count:
             return count
-        settings = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
+        required = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
+        settings = {**required, **self._topic.settings}
         self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
         return self.partition_count
 
