@@ -9,11 +9,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from api_tables import apis_page
 from option_tables import options_page
 from state_diagrams import states_page
 
 DIRECTORY = Path(__file__).resolve().parent
-PAGES = {"options.md": options_page, "states.md": states_page}
+PAGES = {"apis.md": apis_page, "options.md": options_page, "states.md": states_page}
 
 
 def main() -> int:

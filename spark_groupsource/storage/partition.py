@@ -185,7 +185,13 @@ class Partition:
         return self._store(batch, next(iter_batches(batch)), timestamp_ms)
 
     def append_transaction_marker(
-        self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int, timestamp_ms: int
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        committed: bool,
+        coordinator_epoch: int,
+        timestamp_ms: int,
+        transaction_version: int = 1,
     ) -> AppendResult:
         """Ends a producer's transaction in this partition; the marker is also written if there is none.
 
@@ -193,7 +199,7 @@ class Partition:
         """
         self.check_online()
         try:
-            self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch, transaction_version)
         except ProducerBatchError as error:
             raise ApiError(error.code, str(error)) from error
         key = control_key(CONTROL_COMMIT if committed else CONTROL_ABORT)

@@ -22,6 +22,7 @@ NO_PRODUCER_ID = -1
 # the limit of max.in.flight.requests.per.connection with idempotence (`ProducerStateEntry.NUM_BATCHES_TO_RETAIN`)
 _RETAINED_BATCHES = 5
 _SEQUENCE_LIMIT = 2**31
+_EPOCH_RAISED_BY_MARKER = 2
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
@@ -115,12 +116,18 @@ class ProducerStateManager:
             raise ProducerBatchError(ErrorCode.INVALID_TXN_STATE, text)
         return None
 
-    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Raises: ProducerBatchError for a marker of a fenced producer epoch or coordinator epoch."""
+    def check_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int = 1
+    ) -> None:
+        """Raises: ProducerBatchError for a marker of a fenced producer epoch or coordinator epoch.
+
+        With transaction version 2, the marker of an open transaction has a greater epoch than its records (KIP-1228).
+        """
         entry = self._producers.get(producer_id)
         if entry is None:
             return
-        self._check_epoch(entry, producer_id, epoch)
+        is_raised = transaction_version >= _EPOCH_RAISED_BY_MARKER and entry.first_offset is not None
+        self._check_epoch(entry, producer_id, epoch - is_raised)
         if coordinator_epoch < entry.coordinator_epoch:
             text = f"Coordinator epoch {coordinator_epoch} is fenced, the current one is {entry.coordinator_epoch}."
             raise ProducerBatchError(ErrorCode.TRANSACTION_COORDINATOR_FENCED, text)

@@ -103,6 +103,8 @@ from spark_groupsource.wire.messages import (
     SyncGroupResponse,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 
 
@@ -154,6 +156,7 @@ APIS: Mapping[int, Api] = {
         _api(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
         _api(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
         _api(EndTxnRequest, EndTxnResponse),
+        _api(WriteTxnMarkersRequest, WriteTxnMarkersResponse),
         _api(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
         _api(DescribeAclsRequest, DescribeAclsResponse),
         _api(CreateAclsRequest, CreateAclsResponse),

@@ -124,6 +124,8 @@ with warnings.catch_warnings():
         ProduceResponse,
         TxnOffsetCommitRequest,
         TxnOffsetCommitResponse,
+        WriteTxnMarkersRequest,
+        WriteTxnMarkersResponse,
     )
     from kafka.protocol.sasl import (
         SaslAuthenticateRequest,
@@ -280,4 +282,6 @@ __all__ = [
     "TxnOffsetCommitRequest",
     "TxnOffsetCommitResponse",
     "UUID",
+    "WriteTxnMarkersRequest",
+    "WriteTxnMarkersResponse",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 
 import pytest
@@ -202,6 +203,16 @@ def _add_partitions(version, topic_id, name):
     )  # fmt: skip
 
 
+def _markers(version, topic_id, name):
+    marker = messages.WriteTxnMarkersRequest.WritableTxnMarker
+    topics = [marker.WritableTxnMarkerTopic(name="t", partition_indexes=[1, 9])]
+    markers = [
+        marker(producer_id=producer_id, producer_epoch=0, transaction_result=False, topics=topics, coordinator_epoch=0)
+        for producer_id in (7, -1)
+    ]
+    return messages.WriteTxnMarkersRequest(markers=markers)
+
+
 def _txn_commit(version, topic_id, name):
     topic = messages.TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     entries = [
@@ -305,6 +316,7 @@ REQUESTS = {
     26: lambda version, topic_id, name: messages.EndTxnRequest(
         transactional_id=name, producer_id=7, producer_epoch=0, committed=True
     ),
+    27: _markers,
     28: _txn_commit,
     29: lambda version, topic_id, name: messages.DescribeAclsRequest(**_WHICH_ACLS),
     30: _acls,
@@ -333,7 +345,7 @@ REQUESTS = {
     ),
     65: lambda version, topic_id, name: messages.DescribeTransactionsRequest(transactional_ids=[name, ""]),
     66: lambda version, topic_id, name: messages.ListTransactionsRequest(
-        state_filters=["Ongoing", "Nonsense"], producer_id_filters=[7], duration_filter=1
+        state_filters=["Ongoing", "Nonsense"], producer_id_filters=[7], duration_filter=1, transactional_id_pattern="a+"
     ),
     74: lambda version, topic_id, name: messages.ListConfigResourcesRequest(resource_types=[2, 4]),
     75: _pages,
@@ -347,8 +359,22 @@ def test_api_versions_advertises_what_is_served(broker):
             request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
             answer = connection.call(request, version)
             returned = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-            assert returned == {key: (api.min_version, api.max_version) for key, api in SERVED.items()}
+            assert returned == {key: api.advertised for key, api in SERVED.items()}
             assert answer.error_code == 0
+            if version >= 3:
+                finalized = [(each.name, each.max_version_level) for each in answer.finalized_features]
+                assert (finalized, answer.finalized_features_epoch) == ([("transaction.version", 1)], 0)
+                supported = [(each.name, each.max_version) for each in answer.supported_features]
+                assert supported == ([("group.version", 0), ("transaction.version", 1)] if version == 4 else [])
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_an_advertised_version_of_produce_that_is_not_served_closes_the_connection(broker, version):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        body = struct.pack(">hiihih", -1, 1000, 1, 1, 0, 0)
+        header = struct.pack(">hhih", 0, version, 1, -1)
+        connection.send(struct.pack(">i", len(header + body)) + header + body)
+        assert connection.is_closed_by_peer()
 
 
 @pytest.mark.parametrize("key, version", VERSIONS, ids=[f"{APIS[key].name}-v{version}" for key, version in VERSIONS])

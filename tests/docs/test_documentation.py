@@ -16,7 +16,7 @@ TOP_LEVEL = ("benchmarks/", "conf/", "docs/", "jobs/", "tests/", ".ci/", ".githu
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/options.md", "docs/states.md")
 
 
-@pytest.mark.parametrize("page", ["options.md", "states.md"])
+@pytest.mark.parametrize("page", ["apis.md", "options.md", "states.md"])
 def test_generated_page_is_up_to_date(page: str) -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check", page]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -16,10 +16,11 @@ from support.compared_brokers import Case, ComparedBroker, comparable_response, 
 from support.request_cases import admin as admin_cases
 from support.request_cases import data as data_cases
 from support.request_cases import groups as group_cases
+from support.request_cases import markers as marker_cases
 from support.request_cases import placement as placement_cases
 from support.waiting import wait_until
 
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.versions import FEATURES, NOT_SERVED, SERVED
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
@@ -47,6 +48,7 @@ CASES: dict[int, list[Case]] = {
     21: data_cases.DELETE_RECORDS,
     22: admin_cases.INIT_PRODUCER_ID,
     23: data_cases.EPOCH_ENDS,
+    27: marker_cases.WRITE_TXN_MARKERS,
     29: placement_cases.DESCRIBE_ACLS,
     30: placement_cases.CREATE_ACLS,
     31: placement_cases.DELETE_ACLS,
@@ -60,6 +62,7 @@ CASES: dict[int, list[Case]] = {
     46: placement_cases.LIST_REASSIGNMENTS,
     47: group_cases.OFFSET_DELETE,
     60: admin_cases.DESCRIBE_CLUSTER,
+    66: marker_cases.LIST_TRANSACTIONS,
     74: admin_cases.LIST_CONFIG_RESOURCES,
     75: placement_cases.DESCRIBE_TOPIC_PARTITIONS,
 }
@@ -162,12 +165,41 @@ def test_responses_are_equal(pair: Pair, key: int) -> None:
     assert not found, "\n".join(found)
 
 
-def test_version_ranges_that_differ_from_kafka_have_a_note(pair: Pair) -> None:
+def test_versions_and_features_that_differ_from_kafka_have_a_note(pair: Pair) -> None:
     request = ApiVersionsRequest(client_software_name="compare", client_software_version="1")
-    kafka = {each.api_key: (each.min_version, each.max_version) for each in pair[1].exchange(request, 3).api_keys}
-    differing = {key for key, api in SERVED.items() if kafka[key] != (api.min_version, api.max_version)}
-    unstable = {ApiKey.INIT_PRODUCER_ID}  # Kafka does not advertise version 6
-    assert differing | unstable == {key for key, api in SERVED.items() if api.note}
+    response = pair[1].exchange(request, 4)
+    kafka = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
+    differing = {key for key, api in SERVED.items() if kafka[key] != api.advertised}
+    # Kafka does not advertise version 6 of the first and does not serve all versions of the second
+    differing |= {ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE}
+    assert differing == {key for key, api in SERVED.items() if api.note}
+    assert set(kafka) - set(SERVED) == set(NOT_SERVED)
+    finalized = {each.name: each.max_version_level for each in response.finalized_features}
+    supported = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
+    for name, feature in FEATURES.items():
+        low, high = supported[name]
+        assert low <= feature.min_version <= feature.max_version < high == finalized[name], name
+
+
+def test_markers_of_write_txn_markers_are_checked_alike(pair: Pair) -> None:
+    """An idempotent producer of epoch 5, then markers: (producer epoch, coordinator epoch, transaction version)."""
+    producer_id = 88_000
+    data = data_cases.batch(b"x", producer_id=producer_id, producer_epoch=5, base_sequence=0)
+    cases = [(5, 0, 2), (4, 0, 0), (5, 3, 0), (5, 2, 0), (6, 3, 2), (5, 3, 0), (6, 3, 2), (7, 4, 1)]
+    found: list[list[int]] = [[], []]
+    for broker, errors in zip(pair, found):
+        assert _stores(broker, "read", data)
+        for epoch, coordinator_epoch, transaction_version in cases:
+            for version in (1, 2):
+                request = marker_cases.markers(
+                    (producer_id, epoch, coordinator_epoch, (("read", [0]),)), transaction_version=transaction_version
+                )
+                (result,) = broker.exchange(request(broker), version).markers
+                errors.append(result.topics[0].partitions[0].error_code)
+    assert found[0] == found[1]
+    assert set(found[0]) == {
+        ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }  # fmt: skip
 
 
 def test_an_illegal_state_of_the_coordinator_is_an_error_response(pair: Pair) -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 from support.java_tools import JavaTools
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -238,6 +239,32 @@ def test_an_offset_fetch_with_require_stable_waits_for_the_transaction(
     consumer.close()
 
 
+def test_the_settings_of_the_coordinators_topics_are_those_of_kafka(cluster: Any, topic: str, group: str) -> None:
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id}).init_transactions(30)
+    consumer = Consumer({"bootstrap.servers": case.servers, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(case.source, 0, 1)], asynchronous=False)
+    consumer.close()
+    resources = [ConfigResource(ResourceType.TOPIC, f"__{name}") for name in ("transaction_state", "consumer_offsets")]
+    admin = AdminClient({"bootstrap.servers": case.servers})
+    described = admin.describe_configs(resources)
+    explicit = [
+        {
+            name: entry.value
+            for name, entry in described[resource].result(20).items()
+            if entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value and name != "segment.bytes"
+        }
+        for resource in resources
+    ]
+    assert explicit == [
+        {
+            "cleanup.policy": "compact", "compression.type": "uncompressed", "min.insync.replicas": "1",
+            "unclean.leader.election.enable": "false",
+        },
+        {"cleanup.policy": "compact", "compression.type": "producer"},
+    ]  # fmt: skip
+
+
 def test_the_kafka_transactions_tool(cluster: Any, topic: str, group: str, java: JavaTools) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
     producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
@@ -265,3 +292,22 @@ def test_the_kafka_transactions_tool(cluster: Any, topic: str, group: str, java:
     (head, row) = rows("describe-producers", "--topic", topic, "--partition", "1")
     shown = dict(zip(head, row))
     assert shown["CurrentTransactionStartOffset"] == "None" and int(shown["LatestCoordinatorEpoch"]) >= 0
+
+
+def test_the_kafka_transactions_tool_aborts_a_transaction(
+    cluster: Any, topic: str, group: str, java: JavaTools
+) -> None:
+    """WriteTxnMarkers: the partition is readable, whatever the coordinator knows of the transaction."""
+    case = prepare(cluster.bootstrap_servers, topic, group)
+    producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"aborted", partition=1)
+    producer.flush(30)
+    produce(case.servers, topic, [(1, None, b"plain")])
+    assert read(case, "read_committed")[1] == []
+    where = ["--topic", topic, "--partition", "1", "--start-offset", "0"]
+    assert java.rows(TRANSACTIONS, "--bootstrap-server", case.servers, "abort", *where) == []
+    assert read(case, "read_committed")[1] == [b"plain"]
+    producer.abort_transaction(30)
+    assert read(case, "read_committed")[1] == [b"plain"]

@@ -121,6 +121,17 @@ def test_old_producer_and_coordinator_epochs_are_fenced(logged):
     logged.send(1, 0, b"b", epoch=4)
 
 
+def test_a_marker_of_transaction_version_2_has_a_greater_epoch_than_its_transaction(logged):
+    def end(epoch: int) -> int:
+        return logged.partition.append_transaction_marker(1, epoch, True, 0, NOW, transaction_version=2).base_offset
+
+    logged.send(1, 0, b"a", epoch=5)
+    assert logged.rejected(end, 5) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert (end(6), logged.partition.last_stable_offset) == (1, 2)
+    assert end(6) == 2, "without an open transaction it is a retry"
+    assert logged.rejected(end, 5) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
 def test_a_non_transactional_batch_during_a_transaction_is_rejected(logged):
     logged.send(1, 0, b"a")
     assert logged.rejected(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE

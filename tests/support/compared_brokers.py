@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.wire import messages
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 
 TIMEOUT_MS = 20_000
@@ -29,8 +31,8 @@ _THIS_CENTURY_MS = 10**12  # the cases use timestamps from 1970
 _TOPICS = 2
 _MEMBER_FIELDS = frozenset(("member_id", "leader"))
 
-# APIs of which every version of Kafka's is served
-_ALL_VERSIONS = frozenset(range(1, 4)) | frozenset(range(10, 24)) - {17}
+# APIs of which the same versions as Kafka's are advertised
+_ALL_VERSIONS = frozenset(SERVED) - {ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT}
 
 Json = Any
 """A JSON value."""

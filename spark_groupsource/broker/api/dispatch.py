@@ -30,13 +30,20 @@ RunSteps = Callable[[int, Steps, Callable[[Any], None]], None]
 class ServedApi(NamedTuple):
     """The served versions of one API and its handler.
 
-    Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.3; empty if it is Kafka's.
+    Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.3; empty if it is Kafka's;
+    `advertised_since`, the first version that ApiVersions names if it is below `min_version`.
     """
 
     min_version: int
     max_version: int
     handler: Handler
     note: str = ""
+    advertised_since: int | None = None
+
+    @property
+    def advertised(self) -> tuple[int, int]:
+        """The lowest and highest version in an ApiVersions response."""
+        return self.min_version if self.advertised_since is None else self.advertised_since, self.max_version
 
 
 class RequestDispatcher:

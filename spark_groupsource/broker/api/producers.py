@@ -1,13 +1,23 @@
-"""Handlers of DescribeProducers, DescribeTransactions and ListTransactions.
+"""Handlers of DescribeProducers, DescribeTransactions, ListTransactions and WriteTxnMarkers.
 
-Source: KIP-664, KIP-994 (duration filter); Kafka `KafkaApis`, `TransactionStateManager.listTransactionStates`.
+The coordinator of this broker writes its markers directly. WriteTxnMarkers is for operators, who abort a transaction
+that its coordinator does not know any more (``kafka-transactions abort``).
+
+Source: KIP-664, KIP-994 (duration filter), KIP-1152 (pattern), KIP-1228 (transaction version of a marker); Kafka
+`KafkaApis`, `TransactionStateManager.listTransactionStates`.
 """
 
 from __future__ import annotations
 
+from typing import Collection, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.producer_state import ProducerStateEntry
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.messages import (
@@ -17,12 +27,18 @@ from spark_groupsource.wire.messages import (
     DescribeTransactionsResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 
 _Topic = DescribeProducersResponse.TopicResponse
 _Partition = _Topic.PartitionResponse
 _Described = DescribeTransactionsResponse.TransactionState
 _Listed = ListTransactionsResponse.TransactionState
+_Marker = WriteTxnMarkersRequest.WritableTxnMarker
+_MarkerResult = WriteTxnMarkersResponse.WritableTxnMarkerResult
+_MarkedTopic = _MarkerResult.WritableTxnMarkerTopicResult
+_PATTERN_SINCE, _TRANSACTION_VERSION_SINCE = 2, 2
 
 
 def describe_producers(
@@ -94,12 +110,19 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> _Described
 def list_transactions(
     broker: Broker, context: ApiRequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
-    """Returns the transactional ids that this node coordinates, filtered by state, producer id and duration."""
+    """Returns the transactional ids that this node coordinates, those that pass the filters of the request."""
     shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ListTransactionsResponse(
             throttle_time_ms=0, error_code=code, unknown_state_filters=[], transaction_states=[]
+        )
+    pattern = request.transactional_id_pattern if context.api_version >= _PATTERN_SINCE else None
+    try:
+        matches = _matching({name for shard in shards for name in shard.transactions}, pattern)
+    except ApiError as error:
+        return ListTransactionsResponse(
+            throttle_time_ms=0, error_code=error.code, unknown_state_filters=[], transaction_states=[]
         )
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     timestamp_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
@@ -113,6 +136,7 @@ def list_transactions(
         for name, value in shard.transactions.items()
         if (not states or TRANSACTION_STATE_NAMES[value.status] in states)
         and (not producer_ids or value.producer_id in producer_ids)
+        and name in matches
         and (duration_ms < 0 or timestamp_ms - value.start_ms > duration_ms)
     ]
     return ListTransactionsResponse(
@@ -120,4 +144,65 @@ def list_transactions(
         error_code=ErrorCode.NONE,
         unknown_state_filters=sorted(states - set(TRANSACTION_STATE_NAMES.values())),
         transaction_states=found,
+    )
+
+
+def _matching(transactional_ids: Collection[str], pattern: str | None) -> Collection[str]:
+    """Returns the ids that match a pattern as a whole, all without one.
+
+    The expressions are those of RE2, as in Kafka: their time is linear in the length of an id.
+
+    Raises: ApiError for an invalid pattern.
+    """
+    if not pattern:
+        return transactional_ids
+    ids = pa.array(["", *transactional_ids], pa.string())  # the pattern of an empty array is not checked
+    try:
+        return set(ids.filter(pc.match_substring_regex(ids, rf"\A(?:{pattern})\z")).to_pylist())
+    except pa.ArrowInvalid as error:
+        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
+
+
+def write_txn_markers(broker: Broker, context: ApiRequestContext, request: WriteTxnMarkersRequest) -> Steps:
+    """Ends transactions in single partitions, whatever the state of their coordinator."""
+    results: dict[int, dict[TopicPartition, ErrorCode]] = {}
+    for marker in request.markers:
+        for topic in marker.topics:
+            for number in topic.partition_indexes:
+                topic_partition = TopicPartition(topic.name, number)
+                codes = results.setdefault(marker.producer_id, {})
+                codes[topic_partition] = _write_marker(broker, context, marker, topic_partition)
+                yield None
+    return WriteTxnMarkersResponse(markers=[_marker_result(*each) for each in results.items()])
+
+
+def _write_marker(
+    broker: Broker, context: ApiRequestContext, marker: _Marker, topic_partition: TopicPartition
+) -> ErrorCode:
+    producer = ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch)
+    if min(producer) < 0:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    version = marker.transaction_version if context.api_version >= _TRANSACTION_VERSION_SINCE else 0
+    try:
+        broker.partitions.partition(*topic_partition)  # an unknown partition has no leader
+        broker.leaders.check_leader(context.node_id, topic_partition)
+        broker.transaction_coordinator.write_marker(
+            topic_partition, producer, bool(marker.transaction_result), marker.coordinator_epoch, version
+        )
+    except ApiError as error:
+        return error.code
+    broker.report(
+        f"[partition={topic_partition}] Client {context.client_host} ended the transaction of producer "
+        f"{marker.producer_id} (epoch {marker.producer_epoch}): {'commit' if marker.transaction_result else 'abort'}."
+    )
+    return ErrorCode.NONE
+
+
+def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> _MarkerResult:
+    topics: dict[str, list[_MarkedTopic.WritableTxnMarkerPartitionResult]] = {}
+    for (topic, number), code in codes.items():
+        result = _MarkedTopic.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
+        topics.setdefault(topic, []).append(result)
+    return _MarkerResult(
+        producer_id=producer_id, topics=[_MarkedTopic(name=name, partitions=found) for name, found in topics.items()]
     )

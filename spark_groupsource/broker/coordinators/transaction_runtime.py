@@ -31,6 +31,10 @@ from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
 _RETRY_MS = 1_000
+# Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
+_TOPIC_SETTINGS = {
+    "compression.type": "uncompressed", "min.insync.replicas": "1", "unclean.leader.election.enable": "false",
+}  # fmt: skip
 _ID_EXPIRATION_INTERVAL_MS = 3_600_000
 
 
@@ -76,6 +80,7 @@ class TransactionRuntime:
             config.transaction_state_log_num_partitions,
             config.transaction_state_log_segment_bytes,
             "transactions",
+            _TOPIC_SETTINGS,
         )
         self.shards: ShardRegistry[TransactionShard, TimerKey] = ShardRegistry(services, topic, self)
         self._expiration_timer = services.timers.timer(self.expire_transactional_ids)
@@ -253,20 +258,30 @@ class TransactionRuntime:
         """Writes the markers that are not written yet; returns the failure of one that must be retried, else ""."""
         failure = ""
         committed = value.status is PREPARE_COMMIT
+        producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
         for topic_partition in shard.state_machine.unmarked_partitions(transactional_id):
             try:
-                partition = self._services.partitions.partition(*topic_partition)
-                marker = partition.append_transaction_marker(
-                    value.producer_id, value.producer_epoch, committed, shard.epoch, self._clock.timestamp_ms()
-                )
+                self.write_marker(topic_partition, producer, committed, shard.epoch)
             except ApiError as error:
                 if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # else the topic was deleted
                     failure = failure or f"{topic_partition}: {error.code.name}: {error}"
                     continue
-            else:
-                self._on_marker(topic_partition, marker.size, value.producer_id, committed)
             shard.state_machine.marker_written(transactional_id, topic_partition)
         return failure
+
+    def write_marker(
+        self,
+        topic_partition: TopicPartition,
+        producer: ProducerIdAndEpoch,
+        committed: bool,
+        coordinator_epoch: int,
+        transaction_version: int = 1,
+    ) -> None:
+        """Appends a marker to one partition and applies it to the group coordinator. Raises: ApiError."""
+        marker = self._services.partitions.partition(*topic_partition).append_transaction_marker(
+            *producer, committed, coordinator_epoch, self._clock.timestamp_ms(), transaction_version
+        )
+        self._on_marker(topic_partition, marker.size, producer.producer_id, committed)
 
     # --- timeouts ---
 
