@@ -70,6 +70,14 @@ class DataLossPolicy:
             message = f"{names} was truncated or recreated: {first} ends at {ends[first]}, not {begins[first]}."
             self._report("PARTITION_OFFSET_CHANGED", message)
 
+    def replaced(self, begins: Offsets, diverging: Offsets) -> None:
+        """Reports logs that a new leader has truncated below the offset read, and that have grown again (KIP-320)."""
+        if begins:
+            first = next(iter(begins))
+            at = f"offset {diverging[first]}" if diverging[first] >= 0 else "an unknown offset"
+            message = f"{bounded_names(begins)} was truncated by a new leader: {first} has other records from {at} on; "
+            self._report("PARTITION_OFFSET_CHANGED", f"{message}{_first_position(begins)}.")
+
     def start_deleted(self, expected: OffsetRange, log_start: int) -> None:
         """Reports a range whose first records were deleted."""
         p, start, end = expected

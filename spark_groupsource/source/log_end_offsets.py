@@ -11,6 +11,7 @@ from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.planning import Backlog
+from spark_groupsource.source.position_epochs import PositionEpochs
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +33,17 @@ class LogEndOffsets:
     """
 
     def __init__(
-        self, lookup: OffsetLookup, data_loss: DataLossPolicy, clock: Clock, *, read_committed: bool, refresh_ms: int
+        self,
+        lookup: OffsetLookup,
+        epochs: PositionEpochs,
+        data_loss: DataLossPolicy,
+        clock: Clock,
+        *,
+        read_committed: bool,
+        refresh_ms: int,
     ) -> None:
         self._lookup = lookup
+        self._epochs = epochs
         self._data_loss = data_loss
         self._clock = clock
         self._read_committed = read_committed
@@ -92,8 +101,11 @@ class LogEndOffsets:
         Raises: DataLossError (failOnDataLoss) when a log ends before its begin or a partition was deleted. BrokerError,
             NetworkError.
         """
-        ends = self._fetch(begins)
+        is_cached = self._is_cached(begins)
+        ends = self._cached if is_cached else self._fetch(begins)
         truncated = self._truncated(begins, ends)
+        if not is_cached:
+            truncated = {**truncated, **self._diverged(begins, ends)}
         if not is_available_now:
             return Readable(ends, truncated)
         if self._available_now_ends is None:
@@ -113,12 +125,20 @@ class LogEndOffsets:
         # as in Spark's Kafka source, what follows the present end is new
         return {p: ends[p] for p in shorter}
 
+    def _diverged(self, begins: Offsets, ends: Offsets) -> Offsets:
+        """Returns the positions in logs that a new leader has truncated and that have grown again since."""
+        diverged = self._epochs.diverged(begins, ends)
+        # the others were reported as truncated
+        self._data_loss.replaced({p: begins[p] for p in diverged if ends[p] >= begins[p]}, diverged)
+        return {p: at for p, at in diverged.items() if at >= 0}
+
+    def _is_cached(self, begins: Offsets) -> bool:
+        is_recent = self._fetched_ms is not None and self._fetched_ms + self._refresh_ms > self._clock.now_ms()
+        return is_recent and bool(Backlog(begins, self._cached).total)
+
     def _fetch(self, begins: Offsets) -> Offsets:
         if self._fetched_ms is not None:
-            left_ms = self._fetched_ms + self._refresh_ms - self._clock.now_ms()
-            if left_ms > 0 and Backlog(begins, self._cached).total:
-                return self._cached
-            self._clock.sleep_ms(left_ms)
+            self._clock.sleep_ms(self._fetched_ms + self._refresh_ms - self._clock.now_ms())
         self._cached = self._fetch_existing(begins)
         self._fetched_ms = self._clock.now_ms()
         return self._cached

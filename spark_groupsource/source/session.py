@@ -38,6 +38,7 @@ from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import Backlog, plan_tasks
+from spark_groupsource.source.position_epochs import PositionEpochs
 from spark_groupsource.source.start_positions import StartPositions, commit_metadata
 from spark_groupsource.source.stream_positions import StreamPositions
 from spark_groupsource.source.task_reader import GroupInputPartition
@@ -71,8 +72,14 @@ class StreamSession:
         self._lookup = OffsetLookup(cluster, options, self._clock)
         data_loss = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
         self._data_loss = data_loss
+        self._epochs = PositionEpochs(cluster)
         self._log_ends = LogEndOffsets(
-            self._lookup, data_loss, self._clock, read_committed=cluster.settings.read_committed, refresh_ms=_REFRESH_MS
+            self._lookup,
+            self._epochs,
+            data_loss,
+            self._clock,
+            read_committed=cluster.settings.read_committed,
+            refresh_ms=_REFRESH_MS,
         )
         self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
@@ -152,6 +159,7 @@ class StreamSession:
                     fail_on_data_loss=self._options.fail_on_data_loss,
                     membership=group.members.get(task.member),
                     topic_ids=end.topic_ids,
+                    leader_epochs=self._epochs.of_ranges(task.ranges),
                     known_brokers=self._cluster.known_brokers(),
                 )
                 for task in tasks
@@ -272,7 +280,8 @@ class StreamSession:
         metadata = commit_metadata(self.reader)
         # a later call can commit as well, except for the last one
         is_last = self._draining.is_set() or self._planner.is_available_now
-        commits = {p: OffsetAndMetadata(offset, metadata) for p, offset in offsets.items()}
+        epochs = self._epochs.of_records(offsets)
+        commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
         try:
             self._ownership.commit(commits, None if is_last else _COMMIT_PATIENCE_MS)
         except GenerationMismatchError as error:
@@ -339,6 +348,7 @@ class StreamSession:
         self._start_positions.report_deleted(owned, start, self._positions)
         commits = self._ownership.committed(sorted(owned))
         takeover = self._start_positions.resolve(owned, start, commits, self._positions)
+        self._epochs.restore(commits, retained=self._positions.owned)
         self._positions = takeover.positions
         if takeover.to_commit:
             self._commit_positions(takeover.to_commit)

@@ -11,6 +11,7 @@ from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
     ClusterMetadata,
+    EpochEndOffset,
     OffsetAndTimestamp,
     PartitionInfo,
     TopicInfo,
@@ -36,6 +37,8 @@ class FakeCluster:
     logs: dict[TopicPartition, tuple[int, int]] = field(default_factory=lambda: {p: (0, 10) for p in (P0, P1, P2)})
     lookups: int = 0
     topic_id: str | None = None
+    leader_epoch: int = 0
+    epoch_ends: dict[int, EpochEndOffset] = field(default_factory=dict)
     settings = ClientSettings((Address("h", 1),))
 
     def metadata(self, topics: Iterable[str] | None = None, *, refresh: bool = False) -> ClusterMetadata:
@@ -54,6 +57,14 @@ class FakeCluster:
                 raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"offset of {p}")
         side = {EARLIEST: 0, LATEST: 1}
         return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
+
+    def cached_leader_epoch(self, topic_partition: TopicPartition) -> int:
+        return self.leader_epoch
+
+    def end_offsets_for_epochs(
+        self, epochs: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, EpochEndOffset]:
+        return {p: self.epoch_ends.get(e, EpochEndOffset(e, self.logs[p][1])) for p, e in epochs.items()}
 
     def known_brokers(self) -> tuple[Address, ...]:
         return (Address("h", 1),)
