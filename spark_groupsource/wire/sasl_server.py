@@ -128,7 +128,9 @@ class ScramSaslServer:
         header, bare, challenge = self._first
         without_proof, _, proof = text.rpartition(",p=")
         attributes = _attributes(without_proof)
-        if attributes["r"] != self._nonce or b64decode(attributes["c"], validate=True) != header.encode():
+        # librdkafka before 2.6.1 repeats its own nonce before that of the challenge, which Kafka accepts
+        is_of_challenge = attributes["r"].endswith(self._nonce)
+        if not is_of_challenge or b64decode(attributes["c"], validate=True) != header.encode():
             raise ValueError("nonce or channel binding differ")
         auth_message = f"{bare},{challenge},{without_proof}".encode()
         signature = hmac.digest(self._credential.stored_key, auth_message, self._hash)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
+import hmac
+from base64 import b64decode, b64encode
 
 import pytest
 
@@ -40,6 +41,19 @@ def test_the_example_of_rfc_7677() -> None:
     assert exchange.is_complete and exchange.user == "user"
     with pytest.raises(AuthenticationError):
         exchange.evaluate_response(b"n,,n=user,r=again")
+
+
+def test_a_final_message_may_repeat_the_client_nonce() -> None:
+    """As librdkafka before 2.6.1 does; Kafka accepts every nonce that ends with the one of the challenge."""
+    exchange = server(nonce="nonce")
+    challenge = exchange.evaluate_response(b"n,,n=user,r=c").decode()
+    without_proof = "c=biws,r=ccnonce"
+    auth_message = f"n=user,r=c,{challenge},{without_proof}".encode()
+    client_key = hmac.digest(salted_password("SCRAM-SHA-256", "pencil", SALT, 4096), b"Client Key", "sha256")
+    signature = hmac.digest(credential().stored_key, auth_message, "sha256")
+    proof = b64encode(bytes(a ^ b for a, b in zip(client_key, signature, strict=True)))
+    assert exchange.evaluate_response(f"{without_proof},p=".encode() + proof).startswith(b"v=")
+    assert exchange.is_complete
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_HASHES)
