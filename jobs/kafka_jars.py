@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -78,9 +78,17 @@ def cache_directory() -> Path:
 def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
     """The cache directory `name` with the jars of `artifacts`.
 
+    Raises: UnavailableError if Java, PySpark or the repository is missing.
+    """
+    return cached_directory(name, lambda work: _retrieve(artifacts, work))
+
+
+def cached_directory(name: str, download: Callable[[Path], Path]) -> Path:
+    """The cache directory `name`; `download` gets a directory to work in, and returns the one with the content.
+
     An atomic rename creates the directory, so an existing one is complete. A lock makes concurrent processes wait.
 
-    Raises: UnavailableError if Java, PySpark or the repository is missing.
+    Raises: UnavailableError if the cache cannot be written; what `download` raises.
     """
     target = cache_directory() / name
     if target.is_dir():
@@ -94,7 +102,7 @@ def fetch(name: str, artifacts: tuple[Artifact, ...]) -> Path:
     with _locked(target.parent / f"{name}.lock"):
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
-                _retrieve(artifacts, Path(work)).rename(target)
+                download(Path(work)).rename(target)
     return target
 
 
