@@ -101,6 +101,11 @@ class RealKafka:
         return str(self._address)
 
     @property
+    def process_id(self) -> int | None:
+        """The process of the broker, None while it is stopped."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def log(self) -> str:
         """The output of the broker so far."""
         path = self._directory / "broker.log" if self._directory else None

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from pathlib import Path
+from typing import Callable
 
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -65,6 +66,28 @@ def frames(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+def send_hostile(address: tuple[str, int], sent: list[bytes], waits: bool) -> bool:
+    """Runs one hostile client; returns whether the broker is known to have closed its connection."""
+    with _connect(address) as connection:
+        try:
+            for frame in sent:
+                connection.sendall(frame)
+            if waits:
+                connection.settimeout(0.02)
+                return not connection.recv(65536)
+        except TimeoutError:
+            return False  # the broker may delay the response
+        except ConnectionError:
+            return True
+    return False
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address, timeout=20)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
 class Fuzz:
     """One broker, and another client that it must serve."""
 
@@ -75,7 +98,7 @@ class Fuzz:
         self._broker.start()
         host, _, port = self._broker.bootstrap_servers.rpartition(":")
         self._address = (host, int(port))
-        self._other_client = self._connect()
+        self._other_client = _connect(self._address)
         self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "other"))
         self._memory_mb = memory_mb()
         self._threads = threading.active_count()
@@ -87,15 +110,7 @@ class Fuzz:
 
     def run(self, sent: list[bytes], waits: bool) -> None:
         """Runs one hostile client, then a request of the other client."""
-        with self._connect() as connection:
-            try:
-                for frame in sent:
-                    connection.sendall(frame)
-                if waits:
-                    connection.settimeout(0.02)
-                    connection.recv(65536)
-            except (TimeoutError, ConnectionError):
-                pass  # the broker may close the connection or delay the response
+        send_hostile(self._address, sent, waits)
         self._other_client.sendall(self._ask)
         (length,) = struct.unpack(">i", self._take(4))
         self._take(length)
@@ -115,11 +130,6 @@ class Fuzz:
         assert threading.active_count() <= self._threads + 1, threading.enumerate()
         grown_mb = memory_mb() - self._memory_mb
         assert grown_mb < _GROWTH_MB, f"memory has grown by {grown_mb:.0f} MB"
-
-    def _connect(self) -> socket.socket:
-        connection = socket.create_connection(self._address, timeout=20)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
 
     def _take(self, size: int) -> bytes:
         data = b""
@@ -142,14 +152,17 @@ def memory_mb() -> float:
 def fuzz(examples: int, chosen_seed: int) -> None:
     """Runs `examples` hostile clients. Raises: AssertionError with the shortest failing example."""
     with Fuzz() as target:
-
-        @seed(chosen_seed)
-        @settings(
-            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-        )
-        @given(sent=st.lists(frames(), min_size=1, max_size=4), waits=st.booleans())
-        def one(sent: list[bytes], waits: bool) -> None:
-            target.run(sent, waits)
-
-        one()
+        run_examples(examples, chosen_seed, target.run)
         target.check_end()
+
+
+def run_examples(examples: int, chosen_seed: int, run: Callable[[list[bytes], bool], object]) -> None:
+    """Calls `run` with the frames of each of `examples` hostile clients, and whether it waits for a response."""
+
+    @seed(chosen_seed)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(sent=st.lists(frames(), min_size=1, max_size=4), waits=st.booleans())
+    def one(sent: list[bytes], waits: bool) -> None:
+        run(sent, waits)
+
+    one()
