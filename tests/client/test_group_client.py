@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from client_support import POLL_MS, advertise, fake_broker, group_client, open_cluster, polling, settle
+from support.scripted_group import Bench
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -22,6 +24,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.wire.consumer_protocol import decode_subscription
 from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
 
@@ -379,3 +382,35 @@ def test_static_members_need_a_supported_joingroup_version(group: str) -> None:
             for _ in range(2):
                 with pytest.raises(UnsupportedVersionError, match="JoinGroup failed: .* supports versions 0 to 4"):
                     ours.poll(POLL_MS)
+
+
+def test_user_data_of_an_assignor_are_computed_without_the_lock_of_the_group() -> None:
+    bench = Bench()
+    member, acquired = bench.client.shared.members[0], []
+
+    def try_lock() -> None:
+        if bench.client.shared.changed.acquire(timeout=5):
+            acquired.append(True)
+            bench.client.shared.changed.release()
+
+    class Observed:
+        """The assignor of the member; `user_data` lets another thread take the lock."""
+
+        def __init__(self, assignor: Any) -> None:
+            self._assignor = assignor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._assignor, name)
+
+        def user_data(self, *arguments: Any) -> bytes | None:
+            other = threading.Thread(target=try_lock)
+            other.start()
+            other.join(5)
+            return b"mine"
+
+    assignors: dict[str, Any] = member.assignors  # type: ignore[assignment]
+    assignors.update({name: Observed(assignor) for name, assignor in assignors.items()})
+    assert bench.settle().is_stable
+    assert acquired
+    protocols = bench.script.requests("JoinGroup")[-1].protocols
+    assert [decode_subscription(protocol.metadata).user_data for protocol in protocols] == [b"mine"] * len(protocols)

@@ -15,10 +15,9 @@ Locks:
 
 * `SharedMembership.changed`, one condition per process and group, guards every field of `SharedMembership`, of
   `Membership`, and `LocalMember.failure`. It is notified after each change for which another thread may wait. While it
-  is held, no request is sent, no response is awaited, and no other lock is taken; the only user code that runs under it
-  is `Assignor.user_data`, which must not block.
-* `Router` guards its caches and its connection pool with one lock, under which nothing blocks. A coordinator lookup
-  holds the lock of its group only, so that concurrent lookups of one group send one request.
+  is held, no request is sent, no response is awaited, no other lock is taken, and no user code runs.
+* `Router` guards its caches and its connection pool with one lock, under which nothing blocks. Concurrent lookups of
+  one coordinator wait for the first of them, so that one request is sent.
 
 Fields without a lock:
 
@@ -27,7 +26,7 @@ Fields without a lock:
 * `Membership.owned` and `SharedMembership.topics` are written by the owner's thread only, which may read them without
   the lock. Log prefixes read the generation without it: a log line may show the one before.
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
-  and `Membership.prepare`, when the member thread cannot join and so does not read them.
+  and `Membership.prepare`, when the member thread cannot join and so does not use them.
 
 The pure modules (`state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers hold `changed`.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
@@ -133,12 +133,20 @@ class MemberThread:
     # -- rebalance ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        shared, membership = self._shared, self.membership
+        shared, membership, member = self._shared, self.membership, self.member
         with shared.changed:
             if membership.prepare_needed or shared.is_closing:
                 return
+            topics, assigned, generation_id = shared.topics, member.last_assigned, member.last_generation_id
+        # user code, which may block
+        user_data = {
+            name: assignor.user_data(topics, assigned, generation_id) for name, assignor in member.assignors.items()
+        }
+        with shared.changed:
+            if membership.prepare_needed or shared.is_closing or topics != shared.topics:
+                return
             reason = membership.rejoin_reason
-            request = membership.join_request(self._protocols())
+            request = membership.join_request(self._protocols(user_data))
             sent = membership.generation
             prefix = self.member.log_prefix
         _log.info("%s Joining the group%s.", prefix, f": {reason}" if reason else "")
@@ -311,8 +319,8 @@ class MemberThread:
     def _delay_rejoin(self) -> None:
         self.membership.retry_after(self._clock.now_ms(), self._backoff_ms())
 
-    def _protocols(self) -> list[tuple[str, bytes]]:
-        """Name and encoded subscription of each assignor, in the configured order."""
+    def _protocols(self, user_data: Mapping[str, bytes | None]) -> list[tuple[str, bytes]]:
+        """Name and encoded subscription of each assignor with its user data, in the configured order."""
         membership, shared = self.membership, self._shared
         subscription: dict[str, Any] = {
             "topics": shared.topics,
@@ -320,18 +328,9 @@ class MemberThread:
             "generation_id": membership.generation.generation_id,
             "rack_id": shared.settings.client_rack or None,
         }
-        member = self.member
         return [
-            (
-                name,
-                encode_subscription(
-                    Subscription(
-                        user_data=assignor.user_data(shared.topics, member.last_assigned, member.last_generation_id),
-                        **subscription,
-                    )
-                ),
-            )
-            for name, assignor in member.assignors.items()
+            (name, encode_subscription(Subscription(user_data=data, **subscription)))
+            for name, data in user_data.items()
         ]
 
     # -- heartbeats and leaving --------------------------------------------------------------------------------------
