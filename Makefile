@@ -40,6 +40,7 @@ soak: export PYTHONPATH := jobs:tests
 soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/group/simulation.py --seed $(SEED) --schedules 100000
 	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
+	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300
 	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
 	$(BIN)/python tests/chaos/fuzz_wire.py
 	$(BIN)/python tests/chaos/hostile.py --seed $(SEED) --minutes 10

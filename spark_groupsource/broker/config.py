@@ -99,6 +99,12 @@ class BrokerConfig:
         "producer.id.expiration.check.interval.ms", ConfigType.INT, 600_000,
         "Time between two checks for expired producers, in milliseconds.", unit="ms", low=1, high=INT32_MAX,
     )
+    log_flush_offset_checkpoint_interval_ms: int = _broker_setting(
+        "log.flush.offset.checkpoint.interval.ms", ConfigType.INT, 60_000,
+        "Time between two checkpoints of the offsets from which logs are recovered after an unclean shutdown, in "
+        "milliseconds.",
+        unit="ms", low=1, high=INT32_MAX,
+    )
     log_cleaner_enable: bool = _broker_setting(
         "log.cleaner.enable", ConfigType.BOOLEAN, True, "Whether the log cleaner compacts topics."
     )

@@ -1,4 +1,4 @@
-"""Periodic maintenance of all partitions: retention and expiration of producer ids."""
+"""Periodic maintenance of all partitions: retention, expiration of producer ids, recovery points."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from spark_groupsource.timers import Timers
 
 
 class LogMaintenance:
-    """Deletes expired segments and forgets idle producers at the configured intervals.
+    """Deletes expired segments, removes idle producers and stores recovery points at the configured intervals.
 
     Args: `config` returns the effective configuration, parts of which change at run time; `on_truncate` is called with
     partitions whose log start has moved.
 
-    Source: Kafka `LogManager.cleanupLogs`, `ProducerStateManager.removeExpiredProducers`.
+    Source: Kafka `LogManager.cleanupLogs`, `LogManager.checkpointLogRecoveryOffsets`,
+    `ProducerStateManager.removeExpiredProducers`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LogMaintenance:
         self._partitions = partitions
         self._retention_timer = timers.timer(self._apply_retention)
         self._producer_timer = timers.timer(self._expire_producers)
+        self._recovery_point_timer = timers.timer(self._checkpoint_recovery_points)
         self._clock = clock
         self._config = config
         self._on_truncate = on_truncate
@@ -45,6 +47,11 @@ class LogMaintenance:
         config, now_ms = self._config(), self._clock.now_ms()
         self._retention_timer.set(now_ms + config.log_retention_check_interval_ms)
         self._producer_timer.set(now_ms + config.producer_id_expiration_check_interval_ms)
+        self._recovery_point_timer.set(now_ms + config.log_flush_offset_checkpoint_interval_ms)
+
+    def _checkpoint_recovery_points(self) -> None:
+        self._partitions.checkpoint_recovery_points()
+        self._recovery_point_timer.set(self._clock.now_ms() + self._config().log_flush_offset_checkpoint_interval_ms)
 
     def _expire_producers(self) -> None:
         config = self._config()

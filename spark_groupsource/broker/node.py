@@ -97,7 +97,7 @@ class Broker:
             self.partitions.open_all()
             self._assign_leader_epochs(self.partitions)
         except BaseException:
-            self.data.close(None)
+            self.data.close(is_clean=False)
             raise
         self.group_coordinator.start()
         self.transaction_coordinator.start()
@@ -111,7 +111,7 @@ class Broker:
         Raises: StorageError.
         """
         self.cleaner.stop()
-        self.data.close(self.partitions.close_all())
+        self.data.close(is_clean=self.partitions.close_all())
 
     def next_deadline_ms(self) -> int | None:
         """When `run_timers` must be called (monotonic ms), None without timers."""

@@ -54,6 +54,10 @@ class TopicCatalog:
         self._next_producer_id = 0
         self._allocated_until = 0
 
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
+
     def create(self, topics: Mapping[str, TopicEntry], next_producer_id: int = 0) -> None:
         """Writes a new catalog.
 

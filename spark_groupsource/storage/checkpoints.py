@@ -1,6 +1,4 @@
-"""Offset checkpoints, and log end offsets of a clean shutdown.
-
-Checkpoints have the format of Kafka.
+"""Offset checkpoints and the mark of a clean shutdown, in Kafka's formats.
 
 Source: Kafka `OffsetCheckpointFile`, `CleanShutdownFileHandler`.
 """
@@ -14,11 +12,12 @@ from typing import Mapping
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.files import replace_file, sync_directory
-from spark_groupsource.storage.metadata_files import corrupt_file, read_bytes, read_json
+from spark_groupsource.storage.metadata_files import corrupt_file, read_bytes
 
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-_CLEAN_SHUTDOWN = "clean-shutdown.json"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+_CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 
 def read_offset_checkpoint(path: Path) -> dict[TopicPartition, int]:
@@ -48,30 +47,27 @@ def write_offset_checkpoint(path: Path, offsets: Mapping[TopicPartition, int]) -
     replace_file(path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
 
 
-def write_clean_shutdown(directory: Path, end_offsets: Mapping[TopicPartition, int]) -> None:
-    """Stores the log end offsets of a clean shutdown.
+def write_clean_shutdown(directory: Path) -> None:
+    """Marks a clean shutdown; every log must be on the disk.
 
     Raises: StorageError.
     """
-    ends = [[tp.topic, tp.partition, offset] for tp, offset in end_offsets.items()]
-    replace_file(directory / _CLEAN_SHUTDOWN, json.dumps({"version": 1, "log_ends": ends}).encode())
+    replace_file(directory / _CLEAN_SHUTDOWN, json.dumps({"version": 0, "brokerEpoch": -1}).encode())
 
 
-def take_clean_shutdown(directory: Path) -> dict[TopicPartition, int] | None:
-    """Reads and removes the log end offsets of a clean shutdown; None after an unclean one.
+def take_clean_shutdown(directory: Path) -> bool:
+    """Removes the mark of a clean shutdown; returns whether it was there.
 
-    The file is removed before the logs change, so that a crash is not mistaken for a clean shutdown. A file that cannot
-    be read does not prove a clean shutdown.
+    It is removed before the logs change, so that a crash is not mistaken for a clean shutdown.
+
+    Raises: StorageError.
     """
     path = directory / _CLEAN_SHUTDOWN
     if not path.exists():
-        return None
-    offsets = None
+        return False
     try:
-        ends = read_json(path)["log_ends"]
-        offsets = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in ends}
-    except (KeyError, TypeError, ValueError, StorageError):
-        pass
-    path.unlink()
+        path.unlink()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be removed: {error.strerror}. Check permissions.") from error
     sync_directory(directory)
-    return offsets
+    return True

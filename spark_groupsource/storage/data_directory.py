@@ -8,7 +8,8 @@ Files beside the partition directories:
 * ``log-start-offset-checkpoint``: log start offsets that DeleteRecords or retention moved, in Kafka's format;
 * ``cleaner-offset-checkpoint``: end offsets of compacted parts, in Kafka's format; a log in it has gaps;
 * ``broker-settings.json``: settings that were altered at run time, by node;
-* ``clean-shutdown.json``: log end offsets at a clean shutdown; absent while a broker runs, and after a crash.
+* ``recovery-point-offset-checkpoint``: offsets below which the logs are on the disk, in Kafka's format;
+* ``.kafka_cleanshutdown``: marks a clean shutdown, as in Kafka; absent while a broker runs, and after a crash.
 
 The directory of an Apache Kafka broker has the same partitions and checkpoints, but no catalog. Adoption writes the
 catalog and marks the directory.
@@ -31,6 +32,7 @@ from spark_groupsource.storage.catalog import TopicCatalog, TopicEntry
 from spark_groupsource.storage.checkpoints import (
     CLEANER_OFFSETS,
     LOG_START_OFFSETS,
+    RECOVERY_POINTS,
     read_offset_checkpoint,
     take_clean_shutdown,
     write_clean_shutdown,
@@ -48,7 +50,6 @@ from spark_groupsource.storage.ownership import (
 from spark_groupsource.storage.reporter import Reporter
 
 _BROKER_SETTINGS = "broker-settings.json"
-_KAFKA_CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 _DELETED = "-delete"
 _LONGEST_FILE_NAME = 255
 
@@ -57,6 +58,10 @@ class DataDirectory:
     """The data directory `path` of one broker, from `open` to `close`.
 
     With `adopt`, the directory of an Apache Kafka broker is adopted; `report` receives what adoption found.
+
+    Attributes:
+        had_clean_shutdown: whether the last broker closed every log.
+        recovery_points: partition -> offset below which its log is on the disk.
     """
 
     def __init__(self, path: Path, adopt: bool = False, report: Reporter = lambda line: None) -> None:
@@ -66,10 +71,11 @@ class DataDirectory:
         self.cluster_id = ""
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}
+        self.recovery_points: Mapping[TopicPartition, int] = {}
+        self.had_clean_shutdown = True
         self.broker_settings: dict[str, dict[str, str]] = {}
         self._catalog = TopicCatalog(path)
         self._lock = DirectoryLock(path)
-        self._recovery_points: dict[TopicPartition, int] | None = None
 
     @property
     def topics(self) -> Mapping[str, TopicEntry]:
@@ -101,20 +107,16 @@ class DataDirectory:
             self._lock.release()
             raise
 
-    def close(self, end_offsets: Mapping[TopicPartition, int] | None) -> None:
-        """Releases the directory; `end_offsets` are the log end offsets of a clean shutdown, None for an unclean one.
+    def close(self, is_clean: bool) -> None:
+        """Releases the directory; `is_clean` if every log was closed and the recovery points are stored.
 
         Raises: StorageError.
         """
         try:
-            if end_offsets is not None:
-                write_clean_shutdown(self.path, end_offsets)
+            if is_clean:
+                write_clean_shutdown(self.path)
         finally:
             self._lock.release()
-
-    def recovery_point(self, topic_partition: TopicPartition) -> int | None:
-        """The log end offset at the last shutdown, None if that was not a clean one."""
-        return None if self._recovery_points is None else self._recovery_points.get(topic_partition)
 
     def partition_directory(self, topic_partition: TopicPartition) -> Path:
         return self.path / str(topic_partition)
@@ -126,10 +128,7 @@ class DataDirectory:
 
         Raises: StorageError.
         """
-        try:
-            sync_directory(self.path)  # the catalog must not list a partition directory that a power loss removes
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be flushed: {error.strerror}. Check the disk.") from error
+        sync_directory(self.path)  # the catalog must not list a partition directory that a power loss removes
         self._catalog.write({**self.topics, topic.name: topic}, self._catalog.deleting)
 
     def remove_topic(self, name: str) -> None:
@@ -175,9 +174,9 @@ class DataDirectory:
                 if (self.path / name).exists():
                     suffix = f".{uuid.uuid4().hex}{_DELETED}"
                     os.rename(self.path / name, self.path / (name[: _LONGEST_FILE_NAME - len(suffix)] + suffix))
-            sync_directory(self.path)
         except OSError as error:
             raise StorageError(f"{error.filename} cannot be renamed: {error.strerror}. Check the disk.") from error
+        sync_directory(self.path)
         self._remove_checkpoints(lambda topic_partition: str(topic_partition) in deleting)
         self._catalog.write(self.topics, ())
 
@@ -188,6 +187,7 @@ class DataDirectory:
         cleaned = {tp: offset for tp, offset in self.cleaner_offsets.items() if not is_removed(tp)}
         if cleaned != self.cleaner_offsets:
             self._write_cleaner_offsets(cleaned)
+        self.set_recovery_points({tp: offset for tp, offset in self.recovery_points.items() if not is_removed(tp)})
 
     def next_producer_id(self) -> int:
         """Allocates a producer id that was never allocated in this directory.
@@ -211,6 +211,15 @@ class DataDirectory:
         Raises: StorageError.
         """
         self._write_cleaner_offsets({**self.cleaner_offsets, topic_partition: offset})
+
+    def set_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Stores the offsets below which the logs are on the disk; durable on return.
+
+        Raises: StorageError.
+        """
+        if offsets != self.recovery_points:
+            write_offset_checkpoint(self.path / RECOVERY_POINTS, offsets)
+            self.recovery_points = offsets
 
     def _write_log_start_offsets(self, offsets: dict[TopicPartition, int]) -> None:
         write_offset_checkpoint(self.path / LOG_START_OFFSETS, offsets)
@@ -246,9 +255,10 @@ class DataDirectory:
 
     def _create(self, node_id: int, new_id: Callable[[], uuid.UUID]) -> None:
         self.cluster_id = base64.urlsafe_b64encode(new_id().bytes).rstrip(b"=").decode()
-        self._catalog.create({})
         properties = {"version": "1", "cluster.id": self.cluster_id, "node.id": str(node_id)}
         write_meta_properties(self.path, properties)
+        self._catalog.create({})
+        sync_directory(self.path.absolute().parent)
 
     def _read(self, node_id: int, save_leader_epoch: Callable[[int], None]) -> None:
         properties = read_meta_properties(self.path)
@@ -260,15 +270,26 @@ class DataDirectory:
                 f"Data directory {self.path} belongs to node {properties.get('node.id')}, this broker is node "
                 f"{node_id}. Set node.id to match or choose another directory."
             )
-        self._catalog.read()
+        if self._catalog.exists or any(entry.is_dir() for entry in self.path.iterdir()):
+            self._catalog.read()
+        else:
+            self._catalog.create({})  # a crash interrupted the first start
         self.log_start_offsets = read_offset_checkpoint(self.path / LOG_START_OFFSETS)
         self.cleaner_offsets = read_offset_checkpoint(self.path / CLEANER_OFFSETS)
         self._read_broker_settings()
-        self._recovery_points = take_clean_shutdown(self.path)
+        self.recovery_points = self._read_recovery_points()
+        self.had_clean_shutdown = take_clean_shutdown(self.path)
         try:
             self.delete_files()
         except StorageError as error:
             self._report(f"[broker] Files of deleted topics remain until the next start: {error}")
+
+    def _read_recovery_points(self) -> dict[TopicPartition, int]:
+        try:
+            return read_offset_checkpoint(self.path / RECOVERY_POINTS)
+        except StorageError as error:
+            self._report(f"[broker] After an unclean shutdown, every segment is recovered: {error}")
+            return {}
 
     def _adopt_kafka_directory(
         self, properties: dict[str, str], node_id: int, save_leader_epoch: Callable[[int], None]
@@ -287,7 +308,6 @@ class DataDirectory:
         save_leader_epoch(content.leader_epoch)
         former = properties.get("node.id", properties.get("broker.id", "unknown"))
         properties = {**properties, "node.id": str(node_id)}
-        (self.path / _KAFKA_CLEAN_SHUTDOWN).unlink(missing_ok=True)
         write_meta_properties(self.path, properties)
         for path in self.path.glob("*/*.deleted"):
             path.unlink()  # files that Kafka has scheduled for deletion (file.delete.delay.ms)

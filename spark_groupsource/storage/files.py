@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterable
 
 from spark_groupsource.errors import StorageError
 
@@ -39,11 +39,6 @@ class FileCache:
         if descriptor is not None:
             os.close(descriptor)
 
-    def flush_in_background(self, path: Path, failed: Callable[[OSError], None]) -> None:
-        """Flushes `path` in another thread, so that a large file does not delay the caller."""
-        descriptor = os.dup(self.descriptor(path))
-        self.run_in_background(lambda: _flush(descriptor, failed))
-
     def run_in_background(self, work: Callable[[], None]) -> Future[None]:
         """Runs `work` in the flush thread, one after another."""
         if self._flusher is None:
@@ -57,15 +52,6 @@ class FileCache:
             self._flusher = None
         while self._open:
             os.close(self._open.popitem()[1])
-
-
-def _flush(descriptor: int, failed: Callable[[OSError], None]) -> None:
-    try:
-        sync_data(descriptor)
-    except OSError as error:
-        failed(error)
-    finally:
-        os.close(descriptor)
 
 
 def read_exactly(descriptor: int, size: int, position: int, path: Path) -> bytes:
@@ -111,6 +97,10 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
         os.replace(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            pass  # the next call overwrites it
         raise StorageError(f"{path} cannot be written: {error.strerror}. Check space and permissions.") from error
 
 
@@ -118,6 +108,21 @@ def _open_private(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)  # of a file that an earlier process left
     return descriptor
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Returns when the content of the files is on the disk; a file that was deleted meanwhile is skipped.
+
+    Raises: StorageError.
+    """
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                sync_data(file.fileno())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(f"{path} cannot be flushed: {error.strerror}. Check the disk.") from error
 
 
 def sync_data(descriptor: int) -> None:
@@ -129,9 +134,15 @@ def sync_data(descriptor: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Makes created, renamed and removed entries of a directory durable.
+
+    Raises: StorageError.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be flushed: {error.strerror}. Check the disk.") from error

@@ -10,7 +10,7 @@ Source: KIP-320; Kafka `LeaderEpochFileCache`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage.files import replace_file
@@ -49,9 +49,21 @@ class LeaderEpochCache:
         starts = _read(self._path)
         if starts[-1][0] < epoch:
             # as in Kafka, epochs without records are removed
-            kept = [entry for entry in starts if entry[1] < start_offset]
-            lines = [f"{each} {start}\n" for each, start in [*kept, (epoch, start_offset)]]
-            replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+            self._write([*(entry for entry in starts if entry[1] < start_offset), (epoch, start_offset)])
+
+    def truncate_from(self, log_end_offset: int) -> None:
+        """Removes the epochs that start after `log_end_offset`, to which the log was truncated.
+
+        Raises: StorageError.
+        """
+        starts = _read(self._path)
+        kept = [entry for entry in starts if entry[1] <= log_end_offset]
+        if kept != starts:
+            self._write(kept)
+
+    def _write(self, starts: Sequence[tuple[int, int]]) -> None:
+        lines = [f"{epoch} {start}\n" for epoch, start in starts]
+        replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """The end offset of `epoch`; the latest epoch ends at the log end offset.

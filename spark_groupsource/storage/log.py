@@ -3,10 +3,11 @@
 Batches are handled by their headers; only a lookup by timestamp decodes records. There is one replica, so the high
 watermark is the log end offset.
 
-Recovery distinguishes an incomplete tail from corruption. Bytes at the end of the log that are no complete batch are
-the rest of an interrupted write, which was not acknowledged: they are truncated. A complete batch with a wrong
-checksum, and invalid bytes before valid batches, are corruption: nothing is truncated, the log serves the offsets
-before it and accepts no appends until `delete_records` has removed the corrupt range.
+Recovery after an unclean shutdown reads every segment that is not below the recovery point, the offset below which
+everything is on the disk. Invalid bytes from the recovery point on are what a power loss or a killed process left of
+unflushed writes: they are truncated, with everything after them. Invalid bytes below the recovery point are damage:
+nothing is truncated, the log serves the offsets before it and accepts no appends until `delete_records` has removed the
+corrupt range.
 
 Source: Kafka `LogSegment.recover`, `UnifiedLog`, `LogLoader`.
 """
@@ -14,15 +15,17 @@ Source: Kafka `LogSegment.recover`, `UnifiedLog`, `LogLoader`.
 from __future__ import annotations
 
 from bisect import bisect_right
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence
 
+from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage.files import FileCache, sync_directory
+from spark_groupsource.storage.files import FileCache, sync_directory, sync_files
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
@@ -57,6 +60,8 @@ class PartitionLog:
     Attributes:
         has_gaps: whether the log was compacted, whatever its cleanup policy is now.
         corrupt_ranges: every corrupt range that was found, in the order of offsets.
+        first_recovered_offset: base offset of the first segment that `open` has recovered after an unclean shutdown,
+            else the log end offset. Indexes from it on are not trusted.
         on_roll: called with the base offset of a new segment before it is created.
     """
 
@@ -81,6 +86,10 @@ class PartitionLog:
         self.leader_epochs = LeaderEpochCache(directory)
         self._files = files
         self._report = report
+        self.first_recovered_offset = 0
+        self._recovery_point = 0
+        self._flushed_offset = 0
+        self._flushes: list[tuple[int, Future[None]]] = []  # base offset of a completed segment, its flush
         self._unflushed_batches = 0
         self._segments: list[LogSegment] = []
         self._base_offsets: list[int] = []
@@ -103,67 +112,135 @@ class PartitionLog:
             ) from error
         self._create_active_segment(self.log_start_offset)
 
-    def open(self, recovery_point: int | None = None) -> None:
-        """Opens the segments; `recovery_point` is the log end offset of a clean shutdown, None after an unclean one.
+    def open(self, recovery_point: int = 0, is_clean: bool = False) -> None:
+        """Opens the segments, and recovers those not below `recovery_point` unless `is_clean`, after a clean shutdown.
+
+        The recovery point of a clean shutdown is the log end offset.
 
         Raises: StorageError when the directory or a file is missing or cannot be read.
         """
+        self._recovery_point = self._flushed_offset = recovery_point
         try:
             complete_swaps(self.directory)
-            base_offsets = segment_base_offsets(self.directory)
+            self._load_segments()
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be read: {error.strerror}. Check the disk.") from error
+        first = max(bisect_right(self._base_offsets, recovery_point) - 1, 0)
+        flushed = self._segments if is_clean else self._segments[:first]
+        for segment, next_segment in zip(flushed, self._segments[1:]):
+            segment.next_offset = next_segment.base_offset
+            if not segment.index.load(segment.size, segment.is_contiguous):
+                self._recover_segment(segment)
+                segment.next_offset = next_segment.base_offset
+        if is_clean:
+            self._open_active_segment()
+        else:
+            self._recover_unflushed(first)
+        if self.log_end_offset < recovery_point:
+            active, offset = self._active, self.log_end_offset
+            active.next_offset, active.is_closed = recovery_point, True
+            reason = "the file ends before what was flushed"
+            self._add_corrupt_range(active, InvalidBatchError(active.size, reason, False), offset, None)
+        if self.log_end_offset < self.log_start_offset:
+            self._restart_at_log_start()
+        self.first_recovered_offset = self.log_end_offset if is_clean else self._segments[first].base_offset
+
+    def _load_segments(self) -> None:
+        base_offsets = segment_base_offsets(self.directory)
         if not base_offsets:
             raise StorageError(
                 f"{self.directory} has no segment of {self.topic_partition}. Restore a copy or delete the topic."
             )
-        for base_offset in base_offsets:
+        for base_offset, next_base_offset in zip(base_offsets, [*base_offsets[1:], None]):
             segment = self._new_segment(base_offset)
+            if next_base_offset is not None and next_base_offset <= self.log_start_offset:
+                segment.delete()  # a crash interrupted its deletion
+                continue
             segment.size = segment.path.stat().st_size
             self._add_segment(segment)
-        if base_offsets[0] > self.log_start_offset:
+        if self._base_offsets[0] > self.log_start_offset:
             self._report(
-                f"[partition={self.topic_partition}] {self.directory} begins at offset {base_offsets[0]}, but the log "
-                f"start offset is {self.log_start_offset}: segments were removed. Restore them from a copy."
+                f"[partition={self.topic_partition}] {self.directory} begins at offset {self._base_offsets[0]}, but "
+                f"the log start offset is {self.log_start_offset}: segments were removed. Restore them from a copy."
             )
-            self.log_start_offset = base_offsets[0]
-        for segment, next_base_offset in zip(self._segments, base_offsets[1:]):
-            segment.next_offset = next_base_offset
-            if not segment.index.load(segment.size, segment.is_contiguous):
-                self._recover_segment(segment, truncate=False)
-                segment.next_offset = next_base_offset
-        self._open_active_segment(recovery_point)
+            self.log_start_offset = self._base_offsets[0]
 
-    def _open_active_segment(self, recovery_point: int | None) -> None:
+    def _open_active_segment(self) -> None:
         active = self._active
-        if recovery_point is None or not active.index.load(active.size, active.is_contiguous):
-            self._recover_segment(active, truncate=recovery_point is None)
-        else:
-            try:
-                for stored in active.scan(active.index.position_floor(active.size), active.size):
-                    active.add_scanned(stored, is_indexed=True)
-            except InvalidBatchError:
-                self._recover_segment(active, truncate=False)
-        if recovery_point is not None and active.next_offset < recovery_point:
-            offset, active.next_offset, active.is_closed = active.next_offset, recovery_point, True
-            reason = "the file ends before what was stored at the last shutdown"
-            self._add_corrupt_range(active, InvalidBatchError(active.size, reason, False), offset, None)
+        if not active.index.load(active.size, active.is_contiguous):
+            self._recover_segment(active)
+            return
+        try:
+            for stored in active.scan(active.index.position_floor(active.size), active.size):
+                active.add_scanned(stored, is_indexed=True)
+        except InvalidBatchError:
+            self._recover_segment(active)
 
-    def _recover_segment(self, segment: LogSegment, truncate: bool) -> None:
-        """Scans a segment, rebuilds its indexes and finds its corrupt ranges; `truncate` removes an incomplete tail."""
+    def _recover_unflushed(self, first: int) -> None:
+        """Recovers the segments from number `first` on; truncates the log at the first invalid bytes."""
+        for number, segment in enumerate(self._segments[first:], first):
+            batches, is_truncated = self._recover_segment(segment, self._recovery_point)
+            following = self._segments[number + 1 :]
+            self._unflushed_batches = batches
+            if not following:
+                break
+            end, expected = segment.next_offset, following[0].base_offset
+            if is_truncated or (segment.is_contiguous and self._recovery_point <= end < expected):
+                self._remove_unflushed(following, end)
+                break
+            if segment.is_contiguous and end < expected:
+                reason = "the file ends before what was flushed"
+                self._add_corrupt_range(segment, InvalidBatchError(segment.size, reason, False), end, None)
+            segment.next_offset = expected
+        self.leader_epochs.truncate_from(self.log_end_offset)
+        self.flush_if_due()
+
+    def _remove_unflushed(self, segments: Sequence[LogSegment], log_end_offset: int) -> None:
+        self._report(
+            f"[partition={self.topic_partition}] Deleted segments from offset {segments[0].base_offset} on, which "
+            f"follow a truncated one: {len(segments)} segments, log end offset {log_end_offset}."
+        )
+        self._remove_segments(segments)
+
+    def _restart_at_log_start(self) -> None:
+        """Deletes every segment: the log start offset was stored, the records up to it were not flushed."""
+        self._report(
+            f"[partition={self.topic_partition}] Deleted every segment, because the log start offset "
+            f"{self.log_start_offset} is above the log end offset {self.log_end_offset}."
+        )
+        self._remove_segments(tuple(self._segments))
+        self.corrupt_ranges.clear()
+        self._create_active_segment(self.log_start_offset)
+
+    def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
+        for segment in segments:
+            segment.delete()
+        del self._segments[len(self._segments) - len(segments) :]
+        del self._base_offsets[len(self._segments) :]
+        sync_directory(self.directory)
+
+    def _recover_segment(self, segment: LogSegment, truncate_from: int | None = None) -> tuple[int, bool]:
+        """Scans a segment, rebuilds its indexes and finds its corrupt ranges.
+
+        Invalid bytes from offset `truncate_from` on are truncated, none if it is None.
+
+        Returns: the number of batches, and whether the segment was truncated.
+        """
         segment.reset()
         expected_offset = segment.base_offset if segment.is_contiguous else None
-        position = 0
+        position, batches, is_truncated = 0, 0, False
         while position < segment.size:
             try:
                 for stored in segment.scan(position, segment.size, expected_offset):
                     segment.add_scanned(stored)
+                    batches += 1
                 break
             except InvalidBatchError as error:
-                next_valid = segment.next_valid_batch(error.position, segment.next_offset)
-                if next_valid is None and truncate and not error.is_complete:
-                    self._truncate_tail(segment, error)
+                if truncate_from is not None and segment.next_offset >= truncate_from:
+                    self._truncate_unflushed(segment, error)
+                    is_truncated = True
                     break
+                next_valid = segment.next_valid_batch(error.position, segment.next_offset)
                 corrupt = self._add_corrupt_range(segment, error, segment.next_offset, next_valid)
                 if next_valid is None:
                     segment.next_offset = corrupt.next_offset
@@ -171,15 +248,20 @@ class PartitionLog:
                     break
                 position = next_valid.position
                 expected_offset = next_valid.header.base_offset if segment.is_contiguous else None
-        segment.index.write()
+        if segment is self._segments[-1]:
+            segment.index.write()
+        else:
+            segment.index.complete()
+            self._flush_in_background(segment)
+        return batches, is_truncated
 
-    def _truncate_tail(self, segment: LogSegment, error: InvalidBatchError) -> None:
+    def _truncate_unflushed(self, segment: LogSegment, error: InvalidBatchError) -> None:
         self._report(
-            f"[partition={self.topic_partition}] Truncated an incomplete, unacknowledged write at the end of "
-            f"{segment.path} ({error.reason}): {segment.size - error.position} bytes, log end offset "
-            f"{segment.next_offset}."
+            f"[partition={self.topic_partition}] Truncated unflushed bytes at the end of {segment.path} "
+            f"({error.reason}): {segment.size - error.position} bytes, log end offset {segment.next_offset}."
         )
         segment.truncate(error.position)
+        segment.flush()  # what was truncated must not return after another power loss
 
     def _add_corrupt_range(
         self, segment: LogSegment, error: InvalidBatchError, offset: int, next_valid: StoredBatch | None
@@ -199,15 +281,19 @@ class PartitionLog:
         return corrupt
 
     def close(self) -> None:
-        """Writes the indexes and flushes the active segment.
+        """Writes the indexes; everything is on the disk on return.
 
         Raises: StorageError.
         """
         for segment in self._segments:
             segment.index.write()
-        if self._segments and self._active.size:
+        if self._active.size:
             self._active.index.complete()
-            self._active.flush()
+        sync_files(self._active.paths)
+        for _, flush in self._flushes:
+            flush.result()
+        self._flushes.clear()
+        self._flushed_offset = self.log_end_offset
 
     def close_files(self) -> None:
         """Closes every file without writing anything, before the directory is deleted."""
@@ -222,6 +308,16 @@ class PartitionLog:
         return self._active.next_offset
 
     high_watermark = log_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """The offset below which everything is on the disk, with the indexes of completed segments."""
+        self._flushes = [each for each in self._flushes if not each[1].done() or each[1].exception() is not None]
+        if self._flushes:
+            self._recovery_point = max(self._recovery_point, self._flushes[0][0])
+        elif self._segments:
+            self._recovery_point = max(self._flushed_offset, self._active.base_offset)
+        return self._recovery_point
 
     @property
     def size_bytes(self) -> int:
@@ -277,8 +373,24 @@ class PartitionLog:
         Raises: StorageError: the content of the disk is then unknown, and the log must not be used any longer.
         """
         if self._unflushed_batches >= self.config.flush_messages:
-            self._active.flush()
-            self._unflushed_batches = 0
+            self._flush_active()
+
+    def _flush_active(self) -> None:
+        self._active.flush()
+        self._unflushed_batches = 0
+        self._flushed_offset = self.log_end_offset
+
+    def _flush_in_background(self, segment: LogSegment) -> None:
+        """Flushes a completed segment in another thread, so that appends to the next one do not wait."""
+
+        def flush() -> None:
+            try:
+                sync_files(segment.paths)
+            except StorageError as error:
+                self._report(f"[partition={self.topic_partition}] A completed segment was not flushed: {error}")
+                raise
+
+        self._flushes.append((segment.base_offset, self._files.run_in_background(flush)))
 
     def _exceeds_roll_time(self, timestamp_ms: int) -> bool:
         """Compares record timestamps, as Kafka does; the clock alone rolls no segment."""
@@ -291,7 +403,12 @@ class PartitionLog:
         Raises: StorageError.
         """
         self._active.index.complete()
-        self._active.flush_in_background(self._report)
+        if self.config.flush_messages < INT64_MAX or self._flushed_offset == self.log_end_offset:
+            # the stored recovery point may be the end of this segment, whose indexes are then not rebuilt
+            sync_files(self._active.paths)
+            self._unflushed_batches, self._flushed_offset = 0, self.log_end_offset
+        else:
+            self._flush_in_background(self._active)
         self.on_roll(self.log_end_offset)
         self._create_active_segment(self.log_end_offset)
 
@@ -299,10 +416,7 @@ class PartitionLog:
         segment = self._new_segment(base_offset)
         segment.create()
         self._add_segment(segment)
-        try:
-            sync_directory(self.directory)
-        except OSError as error:
-            raise StorageError(f"{self.directory} cannot be flushed: {error.strerror}. Check the disk.") from error
+        sync_directory(self.directory)
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         is_contiguous = not (self.config.is_compacted or self.has_gaps)
@@ -428,7 +542,7 @@ class PartitionLog:
         segment.is_contiguous = False
         segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
         if not segment.index.load(segment.size, False):
-            self._recover_segment(segment, truncate=False)
+            self._recover_segment(segment)
             segment.next_offset = cleaned.end_offset
         self._segments[first : first + len(segments)] = [segment]
         self._base_offsets[first : first + len(segments)] = [segment.base_offset]

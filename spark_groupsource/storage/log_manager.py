@@ -41,20 +41,32 @@ class LogManager:
             self._names[entry.topic_id] = entry.name
             for topic_partition in entry.partitions:
                 partition = self._new_partition(entry, topic_partition)
-                partition.open(self._data.recovery_point(topic_partition))
+                partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
 
-    def close_all(self) -> Mapping[TopicPartition, int]:
-        """Closes every log; returns the log end offsets of those that closed without error."""
-        end_offsets = {}
+    def close_all(self) -> bool:
+        """Closes every log and stores the recovery points; returns whether there was no error."""
+        is_clean = True
         for topic_partition, partition in self._partitions.items():
             try:
                 partition.close()
-                if not partition.offline_reason:
-                    end_offsets[topic_partition] = partition.log.log_end_offset
+                is_clean &= not partition.offline_reason
             except StorageError as error:
                 self._report(f"[partition={topic_partition}] The log was not closed cleanly: {error}")
+                is_clean = False
         self.files.close()
-        return end_offsets
+        return self.checkpoint_recovery_points() and is_clean
+
+    def checkpoint_recovery_points(self) -> bool:
+        """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
+        points = {
+            topic_partition: partition.log.recovery_point for topic_partition, partition in self._partitions.items()
+        }
+        try:
+            self._data.set_recovery_points(points)
+        except StorageError as error:
+            self._report(f"[broker] Storing recovery points failed: {error}")
+            return False
+        return True
 
     # --- lookup ---
 

@@ -19,7 +19,7 @@ FORMAT_KEY = "groupsource.format"
 FORMAT = "1"
 _LOCK = ".lock"
 # entries that say nothing about the owner of a directory
-_NEUTRAL_NAMES = frozenset({_LOCK, "lost+found"})
+_NEUTRAL_NAMES = frozenset({_LOCK, f"{META_PROPERTIES}.tmp", "lost+found"})
 
 
 class DirectoryLock:

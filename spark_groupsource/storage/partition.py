@@ -16,7 +16,7 @@ from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, St
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import BatchHeader, Buffer, iter_batches
-from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.files import replace_file, sync_directory
 from spark_groupsource.storage.leader_epoch_cache import EpochEnd
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import (
@@ -79,10 +79,13 @@ class Partition:
         self._report = report
         log.on_roll = self._write_snapshot
 
-    def open(self, recovery_point: int | None) -> None:
-        """Opens the log and recovers the producer state; an error takes only this partition offline."""
+    def open(self, recovery_point: int = 0, is_clean: bool = False) -> None:
+        """Opens the log and recovers the producer state; an error takes only this partition offline.
+
+        The arguments are those of `PartitionLog.open`.
+        """
         try:
-            self.log.open(recovery_point)
+            self.log.open(recovery_point, is_clean)
             self._load_producers()
         except (StorageError, OSError) as error:
             self.mark_offline(error)
@@ -253,13 +256,15 @@ class Partition:
     # --- recovery ---
 
     def _load_producers(self) -> None:
-        """Reads the newest valid producer snapshot and replays the batches after it."""
+        """Reads the newest valid producer snapshot and replays the batches after it.
+
+        Transaction indexes of recovered segments may be incomplete, so their segments are replayed.
+        """
+        trusted_end = self.log.first_recovered_offset
         start = self.log.log_start_offset
-        segment_snapshots = {segment.path.with_suffix(".snapshot") for segment in self.log.segments}
-        rows = self._read_transaction_index()
-        snapshots = self.log.directory.glob("*.snapshot")
-        for path in sorted(snapshots, reverse=True) if rows is not None else ():
-            if path.stem.isdigit() and start <= int(path.stem) <= self.log.log_end_offset:
+        rows = self._read_transaction_index(trusted_end)
+        for path in sorted(self.log.directory.glob("*.snapshot"), reverse=True) if rows is not None else ():
+            if path.stem.isdigit() and start <= int(path.stem) <= trusted_end:
                 try:
                     self._producers = ProducerStateManager.decode(path.read_bytes())
                     start = int(path.stem)
@@ -276,17 +281,24 @@ class Partition:
             if rows is None or segment.next_offset > start:
                 segment_rows = self.transaction_index.between(segment.base_offset, segment.next_offset)
                 write_rows(segment.path, segment_rows)
-        for path in self.log.directory.glob("*.snapshot"):
-            if path not in segment_snapshots:
-                path.unlink()
+        self._remove_stray_snapshots()
 
-    def _read_transaction_index(self) -> list[AbortedTransaction] | None:
-        """The aborted transactions of the index files, None if one is corrupt."""
+    def _read_transaction_index(self, before: int) -> list[AbortedTransaction] | None:
+        """The aborted transactions of the index files of segments below `before`, None if one is corrupt."""
         try:
-            return read_rows(self.log.directory)
+            return read_rows(self.log.directory, before)
         except CorruptRecordError as error:
             self._report(f"[partition={self.topic_partition}] {error} The log is replayed instead.")
             return None
+
+    def _remove_stray_snapshots(self) -> None:
+        """Removes the snapshots that belong to no segment, for example those above the end of a truncated log."""
+        known = {segment.path.with_suffix(".snapshot") for segment in self.log.segments}
+        strays = [path for path in self.log.directory.glob("*.snapshot") if path not in known]
+        for path in strays:
+            path.unlink()
+        if strays:
+            sync_directory(self.log.directory)  # a stray that a power loss restores would be read
 
     def _write_snapshot(self, offset: int) -> None:
         replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode())

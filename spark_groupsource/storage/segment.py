@@ -16,7 +16,6 @@ from typing import Iterator, NamedTuple
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
 from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, write_exactly
-from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment_index import SegmentIndex
 
 # base offset, batch length, leader epoch, magic, crc, attributes, last offset delta
@@ -157,7 +156,7 @@ class LogSegment:
         self.size = size
 
     def flush(self) -> None:
-        """Returns when the batches are on the disk.
+        """Returns when the batches, but not the indexes, are on the disk.
 
         Raises: StorageError.
         """
@@ -166,17 +165,15 @@ class LogSegment:
         except OSError as error:
             raise StorageError(f"{self.path} cannot be flushed: {error.strerror}. Check the disk.") from error
 
-    def flush_in_background(self, report: Reporter) -> None:
-        """Flushes a completed segment in another thread, so that appends to the next one do not wait."""
-        self._files.flush_in_background(
-            self.path, lambda error: report(f"{self.path} cannot be flushed: {error.strerror}. Check the disk.")
-        )
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file of the segment except the producer snapshot; the transaction index may not exist."""
+        return (self.path, *self.index.paths, self.path.with_suffix(".txnindex"))
 
     def delete(self) -> None:
         """Deletes the files."""
         self._files.close_file(self.path)
-        others = (self.path.with_suffix(suffix) for suffix in (".snapshot", ".txnindex"))
-        for path in (self.path, *self.index.paths, *others):
+        for path in (*self.paths, self.path.with_suffix(".snapshot")):
             path.unlink(missing_ok=True)
 
     # --- reading ---

@@ -14,7 +14,7 @@ from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage.files import sync_directory
+from spark_groupsource.storage.files import sync_directory, sync_files
 from spark_groupsource.storage.segment_index import SegmentIndex
 from spark_groupsource.storage.transaction_index import TXN_INDEX_SUFFIX, AbortedTransaction, encode_rows
 
@@ -76,12 +76,7 @@ class CleanedSegment:
 
         Raises: StorageError.
         """
-        try:
-            for path in self._paths:
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        except OSError as error:
-            raise self._error(error) from error
+        sync_files(self._paths)
 
     def close(self) -> None:
         """Closes the file but does not remove it; the next start completes or removes those of an offline partition."""
@@ -126,6 +121,7 @@ def replacement_steps(
             if cleaned.exists():
                 os.replace(cleaned, log.with_suffix(suffix))
                 yield f"renamed {suffix}"
+        sync_directory(directory)  # without the swap file, nothing would remove a segment that a power loss restores
         os.rename(swap, log)
         sync_directory(directory)
         yield "done"

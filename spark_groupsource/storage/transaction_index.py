@@ -87,13 +87,15 @@ class TransactionIndex:
         self._ends[first:last] = [row.last_offset for row in rows]
 
 
-def read_rows(directory: Path) -> list[AbortedTransaction]:
-    """The rows of every index file of a partition.
+def read_rows(directory: Path, before: int) -> list[AbortedTransaction]:
+    """The rows of the index files of a partition, of segments with a base offset below `before`.
 
     Raises: CorruptRecordError when one is corrupt; StorageError when one cannot be read.
     """
     rows: list[AbortedTransaction] = []
     for path in sorted(directory.glob(f"*{TXN_INDEX_SUFFIX}")):
+        if int(path.stem) >= before:
+            break
         try:
             rows += decode_rows(path.read_bytes())
         except OSError as error:

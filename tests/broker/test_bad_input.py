@@ -314,22 +314,28 @@ def values(connection, topic):
 ALL = [b"%d" % number for number in range(10)]
 
 
+def killed(stored: Path) -> None:
+    """Removes what a broker writes when it stops: the mark of a clean shutdown and the recovery points."""
+    (stored / ".kafka_cleanshutdown").unlink()
+    (stored / "recovery-point-offset-checkpoint").unlink()
+
+
 def test_an_incomplete_last_batch_is_truncated_and_reported(stored):
     path = stored / "harmed-0" / f"{0:020d}.log"
-    (stored / "clean-shutdown.json").unlink()  # as if it had been killed
+    killed(stored)
     path.write_bytes(path.read_bytes()[:-7])
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
-        assert "Truncated an incomplete, unacknowledged write" in running.reports[0]
+        assert "Truncated unflushed bytes" in running.reports[0]
         assert values(connection, "harmed") == ALL[:9]
         assert values(connection, "whole") == ALL
         assert produce(connection, "harmed", batch(b"goes on")).base_offset == 9
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_corrupt_batch_is_reported_and_ends_reads(stored, killed):
+@pytest.mark.parametrize("unclean", [False, True])
+def test_a_corrupt_batch_is_reported_and_ends_reads(stored, unclean):
     path = stored / "harmed-0" / f"{0:020d}.log"
-    if killed:
-        (stored / "clean-shutdown.json").unlink()
+    if unclean:
+        (stored / ".kafka_cleanshutdown").unlink()
     data = path.read_bytes()
     fifth = list(iter_batches(data))[4]
     path.write_bytes(spoilt(data, fifth.position + 66))

@@ -50,9 +50,9 @@ def test_a_broker_stopped_by_sigterm_continues_after_a_restart(tmp_path):
             cluster_id = metadata(connection, "t").cluster_id
         assert broker.terminate() == 0
         assert broker.lines[-1] == "stopped"
-        assert (tmp_path / "clean-shutdown.json").exists()
+        assert (tmp_path / ".kafka_cleanshutdown").exists()
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
-        assert not (tmp_path / "clean-shutdown.json").exists()
+        assert not (tmp_path / ".kafka_cleanshutdown").exists()
         assert metadata(connection, "t", version=12).topics[0].topic_id == topic_id
         assert metadata(connection, "t").cluster_id == cluster_id
         assert produce(connection, "t", batch(b"c")).base_offset == 2

@@ -313,7 +313,7 @@ def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavai
     data = bytearray(path.read_bytes())
     data[70] ^= 1
     path.write_bytes(data)
-    (tmp_path / "clean-shutdown.json").unlink()
+    (tmp_path / ".kafka_cleanshutdown").unlink()
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert RawTransactions(connection, names[1]).init() is NONE
         assert RawTransactions(connection, names[0]).find() is ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -179,7 +179,7 @@ def test_control_batch_without_records_is_skipped(tmp_path: Path) -> None:
     *_, last = iter_batches(path.read_bytes())
     with path.open("ab") as log:
         log.write(empty_control_batch(last.next_offset))
-    (tmp_path / "clean-shutdown.json").unlink()
+    (tmp_path / ".kafka_cleanshutdown").unlink()
     with client_of(tmp_path) as cluster:
         assert cluster.fetch_committed(GROUP) == {TopicPartition("t", 0): OffsetAndMetadata(5)}
         cluster.commit(GROUP, {TopicPartition("t", 0): OffsetAndMetadata(6)})

@@ -28,38 +28,41 @@ def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     data.put_topic(entry)
     data.set_log_start_offset(TopicPartition("t", 1), 42)
     cluster_id = data.cluster_id
-    data.close({TopicPartition("t", 0): 7})
+    data.set_recovery_points({TopicPartition("t", 0): 7})
+    data.close(is_clean=True)
     data = opened(tmp_path)
     assert (data.topics, data.cluster_id) == ({"t": entry}, cluster_id)
     assert data.log_start_offsets == {TopicPartition("t", 1): 42}
-    assert data.recovery_point(TopicPartition("t", 0)) == 7
-    data.close(None)
+    assert data.recovery_points == {TopicPartition("t", 0): 7} and data.had_clean_shutdown
+    data.close(is_clean=False)
     data = opened(tmp_path)
-    assert data.recovery_point(TopicPartition("t", 0)) is None  # the last shutdown was unclean
-    data.close(None)
+    assert data.recovery_points == {TopicPartition("t", 0): 7} and not data.had_clean_shutdown
+    data.close(is_clean=False)
 
 
-def test_log_start_checkpoint_has_kafkas_format(tmp_path):
+def test_offset_checkpoints_have_kafkas_format(tmp_path):
     data = opened(tmp_path)
     data.set_log_start_offset(TopicPartition("t", 1), 42)
     data.set_log_start_offset(TopicPartition("a", 0), 1)
-    data.close(None)
+    data.set_recovery_points({TopicPartition("t", 1): 9})
+    data.close(is_clean=False)
     assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n2\na 0 1\nt 1 42\n"
+    assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 1 9\n"
 
 
 def test_a_locked_directory_is_rejected(tmp_path):
     first = opened(tmp_path)
     with pytest.raises(StorageError, match="is in use by another broker"):
         opened(tmp_path)
-    first.close({})
-    opened(tmp_path).close(None)
+    first.close(is_clean=True)
+    opened(tmp_path).close(is_clean=False)
 
 
 def test_a_directory_of_another_node_is_rejected(tmp_path):
-    opened(tmp_path).close({})
+    opened(tmp_path).close(is_clean=True)
     with pytest.raises(StorageError, match="belongs to node 1, this broker is node 2. Set node.id"):
         DataDirectory(tmp_path).open(2)
-    opened(tmp_path).close({})  # the lock was released
+    opened(tmp_path).close(is_clean=True)  # the lock was released
 
 
 def test_a_directory_that_cannot_be_created_is_reported(tmp_path):
@@ -75,10 +78,10 @@ def test_open_completes_an_interrupted_topic_deletion(tmp_path):
         (tmp_path / f"t-{number}").mkdir()
         (tmp_path / f"t-{number}" / "00000000000000000000.log").write_bytes(b"x")
     data.remove_topic("t")
-    data.close(None)  # killed before the files were deleted
+    data.close(is_clean=False)  # killed before the files were deleted
     data = opened(tmp_path)
     assert (data.topics, list(tmp_path.glob("t-*"))) == ({}, [])
-    data.close(None)
+    data.close(is_clean=False)
 
 
 NAME = "t" * 249
@@ -151,15 +154,19 @@ def test_a_producer_id_is_returned_only_after_its_block_is_stored(tmp_path, monk
             with pytest.raises(StorageError, match="No space left on device"):
                 data.next_producer_id()
     assert data.next_producer_id() == 1000
-    data.close(None)
+    data.close(is_clean=False)
     again = opened(tmp_path)
     assert again.next_producer_id() == 2000  # above every id that was returned
-    again.close(None)
+    again.close(is_clean=False)
 
 
-def test_a_corrupt_clean_shutdown_file_counts_as_unclean_shutdown(tmp_path):
-    opened(tmp_path).close({TopicPartition("t", 0): 7})
-    (tmp_path / "clean-shutdown.json").write_bytes(b"\0")
+def test_corrupt_recovery_points_are_reported_and_count_as_unflushed(tmp_path):
     data = opened(tmp_path)
-    assert data.recovery_point(TopicPartition("t", 0)) is None
-    data.close(None)
+    data.set_recovery_points({TopicPartition("t", 0): 7})
+    data.close(is_clean=True)
+    (tmp_path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0\n")
+    reports: list[str] = []
+    data = DataDirectory(tmp_path, report=reports.append)
+    data.open(1)
+    assert data.recovery_points == {} and "every segment is recovered" in reports[0]
+    data.close(is_clean=False)

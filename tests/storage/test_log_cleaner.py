@@ -39,19 +39,22 @@ class Store:
         self.data.open(1)
         self.open()
 
-    def open(self, recovery_point: int | None = None) -> None:
-        self.log, self.reports = open_log(self.path / "t-0", config=self.config, recovery_point=recovery_point)
+    def open(self, recovery_point: int | None = None, is_clean: bool = True) -> None:
+        self.log, self.reports = open_log(
+            self.path / "t-0", config=self.config, recovery_point=recovery_point, is_clean=is_clean
+        )
         self.partition = Partition(uuid.UUID(int=1), self.log, self.reports.append)
         self.partition._load_producers()
 
-    def restart(self, clean: bool) -> None:
-        end = self.log.log_end_offset if clean else None
+    def restart(self, clean: bool, is_flushed: bool = False) -> None:
+        """An unclean restart recovers everything, or only the active segment with `is_flushed`."""
+        end = self.log.log_end_offset if clean else self.log.segments[-1].base_offset if is_flushed else 0
         if clean:
             self.partition.close()
-        self.data.close(None)
+        self.data.close(is_clean=False)
         self.data = DataDirectory(self.path)
         self.data.open(1)
-        self.open(end)
+        self.open(end, clean)
 
     def append(self, *records: tuple[bytes, bytes | None], timestamp_ms: int = 1_000, **options) -> int:
         batch = encode_batch([Record(key, value, timestamp_ms) for key, value in records], **options)
@@ -241,7 +244,7 @@ def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
         files = FileCache()
         log = PartitionLog(tmp_path / "t-0", store.log.topic_partition, store.config, files, store.reports.append,
                            has_gaps=True)  # fmt: skip
-        log.open(store.log.log_end_offset if clean else None)
+        log.open(store.log.log_end_offset if clean else 0, clean)
         assert keyed(log, 0) == expected and log.corrupt_range is None
 
 
@@ -398,7 +401,7 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
     assert [row.producer_id for row in store.partition.transaction_index.overlapping(0, 100)] == [2, 1]
     for clean in (True, False):
         known = store.partition.transaction_index.overlapping(0, 100)
-        store.restart(clean)
+        store.restart(clean, is_flushed=True)
         assert store.partition.transaction_index.overlapping(0, 100) == known and visible(store) == before
 
 
@@ -428,7 +431,7 @@ def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, see
         before, stable = visible(store), store.partition.last_stable_offset
         store.clean(2_000 + round_number * rng.choice((10, 3_000)))
         assert visible(store) == before
-        store.restart(rng.random() < 0.5)
+        store.restart(rng.random() < 0.5, is_flushed=rng.random() < 0.5)
         assert visible(store) == before and store.partition.last_stable_offset == stable
 
 

@@ -151,7 +151,7 @@ def test_every_incomplete_tail_is_truncated_and_nothing_before_it(directory):
         assert log.log_end_offset == 6 and values_from(log, 0) == stored[:6]
         assert path.stat().st_size == last.position
         if size > last.position:
-            assert "Truncated an incomplete, unacknowledged write" in reports[0]
+            assert "Truncated unflushed bytes" in reports[0]
         assert append(log, batch(b"next")) == 6
 
 
@@ -184,7 +184,7 @@ def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, p
     second = list(iter_batches(before))[1]
     flip(path, second.position + place, bit=place % 8)
     damaged = path.read_bytes()
-    log, reports = open_log(directory, recovery_point=9 if clean else None)
+    log, reports = open_log(directory, recovery_point=9, is_clean=clean)
     found = []
     if 12 <= place < 16:  # the checksum does not cover the leader epoch
         assert values_from(log, 0) == stored
@@ -217,7 +217,7 @@ def test_delete_records_up_to_a_corrupt_range_makes_the_rest_readable(directory)
     (path,) = logs(directory)
     second = list(iter_batches(path.read_bytes()))[1]
     flip(path, second.position + 70)
-    log, reports = open_log(directory)
+    log, reports = open_log(directory, recovery_point=12)
     assert "DeleteRecords up to offset 6" in reports[0]
     log.delete_records(6)
     assert values_from(log, 6) == stored[6:]
@@ -225,14 +225,14 @@ def test_delete_records_up_to_a_corrupt_range_makes_the_rest_readable(directory)
     assert values_from(log, 6)[-1] == (12, b"next")
 
 
-def test_a_corrupt_last_batch_is_not_truncated(directory):
-    """It is complete, so it may have been acknowledged; appends fail until its records are deleted."""
+def test_a_corrupt_last_batch_below_the_recovery_point_is_not_truncated(directory):
+    """It was flushed, so it may have been acknowledged; appends fail until its records are deleted."""
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
     (path,) = logs(directory)
     last = list(iter_batches(path.read_bytes()))[-1]
     flip(path, last.position + 70)
-    log, reports = open_log(directory)
+    log, reports = open_log(directory, recovery_point=9, is_clean=False)
     assert values_from_one(log, 5) == [stored[5]]
     with pytest.raises(CorruptRecordError):
         log.read(6, 100)
@@ -323,7 +323,7 @@ def test_a_segment_shorter_than_at_a_clean_shutdown_is_corrupt(tmp_path):
     (path,) = logs(tmp_path / "t-0")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])  # a third is one batch
     log, reports = open_log(tmp_path / "t-0", recovery_point=9)
-    assert "ends before what was stored" in reports[0]
+    assert "ends before what was flushed" in reports[0]
     with pytest.raises(StorageError, match="takes no records"):
         append(log, batch(b"x"))
     with pytest.raises(CorruptRecordError, match="readable up to offset 3"):

@@ -35,7 +35,7 @@ class Logged:
 
     def reopen(self, recovery_point: int | None = None) -> None:
         self.partition = self._new()
-        self.partition.open(recovery_point)
+        self.partition.open(recovery_point or 0, recovery_point is not None)
         assert not self.partition.offline_reason
 
     def send(self, producer_id: int, sequence: int, *values: bytes, epoch: int = 0, transactional: bool = True) -> int:
@@ -185,16 +185,29 @@ def test_a_restart_recovers_producers_and_transactions(logged, clean):
     assert logged.partition.last_stable_offset == logged.partition.log.log_end_offset
 
 
+@pytest.mark.parametrize("clean", (True, False))
 @pytest.mark.parametrize("damage", (b"torn", b"\x00\x07" + bytes(32)))
-def test_a_corrupt_transaction_index_is_rebuilt_from_the_log(logged, damage):
+def test_a_corrupt_transaction_index_is_rebuilt_from_the_log(logged, damage, clean):
+    """After a clean shutdown it is reported; after an unclean one it is not read."""
     scenario(logged)
     known = logged.state
+    logged.partition.close()
     path = sorted(logged.directory.glob("*.txnindex"))[0]
     valid = path.read_bytes()
     path.write_bytes(valid + damage)
-    logged.reopen()
+    logged.reopen(logged.partition.log.log_end_offset if clean else None)
     assert logged.state == known and path.read_bytes() == valid
-    assert any("The log is replayed instead" in line for line in logged.reports)
+    assert any("The log is replayed instead" in line for line in logged.reports) is clean
+
+
+def test_an_empty_transaction_index_is_rebuilt_after_an_unclean_shutdown(logged):
+    """The file may be empty after a power loss, and an abort marker in the log then has no row."""
+    scenario(logged)
+    known = logged.state
+    for path in logged.directory.glob("*.txnindex"):
+        path.write_bytes(b"")
+    logged.reopen()
+    assert logged.state == known and len(known[1]) == 3
 
 
 def test_transaction_index_rows_lost_in_a_crash_are_restored(logged):

@@ -25,16 +25,24 @@ def append(log: PartitionLog, data: bytes) -> int:
 
 
 def open_log(
-    directory: Path, *, recovery_point: int | None = None, config: TopicConfig | None = None, log_start: int = 0
+    directory: Path,
+    *,
+    recovery_point: int | None = None,
+    is_clean: bool = True,
+    config: TopicConfig | None = None,
+    log_start: int = 0,
 ):
-    """Opens or creates the log in `directory`; returns it with the list of its reports."""
+    """Opens or creates the log in `directory`; returns it with the list of its reports.
+
+    Without `recovery_point` the shutdown was unclean and nothing is known to be flushed.
+    """
     reports: list[str] = []
     files = FileCache()
     log = PartitionLog(
         directory, TopicPartition("t", 0), config or TopicConfig(), files, reports.append, log_start_offset=log_start
     )
     if directory.exists():
-        log.open(recovery_point)
+        log.open(recovery_point or 0, is_clean and recovery_point is not None)
     else:
         log.create()
     return log, reports

@@ -1,0 +1,249 @@
+"""Power loss at any file operation: what was flushed is kept, and every log opens again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from support.examples import scaled
+from support.file_operations import FileOperations
+from support.power_loss import Disk, Operation, write_state
+
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.log_manager import LogManager
+from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.topic_config import TopicConfig
+
+NOW = 1_000
+SMALL = {"segment.bytes": "1024", "index.interval.bytes": "100"}
+
+
+class Broker:
+    """Logs and data directory of a broker, without the rest of it."""
+
+    def __init__(self, path: Path, flush: bool = True) -> None:
+        self.reports: list[str] = []
+        self.data = DataDirectory(path, report=self.reports.append)
+        self.data.open(1)
+        config = TopicConfig(flush_messages=1) if flush else TopicConfig()
+        self.logs = LogManager(self.data, config, self.reports.append)
+        self.logs.open_all()
+
+    def partition(self, topic: str) -> Partition:
+        return self.logs.partition(topic, 0)
+
+    def crash(self) -> None:
+        """Releases what the process holds."""
+        self.data.close(is_clean=False)
+        self.logs.files.close()
+
+    def stop(self) -> None:
+        self.data.close(self.logs.close_all())
+
+    def clean(self, topic: str) -> None:
+        partition = self.partition(topic)
+        task = log_to_clean(partition.log, 0, NOW, partition.last_stable_offset)
+        if task is not None:
+            for _ in Cleaner(partition, task, self.data, self.logs.files, NOW).run():
+                pass
+
+
+def read(partition: Partition) -> list[bytes]:
+    """Values of all records that were not aborted, up to the last stable offset."""
+    aborted = sorted(
+        partition.transaction_index.overlapping(0, partition.log.log_end_offset), key=lambda row: row.first_offset
+    )
+    running: set[int] = set()
+    values: list[bytes] = []
+    offset = -1
+    for stored in partition.log.batches(partition.log.log_start_offset):
+        header = stored.header
+        assert offset < header.base_offset, "offsets do not ascend"
+        offset = header.last_offset
+        if header.base_offset >= partition.last_stable_offset:
+            break
+        while aborted and aborted[0].first_offset <= header.last_offset:
+            running.add(aborted.pop(0).producer_id)
+        if header.is_control:
+            running.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in running):
+            values += [record.value or b"" for record in decode_records(stored.buffer, header)]
+    return values
+
+
+def append(partition: Partition, value: bytes, key: bytes | None = None, **options) -> None:
+    partition.append(encode_batch([Record(key, value, NOW)], **options), NOW)
+
+
+class Acknowledged:
+    """What the caller knows to be stored, from the marks of a run."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[bytes]] = {}
+        self.topics: set[str] = set()
+        self.latest: dict[bytes, bytes] = {}
+        self.aborted: set[bytes] = set()
+
+    def add(self, mark: tuple) -> None:
+        match mark:
+            case ("topic", name):
+                self.topics.add(name)
+                self.values[name] = []
+            case ("deleting", name):
+                self.topics.discard(name)
+            case ("value", name, value):
+                self.values[name].append(value)
+            case ("latest", key, value):
+                self.latest[key] = value
+            case ("aborted", value):
+                self.aborted.add(value)
+
+
+class LateFlushes:
+    """Runs each background flush when the next two are requested, as on a slow disk."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], None], Future[None]]] = []
+
+    def __call__(self, work: Callable[[], None]) -> Future[None]:
+        done: Future[None] = Future()
+        self._waiting.append((work, done))
+        while len(self._waiting) > 2:
+            self.run_first()
+        return done
+
+    def run_first(self) -> None:
+        work, done = self._waiting.pop(0)
+        work()
+        done.set_result(None)
+
+    def run_all(self) -> None:
+        while self._waiting:
+            self.run_first()
+
+
+def run_transactions(broker: Broker, mark: Callable[[tuple], None]) -> None:
+    """Two producers, one of which aborts its transactions, over several segments."""
+    flushes = LateFlushes()
+    broker.logs.files.run_in_background = flushes  # type: ignore[method-assign]
+    broker.logs.create_topic("t", 1, SMALL)
+    mark(("topic", "t"))
+    partition = broker.partition("t")
+    for number in range(12):
+        plain, committed, aborted = (b"%s %d" % (kind, number) for kind in (b"plain", b"committed", b"aborted"))
+        mark(("aborted", aborted))
+        append(partition, plain + b"." * 60)
+        mark(("value", "t", plain + b"." * 60))
+        append(partition, committed, producer_id=1, producer_epoch=0, base_sequence=number, transactional=True)
+        append(partition, aborted, producer_id=2, producer_epoch=0, base_sequence=number, transactional=True)
+        partition.append_transaction_marker(2, 0, False, 0, NOW)
+        partition.append_transaction_marker(1, 0, True, 0, NOW)
+        mark(("value", "t", committed))
+        if number % 4 == 1:
+            broker.logs.checkpoint_recovery_points()
+    assert len(partition.log.segments) > 3
+    flushes.run_all()
+
+
+def run_compaction(broker: Broker, mark: Callable[[tuple], None]) -> None:
+    broker.logs.create_topic("c", 1, {**SMALL, "cleanup.policy": "compact"})
+    mark(("topic", "c"))
+    partition = broker.partition("c")
+    for number in range(60):
+        key = b"%d" % (number % 3)
+        value = b"%d " % number + b"." * 50
+        append(partition, value, key)
+        mark(("latest", key, value))
+        if number % 20 == 19:
+            broker.clean("c")
+            broker.logs.checkpoint_recovery_points()
+    assert len(partition.log.segments) > 2
+
+
+def run_topics(broker: Broker, mark: Callable[[tuple], None]) -> None:
+    """Topics that are deleted and created again, and records that are deleted."""
+    for number in range(3):
+        broker.logs.create_topic("again", 2, SMALL)
+        mark(("topic", "again"))
+        partition = broker.partition("again")
+        for item in range(8):
+            value = b"%d %d" % (number, item) + b"." * 200
+            append(partition, value)
+            mark(("value", "again", value))
+        broker.logs.checkpoint_recovery_points()
+        end = partition.log.log_end_offset
+        partition.log.roll()
+        mark(("topic", "again"))
+        broker.logs.delete_records(TopicPartition("again", 0), end)
+        mark(("deleting", "again"))
+        broker.logs.delete_topic("again")
+
+
+RUNS = {"transactions": run_transactions, "compaction": run_compaction, "topics": run_topics}
+
+
+def recorded(path: Path, run: Callable[[Broker, Callable[[tuple], None]], None], flush: bool) -> list[Operation]:
+    operations: list[Operation] = []
+    with FileOperations(path, operations.append) as files:
+        broker = Broker(path, flush)
+        run(broker, files.mark)
+        broker.stop()
+    return operations
+
+
+def check(path: Path, known: Acknowledged, flush: bool) -> None:
+    broker = Broker(path, flush)
+    assert not [line for line in broker.reports if "damaged" in line or "offline" in line], broker.reports
+    assert known.topics <= set(broker.logs.topics)
+    for partition in broker.logs:
+        assert not partition.offline_reason
+        values = read(partition)
+        assert not known.aborted.intersection(values), "an aborted record is visible"
+        if flush and partition.topic_partition == ("t", 0):
+            assert [value for value in values if value in known.values.get("t", [])] == known.values.get("t", [])
+        if flush and partition.topic_partition == ("again", 0) and "again" in known.topics:
+            assert known.values["again"] in ([], values[: len(known.values["again"])])
+        if flush and partition.topic_partition == ("c", 0):
+            latest = {
+                record.key: record.value
+                for stored in partition.log.batches(0)
+                for record in decode_records(stored.buffer, stored.header)
+            }
+            order = [b"%d " % number + b"." * 50 for number in range(60)]
+            for key, value in known.latest.items():
+                assert order.index(latest[key]) >= order.index(value)
+        append(partition, b"next", b"key")
+        assert read(partition)[-1:] == [b"next"] or partition.last_stable_offset < partition.log.log_end_offset
+    broker.crash()
+
+
+@pytest.mark.parametrize("flush", (True, False), ids=("flush always", "flush os"))
+@pytest.mark.parametrize("name", RUNS)
+def test_logs_recover_from_a_power_loss_at_any_operation(tmp_path: Path, name: str, flush: bool) -> None:
+    """With flushes nothing acknowledged is lost; without, every log opens and takes records."""
+    operations = recorded(tmp_path / "data", RUNS[name], flush)
+    randomness = random.Random(name)
+    places = set(randomness.sample(range(len(operations)), scaled(120, 20)))
+    disk, known = Disk(), Acknowledged()
+    for number, operation in enumerate(operations):
+        disk.apply(operation)
+        if operation[0] == "mark":
+            known.add(operation[1])
+        if number in places:
+            check_after_power_loss(disk, randomness, tmp_path / "after", known, flush)
+
+
+def check_after_power_loss(
+    disk: Disk, randomness: random.Random, path: Path, known: Acknowledged, flush: bool
+) -> None:
+    write_state(disk.after_power_loss(randomness), path)
+    check(path, known, flush)
+    shutil.rmtree(path)
