@@ -96,11 +96,11 @@ def test_topics_settings_and_producer_ids_are_read_from_the_metadata_log(directo
     assert data.cluster_id == "abc"
     assert any("no.such.setting=x is not supported" in line for line in directory.reports)
     assert "broker 7, cluster abc: 2 topics, 3 partitions" in directory.reports[-1]
-    data.close(None)
+    data.close(is_clean=False)
     again = DataDirectory(directory.path)
     again.open(1)
     assert again.topics == data.topics and again.next_producer_id() >= 3000
-    again.close(None)
+    again.close(is_clean=False)
 
 
 def test_metadata_log_is_replayed_from_the_newest_snapshot(directory: KafkaDirectory) -> None:

@@ -237,7 +237,7 @@ def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
     expected = store.contents()
     for clean in (True, False):
         store.config = TopicConfig(segment_bytes=1024)
-        store.data.close(None)
+        store.data.close(is_clean=False)
         store.data = DataDirectory(tmp_path)
         store.data.open(1)
         assert store.log.topic_partition in store.data.cleaner_offsets
