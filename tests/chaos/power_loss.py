@@ -3,7 +3,7 @@
     PYTHONPATH=jobs:tests python tests/chaos/power_loss.py [--rounds 300] [--flush always|os] [--seed N]
 
 The broker runs in a child process whose file operations are recorded (`support.file_operations`). It is killed after
-one of them, also during recovery, and `support.power_loss` computes one of the disk contents that a power loss may leave.
+one of them, also during recovery, and `support.power_loss` computes one of the contents that the disk may then have.
 
 With ``--flush always``, nothing acknowledged may be missing: records of idempotent producers, the last record of each
 key of a compacted topic, committed offsets, created and deleted topics. A transaction is visible as a whole in both of
@@ -233,7 +233,8 @@ class Load:
         self._randomness = randomness
         self._next = 0
         self.produced: list[dict[bytes, bool]] = [{} for _ in range(PARTITIONS)]  # value -> acknowledged
-        self.latest: dict[bytes, list[int]] = collections.defaultdict(list)  # key -> numbers, the last acknowledged first
+        # key -> the last acknowledged number, and the number that was sent after it
+        self.latest: dict[bytes, list[int]] = collections.defaultdict(list)
         self.offsets = {group: (-1, -1) for group in GROUPS}  # acknowledged, sent
         self.transactions: list[Transaction] = []
         self.topics: dict[str, bool | None] = {}  # name -> whether it exists, None if unknown
@@ -367,7 +368,8 @@ class Checker:
                 if value in present:
                     raise CheckFailed(f"record {value!r} is duplicated")
                 present[value] = None
-            missing = [value for value, acked in self.load.produced[partition].items() if acked and value not in present]
+            produced = self.load.produced[partition]
+            missing = [value for value, acknowledged in produced.items() if acknowledged and value not in present]
             if missing:
                 raise CheckFailed(f"{len(missing)} acknowledged records are missing, first {missing[0]!r}")
 
@@ -454,7 +456,7 @@ def run(scratch: Path, rounds: int, flush: bool, seed: int) -> None:
         statistics["truncations"] += len(reports) - len(others)
         if (number + 1) % 50 == 0:
             print(f"{number + 1} rounds, {dict(statistics)}", flush=True)
-    kept = "nothing acknowledged lost, nothing aborted visible" if flush else "every partition and coordinator available"
+    kept = "nothing acknowledged lost, nothing aborted visible" if flush else "every partition and coordinator serves"
     print(
         f"--flush {'always' if flush else 'os'}: {rounds} power losses, {statistics['starts']} starts that served "
         f"clients, {statistics['checks']} checks, {statistics['actions']} actions acknowledged, "
