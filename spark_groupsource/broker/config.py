@@ -61,6 +61,34 @@ class BrokerConfig:
         "connections.max.idle.ms", ConfigType.LONG, 600_000,
         "Time after which an idle connection is closed, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
+    queued_max_request_bytes: int = _broker_setting(
+        "queued.max.request.bytes", ConfigType.LONG, 50_331_648,
+        "Bytes of incomplete and waiting requests of all clients, above which further large requests are not read.",
+        unit="bytes", low=1_048_576, high=INT64_MAX, kafka_default=-1,
+    )
+    max_connections: int = _broker_setting(
+        "max.connections", ConfigType.INT, INT32_MAX,
+        "Connections of all clients; further ones are closed. Limited to three quarters of the file descriptors.",
+        unit="connections", low=0, high=INT32_MAX,
+    )
+    max_connections_per_ip: int = _broker_setting(
+        "max.connections.per.ip", ConfigType.INT, INT32_MAX,
+        "Connections of one client address; further ones are closed.", unit="connections", low=0, high=INT32_MAX,
+    )
+    connection_failed_authentication_delay_ms: int = _broker_setting(
+        "connection.failed.authentication.delay.ms", ConfigType.INT, 100,
+        "Time after which a failed authentication is answered and its connection closed, in milliseconds.",
+        unit="ms", low=0, high=INT32_MAX,
+    )
+    authentication_timeout_ms: int = _broker_setting(
+        "authentication.timeout.ms", ConfigType.INT, 30_000,
+        "Time after which a connection without authentication is closed, in milliseconds; no setting of Kafka.",
+        unit="ms", low=1, high=INT32_MAX,
+    )
+    sasl_server_max_receive_size: int = _broker_setting(
+        "sasl.server.max.receive.size", ConfigType.INT, 524_288,
+        "Largest request before authentication, in bytes.", unit="bytes", low=1024, high=INT32_MAX,
+    )
     fetch_max_bytes: int = _broker_setting(
         "fetch.max.bytes", ConfigType.INT, 57_671_680, "Largest Fetch response, in bytes.",
         unit="bytes", low=1024, high=INT32_MAX,

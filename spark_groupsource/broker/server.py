@@ -23,6 +23,7 @@ from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig, broker_config
 from spark_groupsource.broker.leaders import Leader
+from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
 from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.broker.node import Broker
@@ -36,7 +37,7 @@ from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
-_LONGEST_IDLE_CHECK_S = 5.0
+_CONNECTION_CHECK_S = 1.0
 _GC_THRESHOLD = 20_000
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
@@ -66,6 +67,7 @@ class BrokerServer:
 
         self.config = config
         self._scheduler = Scheduler(self._schedule_timers)
+        self._limits = ConnectionLimits(config.queued_max_request_bytes)
         router = ResponseRouter(self._scheduler)
         data = DataDirectory(data_dir, adopt, report)
         self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
@@ -81,11 +83,20 @@ class BrokerServer:
         for index, node_id in enumerate(self.broker.leaders.node_ids):
             own = Address(address.host, address.port + index if address.port else 0)
             self._listeners[node_id] = Listener(
-                self.broker, dispatcher, router, node_id, own, clock, self._scheduler, self._schedule_timers
+                self.broker,
+                dispatcher,
+                router,
+                node_id,
+                own,
+                clock,
+                self._scheduler,
+                self._limits,
+                self._schedule_timers,
             )
+        self.broker.fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
-        self._idle_check: asyncio.TimerHandle | None = None
+        self._connection_check: asyncio.TimerHandle | None = None
         self.warning = ""
 
     async def start(self) -> tuple[Address, ...]:
@@ -106,14 +117,14 @@ class BrokerServer:
             self.broker.node_started(listener.node)
         for listener in listeners:
             await listener.serve()
-        self._check_idle()
+        self._check_connections()
         self._schedule_timers()
         self.warning = self._warning()
         return tuple(Address(node.host, node.port) for node in self.broker.nodes)
 
     async def stop(self) -> None:
         """Closes all connections and logs; acknowledged records are on disk on return."""
-        for handle in (self._timer_handle, self._idle_check):
+        for handle in (self._timer_handle, self._connection_check):
             if handle is not None:
                 handle.cancel()
         await self._close_listeners()
@@ -184,12 +195,13 @@ class BrokerServer:
             self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.")
         self._schedule_timers()
 
-    def _check_idle(self) -> None:
-        limit_ms = self.config.connections_max_idle_ms
+    def _check_connections(self) -> None:
         for listener in self._listeners.values():
-            listener.close_idle(limit_ms)
-        delay_s = min(limit_ms / 2000, _LONGEST_IDLE_CHECK_S)
-        self._idle_check = asyncio.get_running_loop().call_later(delay_s, self._check_idle)
+            listener.close_idle()
+        self._limits.close_stalled(self._clock.now_ms())
+        shortest_ms = min(self.config.connections_max_idle_ms, self.config.authentication_timeout_ms)
+        delay_s = min(shortest_ms / 2000, _CONNECTION_CHECK_S)
+        self._connection_check = asyncio.get_running_loop().call_later(delay_s, self._check_connections)
 
     def _warning(self) -> str:
         listener = next(iter(self._listeners.values()))

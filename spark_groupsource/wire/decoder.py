@@ -6,7 +6,8 @@ are dropped, and each tagged section copies the rest of the buffer. Here each of
 lengths are checked before memory is allocated, and record sets are views of the buffer. As in Kafka's own decoders, a
 compact string of more than 32,767 bytes raises it too.
 
-A decoder is built once per message class and version.
+A decoder is built once per message class and version. The time and memory of decoding grow with the number of array
+elements and tagged fields, not with the number of bytes, so `max_elements` bounds them.
 
 Source: https://kafka.apache.org/protocol#protocol_types, KIP-482 (flexible versions), KIP-893 (nullable
 structures).
@@ -15,6 +16,7 @@ structures).
 from __future__ import annotations
 
 import io
+from contextvars import ContextVar
 from functools import lru_cache
 from struct import Struct, error
 from typing import Any, Callable, Sequence, TypeVar
@@ -33,9 +35,32 @@ MAX_STRING_BYTES = 0x7FFF
 """Longest string of the protocol. A compact string could be longer; as Kafka, the decoder rejects it."""
 
 _FIXED = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
+_MAX_HEADER_TAGS = 100
 _INT8 = Struct(">b")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
+
+
+class TooManyElementsError(RemoteProtocolError):
+    """A message has more array elements and tagged fields than the caller allows."""
+
+
+class _ElementBudget:
+    """The elements that a message may still have."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise TooManyElementsError("It has too many elements.")
+
+
+# of the message that this thread decodes; None without a limit
+_budget: ContextVar[_ElementBudget | None] = ContextVar("_budget", default=None)
 
 
 def decode_exactly(message_class: type[MessageT], version: int, buffer: memoryview, position: int = 0) -> MessageT:
@@ -54,13 +79,19 @@ def decode_exactly(message_class: type[MessageT], version: int, buffer: memoryvi
 
 
 def decode_prefix(
-    message_class: type[MessageT], version: int, buffer: memoryview, position: int = 0
+    message_class: type[MessageT],
+    version: int,
+    buffer: memoryview,
+    position: int = 0,
+    max_elements: int | None = None,
 ) -> tuple[MessageT, int]:
     """Decodes the message at `position` and returns it with the position after it; more bytes may follow.
 
-    Raises: RemoteProtocolError if the bytes are invalid or incomplete.
+    Raises: TooManyElementsError if it has more than `max_elements` elements; RemoteProtocolError if the bytes are
+    invalid or incomplete.
     """
     hashable_class: Any = message_class  # mypy does not accept a class as Hashable
+    token = _budget.set(None if max_elements is None else _ElementBudget(max_elements))
     try:
         message: tuple[MessageT, int] = message_reader(hashable_class, version)(buffer, position)
         return message
@@ -68,8 +99,14 @@ def decode_prefix(
         problem = f"it is incomplete ({cause})"
     except UnicodeDecodeError as cause:
         problem = f"a string is not UTF-8 ({cause})"
+    except TooManyElementsError as cause:
+        raise TooManyElementsError(
+            f"Cannot decode {message_class.__name__} v{version}: it has more than {max_elements:,} elements."
+        ) from cause
     except RemoteProtocolError as cause:
         problem = str(cause).rstrip(".")
+    finally:
+        _budget.reset(token)
     raise RemoteProtocolError(
         f"Cannot decode {message_class.__name__} v{version} from {len(buffer) - position} bytes: {problem}."
     )
@@ -112,8 +149,10 @@ def read_unsigned_varint(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Returns the position after a section of tagged fields."""
+    """Returns the position after the tagged fields of a header."""
     count, position = read_unsigned_varint(buffer, position)
+    if count > _MAX_HEADER_TAGS:
+        raise RemoteProtocolError(f"A header has {count} tagged fields, at most {_MAX_HEADER_TAGS} are read.")
     for _ in range(count):
         _, position = read_unsigned_varint(buffer, position)
         size, position = read_unsigned_varint(buffer, position)
@@ -226,6 +265,9 @@ def _tagged_step(struct_field: BaseField, version: int) -> _FillFields:
         if buffer[position] == 0:
             return position + 1
         count, position = read_unsigned_varint(buffer, position)
+        budget = _budget.get()
+        if budget is not None:
+            budget.take(count)
         for _ in range(count):
             tag, position = read_unsigned_varint(buffer, position)
             size, position = read_unsigned_varint(buffer, position)
@@ -347,6 +389,9 @@ def _array_reader(field: BaseField, nullable: bool, version: int, flexible: bool
         count, position = read_length(buffer, position)
         if count < 0:
             return None, position
+        budget = _budget.get()
+        if budget is not None:
+            budget.take(count)
         if letter:
             layout = Struct(f">{count}{letter}")
             return list(layout.unpack_from(buffer, position)), position + layout.size

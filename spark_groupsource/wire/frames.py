@@ -22,6 +22,7 @@ MAX_REQUEST_BYTES = 104_857_600
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
+_POOLED_BYTES = 65_536
 _RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
 # (API key, version) of every supported request -> True if its header has tagged fields
 _FLEXIBLE = {
@@ -83,7 +84,12 @@ def encode_response(response: ApiMessage, version: int, correlation_id: int) -> 
             out.pos += 1
         write_body(response, out)
         _RESPONSE_HEAD.pack_into(out.buf, 0, out.pos - _LENGTH.size, correlation_id)
-        frame = out.result()
+        if out.pos > _POOLED_BYTES:
+            # not copied, and not kept by the pool of this thread
+            frame, out.buf = out.buf, bytearray(_POOLED_BYTES)
+            del frame[out.pos :]
+        else:
+            frame = out.result()
     assert isinstance(frame, bytearray)
     return frame
 
@@ -137,16 +143,19 @@ def is_supported(api_key: int, api_version: int) -> bool:
     return (api_key, api_version) in _FLEXIBLE
 
 
-def decode_request(frame: memoryview, header: RequestHeader, position: int) -> Request[Any]:
+def decode_request(
+    frame: memoryview, header: RequestHeader, position: int, max_elements: int | None = None
+) -> Request[Any]:
     """Decodes the body of a request. Record sets are views of `frame`.
 
     Bytes after the body are ignored, as in Kafka: librdkafka 2.16 sends three after a Metadata request for all topics.
 
-    Raises: RemoteProtocolError if the body is invalid; UnsupportedVersionError unless `is_supported`.
+    Raises: TooManyElementsError if the body has more than `max_elements` array elements and tagged fields;
+    RemoteProtocolError if it is invalid; UnsupportedVersionError unless `is_supported`.
     """
     if not is_supported(header.api_key, header.api_version):
         raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not supported.")
-    request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position)
+    request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position, max_elements)
     return request
 
 

@@ -10,8 +10,11 @@ started in a process of its own for each attack.
 from __future__ import annotations
 
 import argparse
+import select
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -281,46 +284,48 @@ class Client:
 
 
 class Neighbor:
-    """A well-behaved client that sends a heartbeat every 10 ms, in a thread.
+    """A well-behaved client in a process of its own, which sends a heartbeat every 10 ms.
 
-    Attributes: `worst_ms`, the longest response time; `peak_mb`, the largest memory of the broker process.
+    Attributes, after its end: `worst_ms`, the longest response time, infinite if the broker closed the connection;
+    `peak_mb`, the largest memory of the broker process.
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self._client = target.connect()
-        self._frame = heartbeat()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.worst_ms = 0.0
-        self.peak_mb = 0.0
-        self.count = 0
-        for _ in range(200):  # until the coordinator is loaded
-            answer = self._client.call(self._frame)
-            if answer is not None and answer[8:10] not in (b"\0\x0e", b"\0\x0f", b"\0\x10"):
-                break
-            time.sleep(0.05)
+        address = f"{target.address[0]}:{target.address[1]}"
+        command = [sys.executable, __file__, "--neighbor", "--broker", address]
+        command += ["--pid", str(target.process_id)] if target.process_id else []
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        self.worst_ms = self.peak_mb = 0.0
 
     def __enter__(self) -> Neighbor:
-        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         time.sleep(0.2)
-        self._stopped.set()
-        self._thread.join(_TIMEOUT_S)
-        self._client.socket.close()
+        output, _ = self._process.communicate(timeout=_TIMEOUT_S + 10)
+        self.worst_ms, self.peak_mb = map(float, output.split())
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            started = time.monotonic()
-            if self._client.call(self._frame) is None:
-                self.worst_ms = float("inf")
-                return
-            self.worst_ms = max(self.worst_ms, (time.monotonic() - started) * 1000)
-            self.peak_mb = max(self.peak_mb, self._target.memory_mb())
-            self.count += 1
-            time.sleep(_INTERVAL_S)
+
+def be_neighbor(target: Target) -> None:
+    """Runs in the process of a `Neighbor` until its standard input is closed."""
+    client, data = target.connect(), heartbeat()
+    for _ in range(200):  # until the coordinator is loaded
+        answer = client.call(data)
+        if answer is not None and answer[8:10] not in (b"\0\x0e", b"\0\x0f", b"\0\x10"):
+            break
+        time.sleep(0.05)
+    print("ready", flush=True)
+    worst_ms = peak_mb = 0.0
+    while not select.select([sys.stdin], [], [], _INTERVAL_S)[0]:
+        started = time.monotonic()
+        if client.call(data) is None:
+            worst_ms = float("inf")
+            break
+        worst_ms = max(worst_ms, (time.monotonic() - started) * 1000)
+        peak_mb = max(peak_mb, target.memory_mb())
+    print(worst_ms, peak_mb)
 
 
 # --- attacks ---
@@ -354,6 +359,12 @@ def _fill(target: Target, topic: str, batches: int) -> None:
         client.call(create_topics(1, 1, topic))
         for _ in range(batches):
             client.call(produce(f"{topic}-0", batch))
+
+
+def nothing(target: Target) -> Outcome:
+    """No attack: what the machine alone costs."""
+    time.sleep(2)
+    return Outcome()
 
 
 def time_lookup_of_headers(target: Target, times: int = 1) -> Outcome:
@@ -486,6 +497,7 @@ def fetch_100000_partitions(target: Target) -> Outcome:
 ATTACKS: dict[str, Callable[[Target], Outcome]] = {
     each.__name__: each
     for each in (
+        nothing,
         time_lookup_of_headers,
         pipelined_time_lookups,
         metadata_4mb,
@@ -534,7 +546,11 @@ def main() -> None:
     parser.add_argument("--broker", help="address of a running broker")
     parser.add_argument("--pid", type=int, help="process id of that broker")
     parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--neighbor", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.neighbor:
+        be_neighbor(Target(options.broker, options.pid))
+        return
     print(f"{'attack':28} {'neighbor ms':>11} {'before MB':>9} {'peak MB':>8} {'answer kB':>10} {'closed':>6} {'s':>6}")
     for name in options.only:
         with ExitStack() as stack:

@@ -6,9 +6,11 @@ steps, so that other clients are served meanwhile. All other handlers must retur
 
 from __future__ import annotations
 
+from functools import partial
 from types import GeneratorType
 from typing import Any, Callable, Mapping, NamedTuple
 
+from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import (
     DELAYED,
@@ -19,6 +21,8 @@ from spark_groupsource.broker.requests import (
     Steps,
 )
 from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.decoder import TooManyElementsError
+from spark_groupsource.wire.frames import RequestHeader, decode_request
 from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
@@ -57,6 +61,35 @@ class RequestDispatcher:
         self._broker = broker
         self._send = send
         self._run_steps = run_steps
+
+    def handle_frame(
+        self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int
+    ) -> None:
+        """Decodes and handles the request with its body at `position`; one with many elements in time slices.
+
+        Raises: RemoteProtocolError if the body is invalid.
+        """
+        try:
+            request = decode_request(frame, header, position, INLINE_ELEMENTS)
+        except TooManyElementsError:
+            steps = self._large_request(context, frame, header, position)
+            self._run_steps(context.token, steps, lambda response: self._respond(context.token, response))
+        else:
+            self.handle(context, request)
+
+    def _large_request(
+        self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int
+    ) -> Steps:
+        yield None
+        try:
+            request = decode_request(frame, header, position, SLICE_ELEMENTS)
+        except TooManyElementsError:
+            limit = request_limit(header.api_key).max_elements
+            request = yield partial(decode_request, frame, header, position, limit)
+        yield None
+        result: Any = self.served[context.api_key].handler(self._broker, context, request)
+        response: ApiMessage | ResponseAction = (yield from result) if isinstance(result, GeneratorType) else result
+        return response
 
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import Iterable, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.current_leader import add_current_leaders
@@ -55,7 +55,10 @@ class _PendingFetch(NamedTuple):
 
 
 class FetchManager:
-    """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches."""
+    """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches.
+
+    Attribute `available_bytes`: returns the bytes that the next response may have, 0 while clients read too slowly.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class FetchManager:
         self._timers = timers.queue(self._expire)
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
+        self.available_bytes: Callable[[], int] = lambda: self._max_bytes
         self._send = send
         slots = config.max_incremental_fetch_session_cache_slots
         self._sessions: defaultdict[int, FetchSessionCache] = defaultdict(
@@ -93,7 +97,8 @@ class FetchManager:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
         pending = _PendingFetch(node_id, request, api_version, context)
         result = self._read(pending)
-        missing_bytes = min(request.min_bytes, self._byte_limit(request)) - result.size
+        most_bytes = max(min(self._byte_limit(request), self.available_bytes()), 1)
+        missing_bytes = min(request.min_bytes, most_bytes) - result.size
         if missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions:
             return self._response(pending, result)
         self._delayed[token] = pending
@@ -181,7 +186,8 @@ class FetchManager:
 
     def _read(self, pending: _PendingFetch) -> _ReadResult:
         node_id, request, _, context = pending
-        limit = self._byte_limit(request)
+        available = self.available_bytes()
+        limit = min(self._byte_limit(request), available)
         size, has_error = 0, False
         committed = _reads_committed(request)
         partitions: list[TopicPartition] = []
@@ -194,7 +200,7 @@ class FetchManager:
                 partitions.append(partition.topic_partition)
                 if context.is_incremental and _is_unchanged(partition, requested):
                     continue
-                entry = self._read_partition(partition, requested, limit - size, size == 0, committed)
+                entry = self._read_partition(partition, requested, limit - size, size == 0 < available, committed)
                 has_error = has_error or entry.diverging_epoch is not None
                 size += len(entry.records or b"")
                 entries.append((requested, entry))

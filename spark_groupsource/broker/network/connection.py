@@ -12,16 +12,22 @@ Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its req
 from __future__ import annotations
 
 import asyncio
+import struct
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
+from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
 from spark_groupsource.broker.api.versions import unsupported_api_versions
 from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator
+from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
 from spark_groupsource.broker.network.scheduler import Scheduler, Task
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.element_count import has_more_elements
 from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
@@ -33,9 +39,27 @@ from spark_groupsource.wire.frames import (
 from spark_groupsource.wire.messages import ApiMessage, Request, SaslAuthenticateRequest, SaslHandshakeRequest
 
 _PREFIX_BYTES = 4
-_READ_AHEAD_BYTES = 1 << 20
-_WRITE_BUFFER_BYTES = 1 << 20
-_UNAUTHENTICATED_MAX_BYTES = 524_288  # Kafka's sasl.server.max.receive.size
+_API_KEY = struct.Struct(">h")
+_READ_AHEAD_BYTES = 16_384
+_LARGE_FRAME_BYTES = 65_536
+_WRITE_BUFFER_BYTES = 262_144
+_WRITE_RESUME_BYTES = 16_384
+_UNAUTHENTICATED_APIS = SASL_APIS | {ApiKey.API_VERSIONS}
+# a request of these may have a response that is much larger than itself
+_LARGE_RESPONSES = frozenset(
+    {
+        ApiKey.FETCH,
+        ApiKey.METADATA,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.LIST_CONFIG_RESOURCES,
+    }
+)
 
 
 class ConnectionOwner(Protocol):
@@ -46,6 +70,8 @@ class ConnectionOwner(Protocol):
     node_id: int
     receive_buffer: memoryview
     scheduler: Scheduler
+    requests: RequestMemory
+    responses: ResponseMemory
 
     def on_open(self, connection: Connection) -> None: ...
 
@@ -72,16 +98,20 @@ class Connection(asyncio.BufferedProtocol):
         self._now_ms = now_ms
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._frame_bytes = 0  # of the request in progress, if it is large
         self._token: int | None = None
         self._header = (0, 0)  # version and correlation id of the request in progress
         self._is_write_buffer_full = False
         self._is_reading_paused = False
         self._is_processing = False
+        self._is_ending = False  # no further request is handled
+        self._waits_for_memory = False
+        self._is_counted = False  # in `requests`
         self._turn: Task | None = None  # of the requests in the buffer
         credentials = owner.broker.credentials
         self._authenticator = SaslAuthenticator(credentials) if credentials.mechanisms else None
         self.peer = "unknown"
-        self.last_activity_ms = now_ms()
+        self.opened_ms = self.last_activity_ms = now_ms()
 
     @property
     def waits_for_client(self) -> bool:
@@ -98,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES, low=_WRITE_RESUME_BYTES)
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if address else "unknown"
         self._owner.on_open(self)
@@ -111,21 +141,25 @@ class Connection(asyncio.BufferedProtocol):
             self._owner.cancel(self._token)
         if self._turn is not None:
             self._turn.cancel()
+        self._owner.requests.set_size(self, 0)
+        self._owner.responses.forget(self)
         self._owner.on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._owner.receive_buffer
+        buffer = self._owner.receive_buffer
+        return buffer[:_READ_AHEAD_BYTES] if self._is_blocked else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
         received = self._owner.receive_buffer[:nbytes]
-        if self._buffer:
+        if self._is_blocked:
             self._buffer += received
-            received = self._owner.receive_buffer[:0]
-        if self._turn is None:
-            self._handle_next(received)
-        else:
             self._limit_reading()
+        elif self._buffer:
+            self._buffer += received
+            self._handle_next()
+        else:
+            self._handle_next(received)
 
     def pause_writing(self) -> None:
         self._is_write_buffer_full = True
@@ -133,6 +167,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_write_buffer_full = False
         self.last_activity_ms = self._now_ms()
+        self._owner.responses.set_size(self, self.unsent_bytes)
         self._wait_for_turn()
         self._limit_reading()
 
@@ -141,20 +176,51 @@ class Connection(asyncio.BufferedProtocol):
     def send_response(self, response: ApiMessage | None) -> None:
         """Sends the response of the request in progress (None: no response) and continues with the next request."""
         version, correlation_id = self._header
+        if self._transport is None:
+            self._token = None
+        elif response is None:
+            self._send_frame(None)
+        elif has_more_elements(response, SLICE_ELEMENTS):
+            encode = partial(encode_response, response, version, correlation_id)
+            self._owner.scheduler.call_in_worker(encode, self._send_encoded)
+        else:
+            try:
+                frame = encode_response(response, version, correlation_id)
+            except Exception as error:  # a bug in a handler affects this connection only
+                self.fail(error)
+            else:
+                self._send_frame(frame)
+
+    def _send_encoded(self, encoded: Future[bytearray]) -> None:
+        error = encoded.exception()
+        if isinstance(error, Exception):
+            self.fail(error)
+        else:
+            self._send_frame(encoded.result())
+
+    def _send_frame(self, frame: bytearray | None) -> None:
         self._token = None
+        self._frame_bytes = 0
         if self._transport is None:
             return
-        if response is not None:
-            try:
-                self._transport.write(encode_response(response, version, correlation_id))
-            except Exception as error:  # a bug in a handler affects this connection only
-                self._owner.on_error(self, error)
-                self.close()
-                return
+        if frame is not None:
+            self._transport.write(frame)
             self.last_activity_ms = self._now_ms()
+            unsent = self._transport.get_write_buffer_size()
+            if unsent:
+                self._owner.responses.set_size(self, unsent)
         if not self._is_processing:
             self._wait_for_turn()
             self._limit_reading()
+
+    def resume(self) -> None:
+        self._waits_for_memory = False
+        self._wait_for_turn()
+        self._limit_reading()
+
+    def refuse(self, reason: str) -> None:
+        self._owner.broker.report(f"[client={self.peer}] Closing the connection: {reason}")
+        self.close()
 
     def fail(self, error: Exception) -> None:
         """Reports a bug in the handler of the request in progress, and closes the connection."""
@@ -173,14 +239,19 @@ class Connection(asyncio.BufferedProtocol):
         """Handles the first request of the buffer, or of `received` while the buffer is empty; keeps the rest."""
         self._is_processing = True
         try:
-            if received:
-                self._buffer += received[self._handle_request(received) :]
+            if received is not None:
+                end = self._frame_end(received)
+                # copied, because the records of a request are views of its frame
+                frame = memoryview(bytes(received[_PREFIX_BYTES:end]))
+                self._buffer += received[end:]
             else:
-                del self._buffer[: self._handle_request(self._buffer)]
+                end = self._frame_end(self._buffer)
+                frame = self._take_frame(end)
+            if end:
+                self._handle_frame(frame)
             self._wait_for_turn()
         except RemoteProtocolError as error:
-            self._owner.broker.report(f"[client={self.peer}] Closing the connection: {error}")
-            self.close()
+            self.refuse(str(error))
         except Exception as error:  # a bug affects this connection only
             self._owner.on_error(self, error)
             self.close()
@@ -189,45 +260,82 @@ class Connection(asyncio.BufferedProtocol):
         self._limit_reading()
         self._owner.after_requests()
 
+    def _take_frame(self, end: int) -> memoryview:
+        """Removes the first frame from the buffer; a large one is not copied."""
+        if end <= _LARGE_FRAME_BYTES:
+            frame = bytes(memoryview(self._buffer)[_PREFIX_BYTES:end])
+            del self._buffer[:end]
+            return memoryview(frame)
+        whole, self._buffer = self._buffer, self._buffer[end:]
+        self._frame_bytes = end
+        return memoryview(whole)[_PREFIX_BYTES:end]
+
     def _wait_for_turn(self) -> None:
         """Handles the next request of the buffer, if there is one, after requests of other connections."""
-        if self._turn is None and self._buffer and self._can_accept and self._frame_end(self._buffer):
-            self._turn = Task(self._take_turn)
-            self._owner.scheduler.submit(self._turn)
+        if self._turn is None and self._can_accept and len(self._buffer) >= _PREFIX_BYTES:
+            length = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big", signed=True)
+            if length <= len(self._buffer) - _PREFIX_BYTES:
+                self._turn = Task(self._take_turn)
+                self._owner.scheduler.submit(self._turn)
 
     def _take_turn(self) -> bool:
         self._turn = None
-        self._handle_next()  # submits the next turn
+        if self._can_accept:
+            self._handle_next()  # submits the next turn
         return False
 
-    def _handle_request(self, data: bytearray | memoryview) -> int:
-        """Handles the request at the start of `data`, if it is complete; returns the number of bytes consumed."""
-        if not self._can_accept:
-            return 0
-        end = self._frame_end(data)
-        if end:
-            # copied, because the records of a request are views of its frame
-            self._handle_frame(memoryview(bytes(memoryview(data)[_PREFIX_BYTES:end])))
-        return end
+    @property
+    def is_unauthenticated(self) -> bool:
+        return self._authenticator is not None and not self._authenticator.is_complete
 
     @property
     def _can_accept(self) -> bool:
         return (
             self._token is None
             and not self._is_write_buffer_full
+            and not self._waits_for_memory
+            and not self._is_ending
             and self._transport is not None
             and not self._transport.is_closing()
         )
 
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether received bytes wait for an event other than the arrival of more bytes."""
+        return self._turn is not None or not self._can_accept
+
     def _frame_end(self, data: bytearray | memoryview) -> int:
-        """The end of the first frame, 0 while it is incomplete."""
+        """The end of the first frame, 0 while it is incomplete.
+
+        Raises: RemoteProtocolError for an API that is not allowed, or a frame above its limit, before its body arrives.
+        """
         if len(data) < _PREFIX_BYTES:
             return 0
         limit = self._owner.broker.config.socket_request_max_bytes
-        if self._authenticator is not None and not self._authenticator.is_complete:
-            limit = min(limit, _UNAUTHENTICATED_MAX_BYTES)
-        end = _PREFIX_BYTES + frame_length(data[:_PREFIX_BYTES], limit)
+        length = frame_length(data[:_PREFIX_BYTES], limit)
+        if self._authenticator is not None and self._authenticator.has_raw_tokens:
+            frame_length(data[:_PREFIX_BYTES], self._owner.broker.config.sasl_server_max_receive_size)
+        elif len(data) >= _PREFIX_BYTES + _API_KEY.size:
+            (api_key,) = _API_KEY.unpack_from(data, _PREFIX_BYTES)
+            self._check_size(api_key, length)
+            if self._owner.responses.is_full and api_key in _LARGE_RESPONSES:
+                self._waits_for_memory = True
+                self._owner.responses.wait(self)
+                return 0
+        end = _PREFIX_BYTES + length
         return end if end <= len(data) else 0
+
+    def _check_size(self, api_key: int, length: int) -> None:
+        limit = request_limit(api_key).max_bytes or length
+        if self.is_unauthenticated:
+            if api_key not in _UNAUTHENTICATED_APIS:
+                raise RemoteProtocolError(
+                    f"API {api_key} requested before authentication. Set security.protocol=SASL_PLAINTEXT, "
+                    "sasl.mechanism, user name and password in the client."
+                )
+            limit = self._owner.broker.config.sasl_server_max_receive_size
+        if length > limit:
+            raise RemoteProtocolError(f"A request of API {api_key} has {length:,} bytes, the limit is {limit:,}.")
 
     def _handle_frame(self, frame: memoryview) -> None:
         if self._authenticator is not None and self._authenticator.has_raw_tokens:
@@ -244,54 +352,59 @@ class Connection(asyncio.BufferedProtocol):
                 )
             self._transport.write(encode_response(unsupported_api_versions(), 0, header.correlation_id))
             return
-        request = decode_request(frame, header, position)
-        authenticator = self._authenticator
-        if authenticator is not None and not authenticator.is_complete and header.api_key != ApiKey.API_VERSIONS:
-            self._authenticate(authenticator, header, request)
+        if self.is_unauthenticated and header.api_key in SASL_APIS:
+            self._authenticate(header, decode_request(frame, header, position, INLINE_ELEMENTS))
             return
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._owner.new_token(self)
         context = ApiRequestContext(
             token, header.api_key, header.api_version, header.client_id or "", self.peer, self._owner.node_id
         )
-        dispatcher.handle(context, request)
+        dispatcher.handle_frame(context, frame, header, position)
 
-    def _authenticate(self, authenticator: SaslAuthenticator, header: RequestHeader, request: Request[Any]) -> None:
-        if header.api_key not in SASL_APIS:
-            raise RemoteProtocolError(
-                f"API {header.api_key} requested before authentication. Set security.protocol=SASL_PLAINTEXT, "
-                "sasl.mechanism, user name and password in the client."
-            )
-        assert self._transport is not None
+    def _authenticate(self, header: RequestHeader, request: Request[Any]) -> None:
+        authenticator = self._authenticator
+        assert authenticator is not None
         response: ApiMessage
         if isinstance(request, SaslHandshakeRequest):
             response = authenticator.handshake(request, header.api_version)
         else:
             assert isinstance(request, SaslAuthenticateRequest)
             response = authenticator.authenticate(request)
-        self._transport.write(encode_response(response, header.api_version, header.correlation_id))
-        self._close_after_failure(authenticator)
+        self._send_authentication(authenticator, encode_response(response, header.api_version, header.correlation_id))
 
     def _authenticate_raw(self, authenticator: SaslAuthenticator, token: bytes) -> None:
-        assert self._transport is not None
         challenge = authenticator.evaluate_raw_token(token)
-        if not authenticator.failure:
-            self._transport.write(encode_frame(challenge))
-        self._close_after_failure(authenticator)
+        self._send_authentication(authenticator, b"" if authenticator.failure else encode_frame(challenge))
 
-    def _close_after_failure(self, authenticator: SaslAuthenticator) -> None:
-        if authenticator.failure and self._transport is not None:
-            self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")
-            self._buffer.clear()
-            self._transport.close()  # after the error response is sent
+    def _send_authentication(self, authenticator: SaslAuthenticator, frame: bytearray | bytes) -> None:
+        """Sends a response; after a failure, later, as the last one."""
+        assert self._transport is not None
+        if not authenticator.failure:
+            self._transport.write(frame)
+            return
+        self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")
+        self._is_ending = True
+        self._buffer.clear()
+        delay_ms = self._owner.broker.config.connection_failed_authentication_delay_ms
+        asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_with, frame)
+
+    def _end_with(self, frame: bytearray | bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+            self._transport.close()
 
     def _limit_reading(self) -> None:
+        """Stops reading while bytes wait, above the read-ahead, or the memory of all requests is used."""
         if self._transport is None or self._transport.is_closing():
             return
-        is_blocked = self._token is not None or self._is_write_buffer_full
-        is_full = is_blocked and len(self._buffer) > _READ_AHEAD_BYTES
-        if is_full and not self._is_reading_paused:
+        size, may_read = len(self._buffer) + self._frame_bytes, True
+        if size or self._is_counted:
+            self._is_counted = size > 0
+            may_read = self._owner.requests.set_size(self, size)
+        should_pause = not may_read or (self._is_blocked and len(self._buffer) > _READ_AHEAD_BYTES)
+        if should_pause and not self._is_reading_paused:
             self._transport.pause_reading()
-        elif not is_full and self._is_reading_paused:
+        elif not should_pause and self._is_reading_paused:
             self._transport.resume_reading()
-        self._is_reading_paused = is_full
+        self._is_reading_paused = should_pause

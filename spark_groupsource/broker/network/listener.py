@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from functools import partial
 from typing import Any, Callable
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.network.connection import Connection
+from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import Steps
@@ -17,6 +20,9 @@ from spark_groupsource.net import Address, Socket, is_loopback, listen
 from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 16
+_MAX_RUNNING = 4
+"""Requests that run in time slices at the same time; this bounds the memory of their responses."""
 _RECEIVE_BUFFER_BYTES = 1 << 18
 
 
@@ -27,6 +33,7 @@ class ResponseRouter:
         self._scheduler = scheduler
         self._connections: dict[int, Connection] = {}
         self._steps: dict[int, StepsTask] = {}
+        self._waiting: dict[int, Callable[[], StepsTask]] = {}
         self._last_token = 0
 
     def new_token(self, connection: Connection) -> int:
@@ -42,10 +49,11 @@ class ResponseRouter:
             connection.send_response(response)
 
     def run_steps(self, token: int, steps: Steps, on_result: Callable[[Any], None]) -> None:
-        """Runs a request in time slices; an error closes its connection."""
+        """Runs a request in time slices, a few at a time; an error closes its connection."""
 
         def on_end(result: Any) -> None:
             del self._steps[token]
+            self._start_waiting()
             try:
                 on_result(result)
             except Exception as error:
@@ -53,16 +61,25 @@ class ResponseRouter:
 
         def on_error(error: Exception) -> None:
             del self._steps[token]
+            self._start_waiting()
             self._fail(token, error)
 
-        self._steps[token] = StepsTask(self._scheduler, steps, on_end, on_error)
+        self._waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error)
+        self._start_waiting()
 
     def cancel(self, token: int) -> None:
         """Forgets a request whose client has disconnected, and drops its remaining steps."""
         self._connections.pop(token, None)
+        self._waiting.pop(token, None)
         steps = self._steps.pop(token, None)
         if steps is not None:
             steps.cancel()
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._steps) < _MAX_RUNNING:
+            token = next(iter(self._waiting))
+            self._steps[token] = self._waiting.pop(token)()
 
     def _fail(self, token: int, error: Exception) -> None:
         connection = self._connections.pop(token, None)
@@ -86,6 +103,7 @@ class Listener:
         address: Address,
         clock: Clock,
         scheduler: Scheduler,
+        limits: ConnectionLimits,
         after_requests: Callable[[], None],
     ) -> None:
         self.broker = broker
@@ -96,6 +114,9 @@ class Listener:
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self.after_requests = after_requests
         self.scheduler = scheduler
+        self.requests, self.responses = limits.requests, limits.responses
+        self._counts = limits.counts
+        self._is_refusing = False
         self.new_token = router.new_token
         self.cancel = router.cancel
         self._clock = clock
@@ -129,10 +150,11 @@ class Listener:
     async def serve(self) -> None:
         """Starts to accept connections."""
         assert self._socket is not None, "bind must be called first"
-        # asyncio calls listen() again; its default backlog of 100 delays further clients by a second
+        # asyncio accepts up to `backlog` connections at once, which must not delay other clients
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, self._clock.now_ms), sock=self._socket, backlog=_BACKLOG
+            lambda: Connection(self, self._clock.now_ms), sock=self._socket, backlog=_ACCEPTED_AT_ONCE
         )
+        self._socket.listen(_BACKLOG)
 
     async def close(self) -> None:
         """Closes the port and all connections."""
@@ -154,24 +176,33 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def close_idle(self, limit_ms: int) -> None:
-        """Closes connections whose clients have neither sent nor read bytes for `limit_ms`."""
-        oldest_ms = self._clock.now_ms() - limit_ms
+    def close_idle(self) -> None:
+        """Closes connections that are idle for too long, or not authenticated in time."""
+        now_ms, config = self._clock.now_ms(), self.broker.config
+        idle_ms, login_ms = config.connections_max_idle_ms, config.authentication_timeout_ms
         for connection in tuple(self._connections):
-            if connection.waits_for_client and connection.last_activity_ms < oldest_ms:
-                self.broker.report(
-                    f"[client={connection.peer}] Closing the connection: idle for {limit_ms:,} ms "
-                    "(connections.max.idle.ms)."
-                )
-                connection.close()
+            if connection.is_unauthenticated and connection.opened_ms <= now_ms - login_ms:
+                connection.refuse(f"not authenticated within {login_ms:,} ms (authentication.timeout.ms).")
+            elif connection.waits_for_client and connection.last_activity_ms < now_ms - idle_ms:
+                connection.refuse(f"idle for {idle_ms:,} ms (connections.max.idle.ms).")
 
     # --- called by connections ---
 
     def on_open(self, connection: Connection) -> None:
         self._connections.add(connection)
+        config = self.broker.config
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
+        exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip)
+        if exceeded and not self._is_refusing:  # reported once, not for each of thousands
+            self.broker.report(f"[client={connection.peer}] Closing new connections: {exceeded} is reached.")
+        self._is_refusing = bool(exceeded)
+        if exceeded:
+            connection.close()
 
     def on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._counts.remove(connection.peer)
 
     def on_error(self, connection: Connection, error: Exception) -> None:
         text = f"Closing the connection: unexpected error in a request: {describe_error(error)}."

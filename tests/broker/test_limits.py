@@ -1,0 +1,274 @@
+"""Bounds on connections, requests and responses."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import ExitStack
+
+import pytest
+from chaos import attacks
+from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
+from support.waiting import wait_until
+
+from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.wire.decoder import TooManyElementsError
+from spark_groupsource.wire.element_count import has_more_elements
+from spark_groupsource.wire.frames import decode_request, encode_request, read_request_header
+from spark_groupsource.wire.messages import HeartbeatResponse, MetadataRequest, SaslHandshakeRequest
+
+KB = 1024
+
+
+# --- pure bounds ---
+
+
+class Peer:
+    """A connection as the bounds see it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last_activity_ms = 0
+        self.waits_for_client = True
+        self.unsent_bytes = 0
+        self.resumed = 0
+        self.refused = ""
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def refuse(self, reason: str) -> None:
+        self.refused = reason
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def test_connections_are_counted_in_total_and_by_address():
+    counts = ConnectionCounts()
+    assert [counts.add("a", 3, 2), counts.add("a", 3, 2), counts.add("a", 3, 2)] == ["", "", "max.connections.per.ip"]
+    assert counts.add("b", 3, 2) == "max.connections"
+    counts.remove("a")
+    counts.remove("b")
+    assert counts.add("b", 3, 2) == ""
+
+
+def test_above_the_limit_one_large_request_is_read_at_a_time():
+    memory, (first, second, small) = RequestMemory(100 * KB), map(Peer, ("first", "second", "small"))
+    assert memory.set_size(first, 90 * KB)
+    assert memory.set_size(second, 90 * KB)  # exceeds the limit and is the one that is read
+    assert not memory.set_size(first, 91 * KB)
+    assert memory.set_size(small, 10 * KB)
+    assert memory.set_size(second, 120 * KB)
+    assert memory.set_size(second, 0)  # handled: below the limit again
+    assert first.resumed == 1
+    assert memory.total == 101 * KB
+
+
+def test_the_next_large_request_is_read_after_the_first():
+    memory, peers = RequestMemory(100 * KB), [Peer(str(number)) for number in range(3)]
+    assert [memory.set_size(peer, 90 * KB) for peer in peers] == [True, True, False]
+    memory.set_size(peers[1], 0)
+    assert [peer.resumed for peer in peers] == [0, 0, 1]
+
+
+def test_a_connection_that_holds_memory_and_sends_nothing_is_closed():
+    memory, (silent, waiting, busy) = RequestMemory(100 * KB), map(Peer, ("silent", "waiting", "busy"))
+    assert [memory.set_size(silent, 90 * KB), memory.set_size(waiting, 90 * KB)] == [True, True]
+    busy.waits_for_client = False  # its request is in progress
+    memory.set_size(busy, 50 * KB)
+    memory.close_stalled(4_000)
+    assert not silent.refused
+    waiting.last_activity_ms = 4_000
+    memory.close_stalled(6_000)
+    assert "92,160 bytes" in silent.refused and not waiting.refused and not busy.refused
+
+
+def test_a_large_request_that_arrives_slowly_is_closed_only_when_others_wait():
+    memory, (slow, other) = RequestMemory(100 * KB), map(Peer, ("slow", "other"))
+    memory.set_size(slow, 80 * KB)
+    slow.last_activity_ms = 100_000
+    memory.close_stalled(100_000)
+    assert not slow.refused
+    memory.set_size(other, 10 * KB)
+    memory.set_size(slow, 120 * KB)
+    for now_ms in (100_000, 103_000, 106_000):
+        slow.last_activity_ms = now_ms
+        memory.close_stalled(now_ms)
+    assert slow.refused
+
+
+def test_fetch_responses_shrink_with_the_unread_bytes_of_all_clients():
+    memory, peers = ResponseMemory(), [Peer(str(number)) for number in range(100)]
+    for peer in peers:
+        size = memory.largest_bytes
+        assert size <= 8 << 20
+        memory.set_size(peer, size)
+    assert memory.total <= 64 << 20
+    memory.set_size(Peer("large"), 64 << 20)
+    assert memory.is_full and memory.largest_bytes == 0
+
+
+def test_clients_that_do_not_read_are_closed_while_others_wait():
+    memory, (silent, waiting) = ResponseMemory(), map(Peer, ("silent", "waiting"))
+    silent.unsent_bytes = 70 << 20
+    memory.set_size(silent, silent.unsent_bytes)
+    memory.wait(waiting)
+    memory.close_stalled(1_000)
+    assert not silent.refused
+    memory.close_stalled(2_000)
+    assert "73,400,320 bytes" in silent.refused
+    memory.forget(silent)
+    assert waiting.resumed == 1 and memory.total == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        attacks.metadata_of(["t"] * 300),
+        attacks.unknown_tags(600),
+        attacks.fetch_many(300),
+        attacks.produce_to_many(300),
+    ],
+)
+def test_elements_are_counted_before_they_are_decoded(frame):
+    body = memoryview(frame)[4:]
+    header, position = read_request_header(body)
+    assert decode_request(body, header, position, 400)
+    with pytest.raises(TooManyElementsError, match="more than 200 elements"):
+        decode_request(body, header, position, 200)
+
+
+def test_a_header_has_a_bounded_number_of_tags():
+    with pytest.raises(RemoteProtocolError, match="1000 tagged fields"):
+        read_request_header(memoryview(attacks.header_tags(2_000))[4:])
+
+
+def test_the_elements_of_a_message_are_counted_up_to_a_limit():
+    topic = MetadataRequest.MetadataRequestTopic
+    request = MetadataRequest(topics=[topic(name="t")] * 50, allow_auto_topic_creation=False)
+    assert has_more_elements(request, 49) and not has_more_elements(request, 50)
+    assert not has_more_elements(HeartbeatResponse(throttle_time_ms=0, error_code=0), 0)
+
+
+# --- through a broker ---
+
+
+SETTINGS = {
+    "max.connections.per.ip": "20",
+    "queued.max.request.bytes": "2000000",
+    "offsets.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with EmbeddedBroker(config=SETTINGS) as running:
+        with RawConnection(running.bootstrap_servers) as connection:
+            assert create_topic(connection, "t").error_code == 0
+        yield running
+
+
+def test_connections_of_one_address_are_limited(broker):
+    with ExitStack() as held:
+        for _ in range(20):
+            held.enter_context(RawConnection(broker.bootstrap_servers))
+        wait_until(lambda: broker.call(lambda _: broker.connection_count) == 20, "all are connected")
+        for _ in range(3):
+            with RawConnection(broker.bootstrap_servers) as refused:
+                assert refused.is_closed_by_peer()
+    lines = [line for line in broker.reports if "max.connections.per.ip is reached" in line]
+    assert len(lines) == 1
+    wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "all are closed")
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert metadata(connection, "t").topics[0].error_code == 0
+
+
+def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
+    target = attacks.Target(broker.bootstrap_servers, None)
+    with ExitStack() as held:
+        clients = [held.enter_context(target.connect()) for _ in range(10)]
+        for client in clients:
+            client.socket.settimeout(0.2)
+            try:
+                client.socket.sendall(attacks.half_sent(100_000_000, 1_000_000))
+            except TimeoutError:
+                pass  # the broker does not read on
+        assert broker.call(lambda _: broker._server._limits.requests.total) < 5_000_000
+        with RawConnection(broker.bootstrap_servers) as neighbor:
+            assert metadata(neighbor, "t").topics[0].error_code == 0
+
+
+def test_a_large_request_is_accepted_when_memory_is_free(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        assert produce(connection, "t", batch(bytes(900_000))).error_code == 0
+        names = [f"unknown-{number}" for number in range(3_000)]
+        response = metadata(connection, *names)
+        assert [topic.name for topic in response.topics] == names
+        assert len(fetch(connection, "t", 0).records) > 900_000
+
+
+@pytest.mark.parametrize(
+    "frame, reason",
+    [
+        (attacks.metadata_of_empty_names(4_000_000), "more than 100,000 elements"),
+        (attacks.metadata_of_empty_names(9_000_000), "the limit is 8,388,608"),
+        (attacks.frame(12, 3, bytes(300_000)), "the limit is 262,144"),
+        (attacks.header_tags(4_000), "2000 tagged fields"),
+    ],
+    ids=["elements", "bytes", "heartbeat", "header"],
+)
+def test_a_request_above_the_limits_of_its_api_closes_the_connection(broker, frame, reason):
+    with attacks.Target(broker.bootstrap_servers, None).connect() as client:
+        assert client.call(frame) is None
+    assert reason in broker.reports[-1]
+
+
+# --- before authentication ---
+
+
+@pytest.fixture(scope="module")
+def protected():
+    config = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required user_a=\"secret\";"
+        ),
+        "authentication.timeout.ms": "300",
+        "sasl.server.max.receive.size": "2000",
+    }
+    with EmbeddedBroker(config=config) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "data, reason",
+    [
+        (struct.pack(">ihh", 1000, 3, 4), "API 3 requested before authentication"),
+        (struct.pack(">ihh", 3000, 17, 1), "has 3,000 bytes, the limit is 2,000"),
+    ],
+    ids=["another API", "too large"],
+)
+def test_before_authentication_a_request_is_refused_by_its_first_bytes(protected, data, reason):
+    with RawConnection(protected.bootstrap_servers) as connection:
+        connection.send(data)
+        assert connection.is_closed_by_peer()
+    assert any(reason in line for line in protected.reports)
+
+
+def test_a_connection_without_authentication_is_closed(protected):
+    with RawConnection(protected.bootstrap_servers) as connection:
+        connection.call(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert connection.is_closed_by_peer()
+    assert "not authenticated within 300 ms (authentication.timeout.ms)" in protected.reports[-1]
+
+
+def test_a_failed_authentication_is_answered_after_the_delay(protected):
+    with RawConnection(protected.bootstrap_servers) as connection:
+        frames = [encode_request(SaslHandshakeRequest(mechanism="NONE"), 1, number, "c") for number in range(2)]
+        connection.send(b"".join(map(bytes, frames)))
+        assert connection.read_frame()
+        assert connection.is_closed_by_peer()  # the second request is not handled
