@@ -249,8 +249,9 @@ class GroupShard:
         return builder.outcome()
 
     def on_partitions_deleted(self, topic_partitions: Collection[TopicPartition], instant: Instant) -> Outcome:
-        """Adds tombstones for the offsets of deleted partitions in every group."""
+        """Adds tombstones for the offsets of deleted partitions in every group; they are not atomic."""
         builder = self._builder(instant)
+        builder.is_atomic = False
         deleted = set(topic_partitions)
         for group_id in self.store.group_ids():
             for topic, partition in sorted(deleted & self.store.partitions_of(group_id)):
@@ -260,9 +261,10 @@ class GroupShard:
     def expire_offsets(self, instant: Instant) -> Outcome:
         """Adds tombstones for expired offsets, and for Empty groups without remaining offsets. O(offsets).
 
-        The caller calls this every offsets.retention.check.interval.ms.
+        They are not atomic. The caller calls this every offsets.retention.check.interval.ms.
         """
         builder = self._builder(instant)
+        builder.is_atomic = False
         removed = []
         count = 0
         for group in self._all_groups():

@@ -3,7 +3,7 @@
 A call of the shard returns an `Outcome`. The caller, in this order:
 
 1. sets and cancels `timers` and logs `events`, whatever happens next: the in-memory state has already changed;
-2. appends `records`, all or none; without records it sends `replies` and is done;
+2. appends `records`, all or none if `is_atomic`; without records it sends `replies` and is done;
 3. after a successful append replays each record into the shard, calls `append_succeeded(outcome, ...)` when the records
    are durable, and sends `outcome.replies`; after a failed append calls `append_failed(outcome, ...)` instead and does
    **not** send `outcome.replies`. Either call returns a further outcome, which is treated the same way.
@@ -138,7 +138,8 @@ class Outcome(NamedTuple):
     """What one call of the shard decided; the module says what the caller does with it.
 
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
-    `append_failed` continue from it. With a `producer`, the records belong to its transaction.
+    `append_failed` continue from it. With a `producer`, the records belong to its transaction. Records that are not
+    atomic may be divided into several batches; after a failure, those of the first batches are stored and replayed.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -147,6 +148,7 @@ class Outcome(NamedTuple):
     events: tuple[GroupEvent, ...] = ()
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
+    is_atomic: bool = True
 
 
 @dataclass
@@ -162,6 +164,7 @@ class OutcomeBuilder:
     events: list[GroupEvent] = field(default_factory=list)
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
+    is_atomic: bool = True
 
     def reply(self, token: object, response: ApiMessage) -> None:
         """Adds a response; it is sent when the records of this call are durable."""
@@ -190,5 +193,5 @@ class OutcomeBuilder:
     def outcome(self) -> Outcome:
         return Outcome(
             tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append,
-            self.producer,
+            self.producer, self.is_atomic,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
@@ -32,12 +32,17 @@ from spark_groupsource.group import (
     merge_responses,
     split_request,
 )
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.wire.messages import ApiMessage, JoinGroupRequest, ListGroupsRequest
+
+# of the encoded record: length, attributes, timestamp and offset deltas (Kafka `DefaultRecord.MAX_RECORD_OVERHEAD`),
+# then the lengths of key and value and the number of headers
+_RECORD_OVERHEAD = 21 + 5 + 5 + 1
 
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
 
@@ -57,6 +62,18 @@ class _FanOut:
         self.request = request
         self.api_version = api_version
         self.responses: dict[int, ApiMessage | None] = dict.fromkeys(partitions)
+
+
+def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[LogRecord]]:
+    """Divides records into batches of at most `max_bytes`, at least one record each."""
+    start, size = 0, HEADER_BYTES
+    for end, record in enumerate(records):
+        record_size = _RECORD_OVERHEAD + len(record.key) + len(record.value or b"")
+        if end > start and size + record_size > max_bytes:
+            yield records[start:end]
+            start, size = end, HEADER_BYTES
+        size += record_size
+    yield records[start:]
 
 
 class GroupRuntime:
@@ -216,13 +233,10 @@ class GroupRuntime:
             following = None
             if outcome.records:
                 try:
-                    self._append(shard.partition, outcome.records, outcome.producer)
+                    self._append_and_replay(shard, outcome)
                 except ApiError as error:
                     outcome = state_machine.append_failed(outcome, error.code, self._clock.instant())
                     continue
-                producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
-                for record in outcome.records:
-                    state_machine.replay(record.key, record.value, producer_id=producer_id)
                 following = state_machine.append_succeeded(outcome, self._clock.instant())
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
@@ -235,20 +249,24 @@ class GroupRuntime:
             else:
                 shard.timers.cancel(timer.key)
 
-    def _append(
-        self, partition: int, records: tuple[LogRecord, ...], producer: ProducerIdAndEpoch | None
-    ) -> None:
+    def _append_and_replay(self, shard: _Shard, outcome: Outcome) -> None:
+        """Raises: ApiError; batches that were appended before are replayed."""
+        target = self.shards.log_partition(shard.partition)
         timestamp_ms = self._clock.timestamp_ms()
-        producer_id, producer_epoch = producer or (-1, -1)
-        batch = encode_batch(
-            [Record(record.key, record.value, timestamp_ms) for record in records],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer is not None,
-        )
-        target = self.shards.log_partition(partition)
-        appended = target.append_from_coordinator(batch, timestamp_ms)
-        self._services.on_append(target.topic_partition, appended.size)
+        producer_id, producer_epoch = outcome.producer or (-1, -1)
+        limit = target.log.config.max_message_bytes
+        batches = [outcome.records] if outcome.is_atomic else _divide(outcome.records, limit)
+        for records in batches:
+            batch = encode_batch(
+                [Record(record.key, record.value, timestamp_ms) for record in records],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=outcome.producer is not None,
+            )
+            appended = target.append_from_coordinator(batch, timestamp_ms)
+            for record in records:
+                shard.state_machine.replay(record.key, record.value, producer_id=producer_id)
+            self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:
         if not isinstance(token, _ShardToken):

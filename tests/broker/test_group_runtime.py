@@ -1,0 +1,96 @@
+"""Group coordinator runtime: tombstones of many offsets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.raw_broker import RawConnection, create_topic
+from support.raw_members import committed
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.catalog import OFFSETS_TOPIC
+from spark_groupsource.wire.messages import DeleteGroupsRequest, OffsetCommitRequest
+
+PARTITIONS = 100
+LIMIT = 1_000
+"""max.message.bytes of `__consumer_offsets` in bytes: the tombstones of a topic need several batches."""
+
+
+def commit_all(connection: RawConnection, topic: str) -> None:
+    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+    partitions = [
+        topic_class.OffsetCommitRequestPartition(
+            partition_index=number, committed_offset=1, committed_leader_epoch=-1, committed_metadata=""
+        )
+        for number in range(PARTITIONS)
+    ]
+    request = OffsetCommitRequest(
+        group_id="g", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
+        topics=[topic_class(name=topic, partitions=partitions)],
+    )  # fmt: skip
+    (response,) = connection.call(request, 8).topics
+    assert {each.error_code for each in response.partitions} == {0}
+
+
+def limit_batches(broker: EmbeddedBroker) -> int:
+    """Lowers max.message.bytes; returns the log end offset."""
+
+    def alter(b) -> int:
+        settings = {**b.partitions.topic(OFFSETS_TOPIC).settings, "max.message.bytes": str(LIMIT)}
+        b.partitions.alter_topic(OFFSETS_TOPIC, settings)
+        return b.partitions.partition(OFFSETS_TOPIC, 0).log.log_end_offset
+
+    return broker.call(alter)
+
+
+def batch_sizes(broker: EmbeddedBroker, start: int) -> list[int]:
+    """The sizes of the batches of `__consumer_offsets` from an offset on."""
+
+    def read(b) -> list[int]:
+        log = b.partitions.partition(OFFSETS_TOPIC, 0).log
+        return [stored.header.size for stored in log.batches(start)]
+
+    return broker.call(read)
+
+
+def delete_topic(broker: EmbeddedBroker) -> None:
+    broker.call(lambda b: b.delete_topic("t"))
+
+
+def expire(broker: EmbeddedBroker) -> None:
+    def run(b) -> None:
+        for shard in b.group_coordinator.shards.loaded_shards():
+            machine = shard.state_machine
+            machine.config = replace(machine.config, offsets_retention_minutes=-1)
+        b.group_coordinator._expire_offsets()
+
+    broker.call(run)
+
+
+@pytest.mark.parametrize("remove", [delete_topic, expire])
+def test_tombstones_of_many_offsets_are_stored_in_several_batches(tmp_path, remove):
+    config = {"offsets.topic.num.partitions": "1"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", PARTITIONS)
+        commit_all(connection, "t")
+        end = limit_batches(broker)
+        remove(broker)
+        assert committed(connection) == {}
+        sizes = batch_sizes(broker, end)
+        assert len(sizes) > 3 and max(sizes) <= LIMIT
+        assert not [line for line in broker.reports if "failed" in line]
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert committed(connection) == {}
+
+
+def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_path):
+    config = {"offsets.topic.num.partitions": "1"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", PARTITIONS)
+        commit_all(connection, "t")
+        limit_batches(broker)
+        (result,) = connection.call(DeleteGroupsRequest(groups_names=["g"]), 2).results
+        assert result.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert len(committed(connection)) == PARTITIONS
