@@ -31,6 +31,7 @@ class SourceOffset:
         starting: what `startingOffsets` meant for each partition when the query started; empty for earliest.
         committed: the group's committed offsets when the batch was planned, as far as the query knew them; none
             for a partition without a commit.
+        delivered: positions of partitions that this query has lost, where the group's committed offset was below.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class SourceOffset:
     partition_counts: Mapping[str, int] = field(default_factory=dict)
     starting: Mapping[TopicPartition, int] = field(default_factory=dict)
     committed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    delivered: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
@@ -53,10 +55,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
-        if offset.starting:
-            group["starting"] = nest_positions(offset.starting)
-        if offset.committed:
-            group["committed"] = nest_positions(offset.committed)
+        positions = {"starting": offset.starting, "committed": offset.committed, "delivered": offset.delivered}
+        group |= {name: nest_positions(each) for name, each in positions.items() if each}
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
@@ -80,6 +80,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             partition_counts=counts or _spark_counts(encoded),
             starting=_flatten(group.get("starting", {})),
             committed=_flatten(group.get("committed", {})),
+            delivered=_flatten(group.get("delivered", {})),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(

@@ -345,10 +345,8 @@ class StreamSession:
         return result
 
     def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
-        self._start_positions.report_deleted(owned, start, self._positions)
-        commits = self._ownership.committed(sorted(owned))
-        takeover = self._start_positions.resolve(owned, start, commits, self._positions)
-        self._epochs.restore(commits, retained=self._positions.owned)
+        takeover = self._start_positions.resolve(owned, start, self._positions)
+        self._epochs.restore(takeover.commits, retained=self._positions.owned)
         self._positions = takeover.positions
         if takeover.to_commit:
             self._commit_positions(takeover.to_commit)

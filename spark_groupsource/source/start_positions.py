@@ -23,10 +23,14 @@ Commits = Mapping[TopicPartition, OffsetAndMetadata | None]
 
 
 class Takeover(NamedTuple):
-    """Result of `StartPositions.resolve`; `to_commit` must be committed before anything is read."""
+    """Result of `StartPositions.resolve`.
+
+    `to_commit` must be committed before anything is read; `commits` are the group's committed offsets until then.
+    """
 
     positions: StreamPositions
     to_commit: Offsets
+    commits: Commits
 
 
 class StartPositions:
@@ -69,39 +73,31 @@ class StartPositions:
                 starting = {}
         return positions.started(self._lookup.topic_ids(counts), counts, starting)
 
-    def report_deleted(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> None:
-        """Reports partitions that are no longer owned because they were deleted, rather than moved to another member.
-
-        Raises: DataLossError.
-        """
-        deleted = self._lookup.missing((previous.owned | set(start.positions)) - owned)
-        self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
-
-    def resolve(
-        self, owned: frozenset[TopicPartition], start: SourceOffset, commits: Commits, previous: StreamPositions
-    ) -> Takeover:
+    def resolve(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> Takeover:
         """Resolves the position of each owned partition after the assignment has changed.
-
-        Args:
-            commits: the group's committed offsets of `owned`.
 
         Raises: DataLossError, ConfigurationError (onGroupReset=fail), BrokerError, NetworkError.
         """
+        deleted = self._report_deleted(owned, start, previous)
         self._log_ends.reset()
         topics = {p.topic for p in owned} | set(previous.topic_ids)
         current = previous.with_topic_ids(self._lookup.topic_ids(topics, refresh=True))
-        last_commits = self._last_commits(start, commits, previous.owned)
+        checkpoint = {**current.delivered, **start.positions}
+        recreated = _recreated_topics(current, start)
+        lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
+        commits = self._ownership.committed(sorted(owned | lost))
+        last_commits = self._last_commits(start, checkpoint, commits, previous)
         decided = {
             p: decide_position(
-                checkpoint=start.positions.get(p),
+                checkpoint=checkpoint.get(p),
                 committed=_offset(commits.get(p)),
                 last_committed=last_commits.get(p),
                 is_retained=p in previous.owned,
             )
             for p in sorted(owned)
         }
-        decided.update(self._react_to_resets(decided, start))
-        self._log_followed(decided, start)
+        decided.update(self._react_to_resets(decided, checkpoint))
+        self._log_followed(decided, checkpoint)
         acquired: Offsets = {
             p: position.offset
             for p, position in decided.items()
@@ -110,18 +106,28 @@ class StartPositions:
         unknown = [p for p, position in decided.items() if position.offset is None]
         initial = self._resolve_initial(unknown, current, commits)
         acquired.update(initial)
-        to_commit = {
+        to_commit = self._initial_to_commit(initial, current) | {
             p: commit.offset
             for p, commit in commits.items()
-            if commit is not None and _is_followed(commit, acquired.get(p), start.positions.get(p, -1))
+            if commit is not None and _is_followed(commit, acquired.get(p), checkpoint.get(p, -1))
         }
-        if self._spec.default != EARLIEST:
-            # "latest" moves on: a new owner that takes over before the first commit must start at the same offset
-            deleted = self._log_ends.deleted
-            to_commit.update({p: at for p, at in initial.items() if not current.is_added(p) and p not in deleted})
-        return Takeover(current.assigned(owned, acquired, commits), to_commit)
+        delivered = {p: checkpoint[p] for p in lost if (_offset(commits.get(p)) or 0) < checkpoint[p]}
+        return Takeover(current.assigned(owned, acquired, commits, delivered), to_commit, commits)
 
-    def _last_commits(self, start: SourceOffset, commits: Commits, retained: frozenset[TopicPartition]) -> Offsets:
+    def _report_deleted(
+        self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
+    ) -> list[TopicPartition]:
+        """Reports partitions that are no longer owned because they were deleted, rather than moved to another member.
+
+        Raises: DataLossError.
+        """
+        deleted = self._lookup.missing((previous.owned | set(start.positions)) - owned)
+        self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
+        return deleted
+
+    def _last_commits(
+        self, start: SourceOffset, checkpoint: Offsets, commits: Commits, previous: StreamPositions
+    ) -> Offsets:
         """Returns the last commit of this query for each partition whose committed offset is behind the checkpoint.
 
         The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is
@@ -133,28 +139,36 @@ class StartPositions:
             p: commit
             for p, commit in commits.items()
             if commit is not None
-            and p not in retained
-            and commit.offset < start.positions.get(p, 0)
+            and p not in previous.owned
+            and commit.offset < checkpoint.get(p, 0)
             and commit.metadata != name
         }
-        last = {p: start.committed[p] for p in behind if p in start.committed}
+        last = {p: previous.committed[p] for p in behind if p in previous.committed}
         doubtful = {p: commit for p, commit in behind.items() if commit.offset >= last.get(p, 0)}
         found = self._ownership.last_commits(sorted(doubtful), name) if doubtful else {}
         for p, commit in doubtful.items():
             if p in found:
                 last[p] = max(found[p], last.get(p, 0))
             elif not commit.metadata and commit.leader_epoch < 0:
-                last[p] = start.positions[p]
+                last[p] = checkpoint[p]
         return last
+
+    def _initial_to_commit(self, initial: Offsets, positions: StreamPositions) -> Offsets:
+        """Returns the first positions that must be committed before anything is read.
+
+        "latest" moves on: a new owner that takes over before the first commit must start at the same offset.
+        """
+        if self._spec.default == EARLIEST:
+            return {}
+        deleted = self._log_ends.deleted
+        return {p: offset for p, offset in initial.items() if not positions.is_added(p) and p not in deleted}
 
     def recreated(self, positions: StreamPositions, start: SourceOffset) -> Offsets:
         """Returns start offsets of partitions whose topic was recreated since `start`.
 
         Raises: DataLossError.
         """
-        topics = {
-            topic for topic, topic_id in positions.topic_ids.items() if start.topic_ids.get(topic, topic_id) != topic_id
-        }
+        topics = _recreated_topics(positions, start)
         lost = [p for p in sorted(positions.owned) if p.topic in topics and p in start.positions]
         if not lost:
             return {}
@@ -177,7 +191,7 @@ class StartPositions:
         return updated.with_acquired(self.recreated(updated, start))
 
     def _react_to_resets(
-        self, decided: Mapping[TopicPartition, StartPosition], start: SourceOffset
+        self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets
     ) -> dict[TopicPartition, StartPosition]:
         """Returns the positions that replace resets by an operator, according to onGroupReset.
 
@@ -190,7 +204,7 @@ class StartPositions:
         if reaction == "fail":
             raise ConfigurationError(
                 f"The committed offset of {first} in group {group_id} was reset by an operator to "
-                f"{decided[first].offset}; the checkpoint is at {start.positions[first]} (onGroupReset=fail). Set "
+                f"{decided[first].offset}; the checkpoint is at {checkpoint[first]} (onGroupReset=fail). Set "
                 "onGroupReset to follow to read again from the committed offset, or to ignore to continue from the "
                 "checkpoint."
             )
@@ -198,19 +212,19 @@ class StartPositions:
             "[group=%s] Committed offsets were reset by an operator to before the checkpoint (onGroupReset=%s): %s.",
             group_id,
             reaction,
-            bounded_names(f"{p} ({decided[p].offset} < {start.positions[p]})" for p in reset),
+            bounded_names(f"{p} ({decided[p].offset} < {checkpoint[p]})" for p in reset),
         )
         if reaction == "follow":
             return {}
-        return {p: StartPosition(PositionSource.CHECKPOINT, start.positions[p]) for p in reset}
+        return {p: StartPosition(PositionSource.CHECKPOINT, checkpoint[p]) for p in reset}
 
-    def _log_followed(self, decided: Mapping[TopicPartition, StartPosition], start: SourceOffset) -> None:
+    def _log_followed(self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets) -> None:
         ahead = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_AHEAD]
         if ahead:
             _log.info(
                 "[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.",
                 self._options.group_id,
-                bounded_names(f"{p} ({decided[p].offset} > {start.positions[p]})" for p in ahead),
+                bounded_names(f"{p} ({decided[p].offset} > {checkpoint[p]})" for p in ahead),
             )
 
     def _resolve_initial(
@@ -243,6 +257,11 @@ class StartPositions:
 def commit_metadata(reader: str) -> str:
     """Returns the metadata of every commit of one query."""
     return f"groupsource {reader}"
+
+
+def _recreated_topics(positions: StreamPositions, start: SourceOffset) -> set[str]:
+    """Returns the topics whose id is not that of the checkpoint."""
+    return {topic for topic, found in positions.topic_ids.items() if start.topic_ids.get(topic, found) != found}
 
 
 def _offset(commit: OffsetAndMetadata | None) -> int | None:

@@ -19,7 +19,8 @@ class StreamPositions:
         owned: partitions of the current assignment.
         acquired: start offsets of the partitions whose position is not that of the checkpoint: acquired since the
             checkpoint was written, reset, truncated or recreated.
-        committed: the group's committed offsets of owned partitions, as far as known.
+        committed: the group's committed offsets of owned partitions and of those in `delivered`, as far as known.
+        delivered: positions of partitions that are no longer owned, where the group's committed offset is below.
         uncommitted: positions whose commit failed and is retried.
         topic_ids: topic -> id of the subscribed topics.
         partition_counts: topic -> number of partitions for each subscribed topic when the query started. A partition
@@ -31,6 +32,7 @@ class StreamPositions:
     owned: frozenset[TopicPartition] = frozenset()
     acquired: Offsets = field(default_factory=dict)
     committed: Offsets = field(default_factory=dict)
+    delivered: Offsets = field(default_factory=dict)
     uncommitted: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     partition_counts: Mapping[str, int] = field(default_factory=dict)
@@ -45,6 +47,8 @@ class StreamPositions:
                 topic_ids=dict(start.topic_ids),
                 partition_counts=dict(start.partition_counts),
                 starting=dict(start.starting),
+                committed=dict(start.committed),
+                delivered=dict(start.delivered),
                 checkpoint=text,
             )
         # a new checkpoint contains the positions acquired before
@@ -99,12 +103,14 @@ class StreamPositions:
         owned: frozenset[TopicPartition],
         acquired: Offsets,
         commits: Mapping[TopicPartition, OffsetAndMetadata | None],
+        delivered: Offsets,
     ) -> StreamPositions:
         """Returns the positions of a new assignment; `commits` are the group's committed offsets."""
         return replace(
             self,
             owned=owned,
             acquired=dict(acquired),
+            delivered=dict(delivered),
             committed={p: commit.offset for p, commit in commits.items() if commit is not None},
             # the others were decided anew
             uncommitted={p: offset for p, offset in self.uncommitted.items() if p in owned and p not in acquired},
@@ -125,6 +131,7 @@ class StreamPositions:
             topic_ids={**self.topic_ids, **topic_ids},
             partition_counts={t: count for t, count in self.partition_counts.items() if t not in recreated},
             starting={p: offset for p, offset in self.starting.items() if p.topic not in recreated},
+            delivered={p: offset for p, offset in self.delivered.items() if p.topic not in recreated},
         )
 
     def begins(self, start: SourceOffset) -> dict[TopicPartition, int]:
@@ -145,5 +152,6 @@ class StreamPositions:
             dict(self.topic_ids),
             dict(self.partition_counts),
             dict(self.starting),
-            {p: offset for p, offset in self.committed.items() if p in ends},
+            {p: offset for p, offset in self.committed.items() if p in ends or p in self.delivered},
+            dict(self.delivered),
         )

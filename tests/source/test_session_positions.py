@@ -11,6 +11,7 @@ from spark_groupsource.errors import (
     ConfigurationError,
     DataLossError,
     ErrorCode,
+    GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 
@@ -202,6 +203,28 @@ def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
     group.commits[P0] = OffsetAndMetadata(5)
     with pytest.raises(ConfigurationError, match="reset by an operator to 5; the checkpoint is at 10"):
         restarted(killed).trigger()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("committed, begin", [(7, 10), (12, 12), (2, 2)])
+def test_partition_that_is_lost_and_acquired_again_is_not_read_again(is_restarted, committed, begin):
+    """A batch was checkpointed, but its commit was fenced; the new owner reads it again, commits a part and leaves."""
+    query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
+    query.trigger()
+    query.group.commit_error = GenerationMismatchError(group_id="g", member_id="m0", generation_id=1, cause="removed")
+    query.group.rebalance({P1: 0, P2: 1})
+    assert query.trigger() == {} and query.start["@group"]["delivered"] == {"t": {"0": 10}}
+    assert query.start["@group"]["committed"]["t"]["0"] == 4
+    query.group.commit_error = None
+    assert query.trigger() is None
+    if is_restarted:
+        query = Query(query.start, query.cluster, query.group)
+    query.group.commits[P0] = OffsetAndMetadata(committed)
+    query.cluster.logs[P0] = (0, 20)
+    query.clock.advance_ms(500)
+    query.group.rebalance({P0: 0, P1: 0, P2: 1})
+    assert query.trigger()[P0] == (begin, 20)
+    assert "delivered" not in query.start["@group"]
 
 
 def restarted(killed):

@@ -89,8 +89,8 @@ def test_checkpoint_is_rewritten_when_partitions_or_positions_have_changed():
 def test_assignment_replaces_owned_and_committed_positions():
     before = positions(uncommitted={P0: 5, P1: 4}, checkpoint="a").started({"t": "id"}, {"t": 3}, {})
     commits = {P2: OffsetAndMetadata(8), P0: None}
-    after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits)
+    after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits, {P1: 6})
     assert (after.owned, after.acquired, after.committed) == (frozenset({P0, P2}), {P2: 8}, {P2: 8})
     assert (after.uncommitted, after.checkpoint) == ({P0: 5}, "a")
     end = after.end_offset({P0: 9, P2: 10}, 4, "r")
-    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3}, {}, {P2: 8})
+    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3}, {}, {P2: 8}, {P1: 6})
