@@ -1,0 +1,27 @@
+"""Search for the earlier commits of one author; on both clusters."""
+
+from __future__ import annotations
+
+from support.topics import create_topic
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.commit_history import find_last_commits
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+
+def test_last_commit_of_an_author_is_found_behind_later_ones(cluster, topic, group):
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 100)
+    partitions = [TopicPartition(topic, n) for n in range(100)]
+    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
+        for offset in (4, 7):
+            client.commit(group, {p: OffsetAndMetadata(offset, "author") for p in partitions[:2]})
+        client.commit(f"{group}-other", {partitions[0]: OffsetAndMetadata(9, "author")})
+        # more than the first window
+        for offset in range(11):
+            client.commit(group, {p: OffsetAndMetadata(offset, "another") for p in partitions})
+        client.commit(group, {partitions[1]: OffsetAndMetadata(5, "author")})
+        found = find_last_commits(client, group, partitions[:3], "author")
+        assert found == {partitions[0]: 7, partitions[1]: 5}
+        assert find_last_commits(client, f"{group}-unused", partitions, "author") == {}
