@@ -255,8 +255,6 @@ def serve_forever(
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
     parsed = broker_config(config)
-    write_line = ReportWriter(report or _LOGGER.info)
-    server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
     # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -264,7 +262,8 @@ def serve_forever(
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 50)
 
-    async def run() -> None:
+    async def run(write_line: ReportWriter) -> None:
+        server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -277,8 +276,9 @@ def serve_forever(
         finally:
             await server.stop()
 
+    write_line = ReportWriter(report or _LOGGER.info)
     try:
-        asyncio.run(run())
+        asyncio.run(run(write_line))
     finally:
         write_line.close()
 

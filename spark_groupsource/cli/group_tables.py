@@ -3,6 +3,8 @@
 Existing scripts parse these columns, so widths, the empty line before the header and trailing blanks are those of
 Kafka's tool.
 
+Names that clients chose are escaped: Kafka's tool would print a line break or a terminal sequence in one as it is.
+
 Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (`printOffsets`,
 `printMembers`, `printStates`).
 """
@@ -14,6 +16,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
+from spark_groupsource.log_text import escaped
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 MISSING = "-"
@@ -59,9 +62,9 @@ def offset_rows(
 def state_note(group: GroupDescription) -> str | None:
     """The line that Kafka's tool prints to standard error; None for a stable group."""
     if group.state == "Empty":
-        return f"\nConsumer group '{group.group_id}' has no active members."
+        return f"\nConsumer group '{escaped(group.group_id)}' has no active members."
     if group.state in REBALANCING:
-        return f"\nWarning: Consumer group '{group.group_id}' is rebalancing."
+        return f"\nWarning: Consumer group '{escaped(group.group_id)}' is rebalancing."
     return None
 
 
@@ -79,7 +82,7 @@ def offsets_table(group: GroupDescription, rows: Sequence[OffsetRow], verbose: b
             + [_text(row.committed.offset if row.committed else None), _text(row.log_end_offset), _text(row.lag)]
             + ([row.member.member_id, row.member.client_host, row.member.client_id] if row.member else [MISSING] * 3)
         )
-    body = lines[1:]
+    body = lines[1:] = _escaped(lines[1:])
     widths = [_width(body, 0), _width(body, 1), 10, 15, 15, 15, 15, _width(body, 7), _width(body, 8), 0]
     if not verbose:
         widths.pop(3)
@@ -99,7 +102,7 @@ def members_table(group: GroupDescription, verbose: bool = False) -> str:
             # epochs and target assignments exist only in the consumer protocol (KIP-848)
             + [str(len(member.assignment)), MISSING, assignment_text(member.assignment), MISSING, MISSING]
         )
-    body = lines[1:]
+    body = lines[1:] = _escaped(lines[1:])
     widths = [_width(body, 0), _width(body, 1), _width(body, 2, 17), _width(body, 3), _width(body, 4), 15]
     widths += [15, _width(body, 7, 20), 15, _width(body, 9, 20)]
     if not verbose:
@@ -117,8 +120,8 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
     """The table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
-    line = [group.group_id, coordinator, group.protocol or MISSING, group.state]
-    widths = [max(15, len(group.group_id)), max(25, len(coordinator)), 20, 20]
+    (line,) = _escaped([[group.group_id, coordinator, group.protocol or MISSING, group.state]])
+    widths = [max(15, len(line[0])), max(25, len(coordinator)), 20, 20]
     if verbose:
         header += ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
         line += [MISSING, MISSING]
@@ -129,7 +132,7 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
 def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:
     """The table of ``--list``; only group ids, without a header, if no column is selected."""
     lines = [["GROUP", "TYPE", "STATE"]]
-    lines += [[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups]
+    lines += _escaped([[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups])
     if not with_type and not with_state:
         return "".join(f"{line[0]}\n" for line in lines[1:])
     widths = [10 + _width(lines[1:], 0), 20 if with_type else -1, 20 if with_state else -1]
@@ -142,6 +145,10 @@ def assignment_text(partitions: Iterable[TopicPartition]) -> str:
     """``flights:0,1;weather:3``; ``-`` if empty."""
     by_topic = groupby(sorted(partitions), key=lambda tp: tp.topic)
     return ";".join(f"{topic}:{','.join(str(tp.partition) for tp in tps)}" for topic, tps in by_topic) or MISSING
+
+
+def _escaped(lines: Iterable[Iterable[str]]) -> list[list[str]]:
+    return [[escaped(cell) for cell in line] for line in lines]
 
 
 def _text(value: int | None) -> str:

@@ -143,3 +143,12 @@ def test_list_table() -> None:
     # the column is ten characters wider than the longest group id
     long_id = listed[0]._replace(group_id="g" * 40)
     assert list_table([long_id], False, True).splitlines()[0] == "GROUP".ljust(51) + "STATE".ljust(20)
+
+
+def test_names_with_control_characters_are_escaped() -> None:
+    name = "g\n\x1b[2J"
+    group = GroupDescription(name, "Stable", "consumer", "range", (DYNAMIC._replace(client_id=name),), NODE)
+    rows = offset_rows(group, COMMITTED, ENDS)
+    listed = list_table([GroupListing(name, "consumer", "Stable", "classic", NODE)], with_type=False, with_state=False)
+    for text in (listed, offsets_table(group, rows), members_table(group), state_table(group)):
+        assert "g\\n\\x1b[2J" in text and "\x1b" not in text
