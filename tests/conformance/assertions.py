@@ -1,4 +1,4 @@
-"""Detects from the source whether a test asserts anything.
+"""Reads from the source which tests carry a marker and whether a test asserts anything.
 
 A test asserts if its body has an `assert` on something other than a constant, or calls `pytest.raises`, `pytest.warns`
 or `pytest.fail`, or calls a function of the tests that does so. Methods of objects do not count: most of them set up
@@ -43,13 +43,23 @@ class Module:
                 found.update({alias.asname or alias.name: (alias.name, "") for alias in node.names})
         return found
 
-    def marked(self, marker: str) -> Iterator[str]:
-        """Names of the functions and classes that carry ``@pytest.mark.<marker>(...)``."""
+    def marked(self, marker: str) -> Iterator[tuple[str, list[str]]]:
+        """Each function with ``@pytest.mark.<marker>(...)``, also inside `parametrize`, and the arguments."""
         for node in ast.walk(self.tree):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                calls = (each for each in node.decorator_list if isinstance(each, ast.Call))
-                if any(isinstance(call.func, ast.Attribute) and call.func.attr == marker for call in calls):
-                    yield node.name
+            if isinstance(node, ast.FunctionDef):
+                marks = _marks(node, marker)
+                if marks:
+                    yield node.name, [str(ast.literal_eval(arg)) for mark in marks for arg in mark.args]
+
+    def is_collected(self, name: str) -> bool:
+        """Whether pytest runs the function `name`: a function of the module that is named as a test and not skipped."""
+        functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        return name.startswith("test") and any(not _marks(node, "skip") for node in functions)
+
+
+def _marks(function: ast.FunctionDef, name: str) -> list[ast.Call]:
+    calls = [node for each in function.decorator_list for node in ast.walk(each) if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
 
 
 class Assertions:

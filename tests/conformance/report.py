@@ -11,13 +11,9 @@ directories has one file per area, such as `groups.tsv`.
 
 from __future__ import annotations
 
-import io
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
-
-import pytest
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
@@ -73,32 +69,16 @@ class Line(NamedTuple):
     behavior: str
 
 
-class Collector:
-    """pytest plugin that collects checklist line -> marked tests, as ``group/test_join.py::test_name``."""
-
-    def __init__(self) -> None:
-        self.shown: dict[str, set[str]] = {}
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
-            if item.get_closest_marker("skip") is not None:
-                continue
-            name = f"{item.path.relative_to(TESTS).as_posix()}::{getattr(item, 'originalname', None) or item.name}"
-            for marker in item.iter_markers("conformance"):
-                for line_id in marker.args:
-                    self.shown.setdefault(line_id, set()).add(name)
-
-
-def collect() -> Mapping[str, Collection[str]]:
-    """Returns checklist line -> the tests that show it. Collects the files that contain the marker; runs no test."""
-    collector, output = Collector(), io.StringIO()
-    files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.conformance(" in path.read_text("utf-8")]
-    with redirect_stdout(output):
-        status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *files], plugins=[collector])
-    if status != pytest.ExitCode.OK:
-        text = output.getvalue()
-        sys.exit(f"Collecting the tests failed:\n{text[max(text.find('= ERRORS ='), 0):]}")
-    return collector.shown
+def collect(root: Path, files: Iterable[Path], assertions: Assertions) -> dict[str, set[str]]:
+    """Returns checklist line -> the tests below `root` that show it, as ``group/test_join.py::test_name``."""
+    shown: dict[str, set[str]] = {}
+    for path in files:
+        module = assertions.module(path)
+        for name, ids in module.marked("conformance"):
+            if module.is_collected(name):
+                for line_id in ids:
+                    shown.setdefault(line_id, set()).add(f"{path.relative_to(root).as_posix()}::{name}")
+    return shown
 
 
 def read_checklist() -> list[Line]:
@@ -147,33 +127,26 @@ def problems(
     return found
 
 
-def test_problems(root: Path, files: Iterable[Path], shown: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns one sentence per marked test that pytest does not collect or that asserts nothing.
+def marker_problems(root: Path, files: Iterable[Path], assertions: Assertions) -> list[str]:
+    """Returns one sentence per marked function that pytest does not collect or that asserts nothing.
 
     Args:
-        root: the directory that the names of the tests are relative to, and from which tests import helpers.
+        root: the directory that the names of the tests are relative to.
         files: the test files.
-        shown: checklist line -> the collected tests that carry its marker.
+        assertions: what the files below `root` assert.
     """
-    assertions = Assertions([root])
-    collected = {name for names in shown.values() for name in names}
     found = []
-    for path in sorted(files):
+    for path in files:
         module, relative = assertions.module(path), path.relative_to(root).as_posix()
-        for name in module.marked("conformance"):
+        for name, _ in module.marked("conformance"):
             test = f"{relative}::{name}"
-            if test not in collected:
+            if not module.is_collected(name):
                 found.append(f"{test} has a conformance marker, but pytest does not collect it.")
             elif len(module.functions.get(name, ())) > 1:
                 found.append(f"{test} is defined more than once; only the last definition is a test.")
-    for test in sorted(collected):
-        relative, name = test.split("::")
-        if not assertions.has_assertion(root / relative, name):
-            found.append(f"{test} has a conformance marker, but asserts nothing.")
+            elif not assertions.has_assertion(path, name):
+                found.append(f"{test} has a conformance marker, but asserts nothing.")
     return found
-
-
-test_problems.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
 def render(
@@ -212,9 +185,10 @@ def _link(test: str) -> str:
 
 def main() -> None:
     is_check = sys.argv[1:] == ["--check"]
-    checklist, shown = read_checklist(), collect()
+    assertions, files = Assertions([TESTS]), sorted(TESTS.rglob("test_*.py"))
+    checklist, shown = read_checklist(), collect(TESTS, files, assertions)
     not_applicable, partly = read_reasons("not_applicable"), read_reasons("partly_applicable")
-    found = problems(checklist, shown, not_applicable, partly) + test_problems(TESTS, TESTS.rglob("test_*.py"), shown)
+    found = problems(checklist, shown, not_applicable, partly) + marker_problems(TESTS, files, assertions)
     page = render(checklist, shown, not_applicable, partly)
     if is_check and (not DOCUMENT.exists() or DOCUMENT.read_text(encoding="utf-8") != page):
         found.append(f"docs/{DOCUMENT.name} is out of date. Run `make conformance`.")

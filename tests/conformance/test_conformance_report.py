@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance.report import Line, problems, render, test_problems
+from conformance.assertions import Assertions
+from conformance.report import Line, collect, marker_problems, problems, render
 
 CHECKLIST = [Line("GC-001", "testOne", "one"), Line("GC-002", "testTwo", "two"), Line("HB-001", "testBeat", "beat")]
 
@@ -71,6 +72,7 @@ def same(a, b):
         (f"{MARK}def test_added(): assert True\n", "asserts nothing"),
         (f"{MARK}def test_added(): helpers.Bench().check()\n", "asserts nothing"),
         (f"{MARK}def added(): assert 1 == 1\n", "does not collect it"),
+        (f"{MARK}@pytest.mark.skip()\ndef test_added(): assert 1 == int('1')\n", "does not collect it"),
         ("def test_direct(): assert 2 == 2\n", "is defined more than once"),
     ],
 )
@@ -80,8 +82,9 @@ def test_marked_test_must_exist_and_assert(tmp_path: Path, added: str, problem: 
     )
     test = tmp_path / "test_it.py"
     test.write_text(SOURCE + added)
-    names = [line.split("(")[0].removeprefix("def ") for line in (SOURCE + added).splitlines() if "def test" in line]
-    found = test_problems(tmp_path, [test], {"GC-001": {f"test_it.py::{name}" for name in names}})
+    assertions = Assertions([tmp_path])
+    found = marker_problems(tmp_path, [test], assertions)
+    assert "test_it.py::test_direct" in collect(tmp_path, [test], assertions)["GC-001"]
     assert (len(found) == 1 and problem in found[0]) if problem else not found, found
 
 
