@@ -1,8 +1,9 @@
 # make run    two Spark applications share a Kafka group over real data, with checks
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
 # make check  lint and every test that needs neither Java, Spark nor a real Kafka: run it before each commit
-# make test   lint and every test, on the embedded broker and on a real Apache Kafka
-# make soak   the scenarios of kills and random schedules, longer, for a nightly run; SEED=N repeats one
+# make test   lint and the tests, on the embedded broker and on a real Apache Kafka
+# make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
+#             run; SEED=N repeats one
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes docs/apis.md, docs/options.md and docs/states.md from the tables in the code
@@ -15,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := spark_groupsource jobs tests benchmarks docs pyspark_groupsource.py
 PYTEST_ARGS ?=
+# hundreds of Python processes start in a run: keep the compiled modules
+unexport PYTHONDONTWRITEBYTECODE
 ifndef SEED
 SEED := $(shell date +%s)
 endif
@@ -32,12 +35,14 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	SIMULATION_SCHEDULES=200 JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 2 --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 3 --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
-# the scenarios of the suite with random seeds and many more events; an hour or two, stops at the first that fails
+# the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first
+# that fails
 soak: export PYTHONPATH := jobs:tests
 soak: java-there $(VENV)/.ready-test
+	$(BIN)/python -m pytest --soak --hypothesis-profile soak $(PYTEST_ARGS)
 	$(BIN)/python tests/group/simulation.py --seed $(SEED) --schedules 100000
 	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
 	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300

@@ -1,7 +1,7 @@
 """Fixtures for all tests: the two clusters, a Spark session, unique names.
 
 A test that uses `cluster` runs twice: on the embedded broker and on a real Apache Kafka. Where the two differ, the
-embedded broker is wrong.
+embedded broker is wrong. A test that also starts Spark runs on one of them, and on both with ``--soak``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from real_kafka import RealKafka
 from support import startup
 from support.clusters import BROKER_CONFIG, Cluster
+from support.selection import is_for_soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
 
 # a deadline per example would fail on a busy machine
-hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("check", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("suite")
 
@@ -46,8 +48,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs long files first, so that no worker is left with one at the end; the order is random within a directory."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run also the long variants; Spark tests run on both clusters")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the long variants to ``--soak``, and runs long files first, so that no worker is left with one at the end.
+
+    The order is random within a directory.
+    """
+    if not config.getoption("soak"):
+        left = [item for item in items if is_for_soak(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     rank = {directory: place for place, directory in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
 

@@ -21,6 +21,7 @@ from spark_groupsource.storage import segment_swap as swap_module
 OFFLINE = "[partition=t-0] The partition is offline"
 
 
+@pytest.mark.slow
 def test_a_file_at_its_size_limit_rejects_only_its_own_records(tmp_path):
     """RLIMIT_FSIZE simulates a full disk: a write fails after a part of its bytes."""
     with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:

@@ -426,6 +426,7 @@ def test_offsets_of_a_topic_deleted_during_loading_are_removed(broker, nodes, to
     assert nodes[other_than(first)].call(committed(group), 8).groups[0].topics == []
 
 
+@pytest.mark.slow
 def test_a_long_log_is_loaded_completely_in_slices(tmp_path, topic):
     """Requests during loading get COORDINATOR_LOAD_IN_PROGRESS; afterwards all offsets are present."""
     config = {**CONFIG, "offsets.topic.num.partitions": "1"}

@@ -41,6 +41,7 @@ def read_all(connection, topic, partition=0):
         offset = len(values)
 
 
+@pytest.mark.slow
 def test_a_broker_stopped_by_sigterm_continues_after_a_restart(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         with RawConnection(broker.bootstrap_servers) as connection:
@@ -60,6 +61,7 @@ def test_a_broker_stopped_by_sigterm_continues_after_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [3])
+@pytest.mark.slow
 def test_acknowledged_records_survive_kill(tmp_path, rounds):
     """A thread produces until the process is killed, repeatedly."""
     acknowledged: list[bytes] = []
@@ -96,6 +98,7 @@ def test_acknowledged_records_survive_kill(tmp_path, rounds):
     assert len(stored) == len(set(stored)) <= len(acknowledged) + rounds
 
 
+@pytest.mark.slow
 def test_an_idempotent_producer_writes_no_duplicates_across_a_kill(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         port = broker.address.port
@@ -122,6 +125,7 @@ def test_an_idempotent_producer_writes_no_duplicates_across_a_kill(tmp_path):
             assert read_all(connection, "t") == [b"%d" % item for item in range(3000)]
 
 
+@pytest.mark.slow
 def test_sequence_numbers_are_known_after_a_stop_and_after_a_kill(tmp_path):
     def numbered(sequence):
         return batch(b"x", producer_id=7, producer_epoch=0, base_sequence=sequence)
@@ -185,6 +189,7 @@ def test_deletions_and_added_partitions_survive_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
+@pytest.mark.slow
 def test_a_group_keeps_its_generation_after_a_restart(tmp_path, end):
     with BrokerProcess(tmp_path, FEW, NO_DELAY) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t")
@@ -258,6 +263,7 @@ def test_the_offsets_topic_cannot_be_deleted(tmp_path):
         assert answer.responses[0].error_code == 44
 
 
+@pytest.mark.slow
 def test_a_librdkafka_consumer_continues_after_a_restart_on_the_same_port(tmp_path):
     with BrokerProcess(tmp_path, FEW, NO_DELAY, "num.partitions=2") as broker:
         port = broker.address.port

@@ -257,6 +257,7 @@ SETTINGS = [f"{name}={value}" for name, value in CONFIG.items()]
 
 
 @pytest.mark.parametrize("end", ("kill", "terminate"))
+@pytest.mark.slow
 def test_an_ongoing_transaction_continues_after_a_restart(tmp_path, end):
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection)
@@ -271,6 +272,7 @@ def test_an_ongoing_transaction_continues_after_a_restart(tmp_path, end):
         assert committed_offset(connection, GROUP, "t", stable=True) == 7
 
 
+@pytest.mark.slow
 def test_a_transaction_timeout_applies_after_a_kill(tmp_path):
     with BrokerProcess(tmp_path, *SETTINGS) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = before_the_end(connection, timeout_ms=4_000)

@@ -138,6 +138,7 @@ def test_a_topic_is_compacted_during_produce_and_fetch(tmp_path):
             assert read_all(connection, "t") == expected and list(broker.reports) == []
 
 
+@pytest.mark.slow
 def test_offsets_and_groups_survive_the_compaction_of_the_offsets_topic(tmp_path):
     config = {**SOON, "offsets.topic.segment.bytes": "2000", "log.cleaner.min.cleanable.ratio": "0.01"}
     with EmbeddedBroker(tmp_path, config=config) as broker:

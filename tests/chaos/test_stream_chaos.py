@@ -8,8 +8,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 def test_faults_lose_no_record(tmp_path):
-    run(tmp_path, events=6, seed=4)
+    run(tmp_path, events=4, seed=4)
 
 
+@pytest.mark.soak
 def test_graceful_events_lose_and_repeat_no_record(tmp_path):
     assert run(tmp_path, events=3, seed=5, graceful=True).repeats == 0

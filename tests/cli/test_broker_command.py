@@ -86,6 +86,7 @@ def startup_error(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_signal_stops_the_broker_and_a_restart_keeps_its_data(
     tmp_path: Path, topic: str, group: str, number: signal.Signals
 ) -> None:
@@ -103,6 +104,7 @@ def test_signal_stops_the_broker_and_a_restart_keeps_its_data(
         assert [row.split()[1:6] for row in rows] == [[topic, "0", "5", "5", "0"], [topic, "1", "5", "5", "0"]]
 
 
+@pytest.mark.slow
 def test_several_nodes_listen_and_lead_partitions(tmp_path: Path, topic: str) -> None:
     with running_broker(tmp_path / "data", "--brokers", "3") as (addresses, _):
         assert len(set(addresses.split(","))) == 3
@@ -121,6 +123,7 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
     assert str(port) in error and "in use" in error
 
 
+@pytest.mark.slow
 def test_data_directory_in_use_is_reported_and_its_broker_keeps_running(tmp_path: Path, topic: str) -> None:
     with running_broker(tmp_path / "data") as (address, _):
         error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
@@ -156,6 +159,7 @@ def test_invalid_option_is_reported(tmp_path: Path, arguments: list[str], messag
     assert message in run.stderr
 
 
+@pytest.mark.slow
 def test_two_brokers_on_one_machine_are_independent(tmp_path: Path, topic: str) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(running_broker(tmp_path / name))[0] for name in ("a", "b"))
@@ -164,6 +168,7 @@ def test_two_brokers_on_one_machine_are_independent(tmp_path: Path, topic: str) 
         assert subprocess.run(listed, capture_output=True, text=True, timeout=60).stdout == ""
 
 
+@pytest.mark.slow
 def test_flush_always_is_the_default_of_every_topic(tmp_path: Path, topic: str) -> None:
     for flush, expected in (("always", "1"), ("os", str(2**63 - 1))):
         with running_broker(tmp_path / flush, "--flush", flush) as (address, _):
@@ -182,6 +187,7 @@ def test_flush_conflicts_with_the_setting_that_it_sets(tmp_path: Path) -> None:
     assert "Give one" in error
 
 
+@pytest.mark.slow
 def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None:
     path = tmp_path / "copy"
     (path / "t-0").mkdir(parents=True)
@@ -198,6 +204,7 @@ def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None
     assert "nothing to adopt" in startup_error("--listen", "127.0.0.1:0", "--adopt", "--data-dir", missing)
 
 
+@pytest.mark.slow
 def test_sasl_authentication_of_a_scram_user(tmp_path: Path) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text(

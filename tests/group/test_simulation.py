@@ -14,6 +14,7 @@ import pytest
 from simulation import main, simulate
 from simulation_run import run
 from simulation_schedule import draw, from_text, shorten, to_text
+from support.examples import scaled
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import SessionTimer, committed_offsets, group_shard, member_sessions, rebalance, sync_group
@@ -25,7 +26,7 @@ from spark_groupsource.group.responses import join_response, sync_success_respon
 from spark_groupsource.wire.group_records import GroupKey, decode_key
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20240"))
-SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("SIMULATION_SCHEDULES", scaled(2000)))
 PARTS = 10
 
 Patch = pytest.MonkeyPatch

@@ -111,6 +111,7 @@ def test_available_now_stream_of_every_kind_of_topic(sources, samples):
         assert (positions_only(found) if name == "endOffset" else found) == expected.batches[-1][name]
 
 
+@pytest.mark.soak
 def test_stream_of_large_values_and_many_partitions(sources, samples):
     names = [samples["large_values"], samples["many_partitions"]]
     sources.check_stream(subscribe=",".join(names), startingOffsets="earliest")

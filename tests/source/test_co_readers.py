@@ -179,6 +179,7 @@ def test_reader_that_yields_returns_its_start_and_reads_at_the_next_call():
     assert len(query.trigger()) == 3
 
 
+@pytest.mark.slow
 def test_trigger_once_reads_every_source(cluster, topic, group, tmp_path):
     topics = [topic, f"{topic}-other"]
     for name in topics:

@@ -54,6 +54,7 @@ def test_one_broker_per_application(application, topic):
     kill_application(application, private_directory(f"broker-{application.pid}"))
 
 
+@pytest.mark.slow
 def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
     address_option = f"embedded:{tmp_path / 'data'}"
     address = resolve_bootstrap(address_option, application.pid)

@@ -138,6 +138,7 @@ def test_each_worker_of_a_standalone_cluster_reads_for_a_member(embedded, topic,
     assert {Path(row["executor"]).relative_to(tmp_path).parts[0] for row in found} == {"worker-1", "worker-2"}
 
 
+@pytest.mark.soak
 def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
     # its workers write below SPARK_HOME, so it gets a SPARK_HOME of links to the installation
     home = tmp_path / "spark"

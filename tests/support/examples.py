@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-_SUITE_EXAMPLES = 100
+# of the profile `soak`
+_FULL_EXAMPLES = 100
 
 
 def scaled(count: int, least: int = 2) -> int:
-    """Returns `count` in a run of the whole suite, and proportionally less, but `least`, in `make check`."""
+    """Returns `count` in `make soak`, and proportionally less, but `least`, in `make test` and `make check`."""
     # settings() has the values of the loaded profile
-    return max(min(count, least), count * settings().max_examples // _SUITE_EXAMPLES)
+    return max(min(count, least), count * settings().max_examples // _FULL_EXAMPLES)
