@@ -3,7 +3,8 @@
 Each pass compacts one log, the one with the highest dirty ratio. It builds a map from each key of the uncompacted part
 to its last offset, then rewrites the segments below the active one without superseded records and replaces them.
 Offsets do not change. These batches are retained, if necessary without records: the last batch of each idempotent
-producer, and the last batch of the compacted part, so that a consumer gets past it.
+producer, and the last batch of the compacted part, so that a consumer gets past it. The last marker of a producer
+without batches of its epoch is retained, because it fences the earlier epochs.
 
 Compaction ends at the last stable offset. Aborted records are removed; tombstones and transaction markers are removed
 `delete.retention.ms` after the pass that could first have removed them. Batches whose records cannot be decoded are
@@ -149,6 +150,7 @@ class Cleaner:
         self._latest = OffsetMap(max_keys)
         self._map_end = task.first_dirty_offset
         self._last_offsets: Mapping[int, int] = partition.last_data_offsets()
+        self._last_marker_epochs: Mapping[int, int] = partition.last_marker_epochs()
         self._aborted = partition.transaction_index.overlapping(0, task.end_offset)
         self._transactions = CleanedTransactionMetadata(self._aborted)
 
@@ -278,18 +280,19 @@ class Cleaner:
         """`_retained` for a control batch."""
         header = stored.header
         at_end = header.next_offset == self._task.end_offset
+        is_last = self._last_marker_epochs.get(header.producer_id) == header.producer_epoch
         try:
             if self._transactions.should_retain_marker(stored.buffer, header):
                 return None
             if not header.record_count:
-                return None if at_end else b""
+                return None if at_end or is_last else b""
             payload, records = keyed_records(stored.buffer, header)
         except CorruptRecordError:
             return None
         horizon = delete_horizon_ms(header)
         if horizon is None:
             return retain_records(header, payload, records, self._new_horizon_ms())
-        if horizon > self._timestamp_ms:
+        if horizon > self._timestamp_ms or is_last:
             return None
         return retain_records(header, payload, []) if at_end else b""
 

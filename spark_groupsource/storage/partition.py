@@ -144,6 +144,10 @@ class Partition:
         """Producer id -> last offset of its last batch, which compaction retains."""
         return self._producers.last_data_offsets()
 
+    def last_marker_epochs(self) -> Mapping[int, int]:
+        """Producer id -> epoch of the transaction marker that compaction retains."""
+        return self._producers.last_marker_epochs()
+
     def remove_expired_producers(self, until_ms: int) -> None:
         """Removes producers whose last batch has a timestamp of at most `until_ms` (epoch ms)."""
         self._producers.remove_expired(until_ms)

@@ -83,6 +83,10 @@ class ProducerStateManager:
         """Producer id -> last offset of its last batch, from which recovery restores the producer."""
         return {number: entry.batches[-1].last_offset for number, entry in self._producers.items() if entry.batches}
 
+    def last_marker_epochs(self) -> dict[int, int]:
+        """Producer id -> epoch of its last marker, from which recovery restores a producer without batches."""
+        return {number: entry.epoch for number, entry in self._producers.items() if not entry.batches}
+
     def first_unstable_offset(self, without: int = NO_PRODUCER_ID) -> int | None:
         """The first offset of all open transactions except that of producer `without`; None without one."""
         return min((offset for number, offset in self._ongoing.items() if number != without), default=None)

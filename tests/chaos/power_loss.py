@@ -425,7 +425,7 @@ def run(scratch: Path, rounds: int, flush: bool, seed: int) -> None:
     statistics: collections.Counter[str] = collections.Counter()
     for number in range(rounds + 1):
         is_last = number == rounds
-        stop_after = randomness.choice((randomness.randrange(1, 60), randomness.randrange(60, 900)))
+        stop_after = randomness.choice((randomness.randrange(1, 200), *[randomness.randrange(200, 1500)] * 2))
         broker = Broker(scratch / "data", scratch / "journal", flush, -1 if is_last else stop_after)
         try:
             if broker.address:

@@ -12,7 +12,7 @@ import pytest
 from support.examples import scaled
 from support.partition_logs import append, open_log, values_from
 
-from spark_groupsource.errors import StorageError
+from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
@@ -361,6 +361,31 @@ def test_markers_are_removed_after_their_transaction_and_delete_retention(tmp_pa
         assert store.clean(now)
         assert [offset for offset, _ in shape(store)][: len(left)] == left
     assert visible(store)[b"a"] == b"plain" and visible(store)[b"last"] == b"of its producer"
+
+
+def test_the_last_marker_of_a_producer_is_retained_if_it_has_no_batch_of_its_epoch(tmp_path):
+    """The marker has the last producer epoch, which fences the producer's earlier epochs."""
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    transactions.send(1, (b"a", b"aborted"))
+    store.partition.append_transaction_marker(1, 3, False, 0, 1_000)  # the coordinator has raised the epoch
+    store.append((b"b", b"later"))
+    for now in (2_000, 9_000, 20_000):
+        store.log.roll()
+        store.append((b"c", b"%d" % now))
+        assert store.clean(now)
+    assert shape(store)[:2] == [(1, "marker"), (2, "data")]
+    for clean in (True, False):
+        store.restart(clean)
+        assert store.partition.producers()[1].epoch == 3
+        with pytest.raises(ApiError) as fenced:
+            transactions.send(1, (b"a", b"zombie"))
+        assert fenced.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    store.partition.remove_expired_producers(100_000)
+    store.log.roll()
+    store.append((b"c", b"last"))
+    assert store.clean(30_000)
+    assert shape(store)[0] == (2, "data"), "the producer is no longer active"
 
 
 def test_compaction_ends_at_the_first_open_transaction(tmp_path):
