@@ -48,6 +48,10 @@ def advertise(**ranges: tuple[int, int]) -> Any:
     )
 
 
+class ConnectionLostError(Exception):
+    """Raised by a response function to close the connection."""
+
+
 class FakeBroker:
     """A broker that responds with `responses` (API name -> function); any other request closes the connection.
 
@@ -95,7 +99,10 @@ class FakeBroker:
                 self.requests.append((name, header.api_version, request))
                 if name not in self.responses:
                     return
-                response = self.responses[name](request, header.api_version)
+                try:
+                    response = self.responses[name](request, header.api_version)
+                except ConnectionLostError:
+                    return
                 if response is None:
                     continue
                 if not isinstance(response, bytes):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
-from client_support import FakeBroker, advertise
+from client_support import ConnectionLostError, FakeBroker, advertise
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -35,6 +35,10 @@ class LogBroker(FakeBroker):
         leader_epoch: epoch in Metadata; requests with another one are rejected as Kafka does.
         epoch_ends: leader epoch -> (epoch, end offset) for OffsetForLeaderEpoch.
         topic_error: error of the topic in Metadata.
+        followers: node id -> further brokers in Metadata, which a test may name in `preferred_replica`.
+        preferred_replica: what the leader answers instead of records (KIP-392).
+        list_errors: errors of the next ListOffsets requests.
+        lost: number of Fetch requests after which the connection is closed without a response.
     """
 
     def __init__(self, log_end: int = 10) -> None:
@@ -50,7 +54,11 @@ class LogBroker(FakeBroker):
         self.config_error = ErrorCode.NONE
         self.fetch_versions = (4, 13)
         self.epoch_versions = (2, 4)
-        self.config: Callable[[], None] = lambda: None
+        self.followers: dict[int, LogBroker] = {}
+        self.preferred_replica = -1
+        self.list_errors: list[ErrorCode] = []
+        self.epoch_errors: list[ErrorCode] = []
+        self.lost = 0
         self.responses.update(
             ApiVersions=self._versions,
             Metadata=self._metadata,
@@ -101,12 +109,13 @@ class LogBroker(FakeBroker):
             )
             for name in names
         ]
-        node = MetadataResponse.MetadataResponseBroker(
-            node_id=1, host="127.0.0.1", port=self.address.port, rack=None
-        )
+        nodes = [
+            MetadataResponse.MetadataResponseBroker(node_id=n, host="127.0.0.1", port=each.address.port, rack=None)
+            for n, each in {1: self, **self.followers}.items()
+        ]
         return MetadataResponse(
             throttle_time_ms=0,
-            brokers=[node],
+            brokers=nodes,
             cluster_id="c",
             controller_id=1,
             topics=topics,
@@ -120,6 +129,9 @@ class LogBroker(FakeBroker):
     def _fetch(self, request: Any, version: int) -> Any:
         row = FetchResponse.FetchableTopicResponse
         requested = request.topics[0].partitions[0]
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionLostError
         step = self.steps.pop(0) if self.steps else None
         if callable(step):
             step()
@@ -130,6 +142,8 @@ class LogBroker(FakeBroker):
             code = ErrorCode.UNKNOWN_TOPIC_ID
         if not code and not self.log_start <= at <= self.log_end:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
+        if self.preferred_replica >= 0:
+            step = EMPTY
         offsets = [n for n in range(at, self.log_end) if n not in self.gap] if not code and step != EMPTY else []
         records = encode_batch([Record(None, b"%d" % offsets[0], 1)], base_offset=offsets[0]) if offsets else b""
         known = not code
@@ -142,7 +156,7 @@ class LogBroker(FakeBroker):
             else -1,
             log_start_offset=self.log_start if known else -1,
             aborted_transactions=[],
-            preferred_read_replica=-1,
+            preferred_read_replica=self.preferred_replica,
             records=bytes(records),
         )
         topic = row(topic="t", topic_id=request.topics[0].topic_id, partitions=[data])
@@ -153,7 +167,9 @@ class LogBroker(FakeBroker):
         requested = request.topics[0].partitions[0]
         row = topic.ListOffsetsPartitionResponse(
             partition_index=0,
-            error_code=self._check_epoch(requested.current_leader_epoch),
+            error_code=self.list_errors.pop(0)
+            if self.list_errors
+            else self._check_epoch(requested.current_leader_epoch),
             timestamp=-1,
             offset=self.log_start if requested.timestamp == -2 else self.log_end,
             leader_epoch=self.leader_epoch,
@@ -181,7 +197,7 @@ class LogBroker(FakeBroker):
         topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
         requested = request.topics[0].partitions[0]
         epoch, end = self.epoch_ends.get(requested.leader_epoch, (requested.leader_epoch, self.log_end))
-        code = self._check_epoch(requested.current_leader_epoch)
+        code = self.epoch_errors.pop(0) if self.epoch_errors else self._check_epoch(requested.current_leader_epoch)
         row = topic.EpochEndOffset(error_code=code, partition=0, leader_epoch=epoch, end_offset=end)
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=[topic(topic="t", partitions=[row])])
 

@@ -13,9 +13,8 @@ from log_broker import EMPTY, TP, LogBroker, log_broker
 from spark_groupsource.client.cluster.client import LATEST, Cluster
 from spark_groupsource.client.records import fetcher
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
-from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange
-from spark_groupsource.wire.messages import FetchResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
 
@@ -215,14 +214,14 @@ def test_topic_without_id_is_fetched_by_name(broker: LogBroker, client: Cluster,
     assert next_offsets(fetch(client, topic_ids={"t": str(uuid4())} if topic_id else {})) == list(range(1, 11))
 
 
-def test_response_with_a_partition_that_was_not_requested_is_rejected(broker: LogBroker, client: Cluster) -> None:
-    respond = broker.responses["Fetch"]
+def test_partition_that_was_not_requested_is_ignored(broker: LogBroker, client: Cluster) -> None:
+    respond, unexpected = broker.responses["Fetch"], [4, 4]
 
-    def other(request: Any, version: int) -> FetchResponse:
-        response: FetchResponse = respond(request, version)
-        response.responses[0].partitions[0].partition_index = 4
+    def other(request: Any, version: int) -> Any:
+        response = respond(request, version)
+        if unexpected:
+            response.responses[0].partitions[0].partition_index = unexpected.pop()
         return response
 
     broker.responses["Fetch"] = other
-    with pytest.raises(RemoteProtocolError, match="partition 4 of topic .*, which was not requested"):
-        fetch(client)
+    assert next_offsets(fetch(client)) == list(range(1, 11))

@@ -297,6 +297,8 @@ class PartitionFetcher:
         if response.error_code:
             raise BrokerError(response.error_code, f"Fetch from {leader.address}")
         received = list(partitions_of(response, sent.version, leader.readings))
+        if not received:
+            return [], NetworkError(f"Fetch from {leader.address} failed: no requested partition is in the response.")
         blocks: list[FetchedBlock] = []
         failure: GroupSourceError | None = None
         for reading, data in received:
@@ -405,9 +407,10 @@ class PartitionFetcher:
         self._leaders.pop(leader.address, None)
         self._release(leader)
         self._cluster.connection_lost(leader.address)
-        for reading in leader.readings:
+        readings, leader.readings = leader.readings, []
+        for reading in readings:
             reading.replica = -1
-        self._awaiting_leader.extend(reading for reading in leader.readings if not reading.is_complete)
+        self._awaiting_leader.extend(reading for reading in readings if not reading.is_complete)
 
     def _release(self, leader: _Leader) -> None:
         connection, leader.connection = leader.connection, None

@@ -7,7 +7,6 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 from uuid import UUID
 
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.arrow import AbortedTransaction
 from spark_groupsource.records.header import last_batch
@@ -153,10 +152,7 @@ def fetch_request(readings: Sequence[PartitionState], settings: ClientSettings) 
 def partitions_of(
     response: FetchResponse, version: int, readings: Sequence[PartitionState]
 ) -> Iterator[tuple[PartitionState, PartitionData]]:
-    """Yields the partitions of a response with their states.
-
-    Raises: RemoteProtocolError for a partition that was not requested.
-    """
+    """Yields the partitions of a response with their states; ignores partitions that were not requested."""
     requested: Mapping[tuple[object, int], PartitionState] = {
         (r.topic_id if version > FETCH_BY_NAME else r.topic_partition.topic, r.topic_partition.partition): r
         for r in readings
@@ -165,9 +161,5 @@ def partitions_of(
         name = topic.topic_id if version > FETCH_BY_NAME else topic.topic
         for data in topic.partitions:
             reading = requested.get((name, data.partition_index))
-            if reading is None:
-                raise RemoteProtocolError(
-                    f"Cannot read a Fetch response: it has partition {data.partition_index} of topic {name}, which was "
-                    "not requested."
-                )
-            yield reading, data
+            if reading is not None:
+                yield reading, data

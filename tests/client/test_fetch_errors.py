@@ -1,0 +1,250 @@
+"""Fetch errors, lost connections, followers, and ListOffsets of scripted brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from client_support import open_cluster
+from log_broker import TP, LogBroker, log_broker
+
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.metadata import EpochEndOffset
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
+from spark_groupsource.model import OffsetRange
+
+SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
+SHORT = {**SETTINGS, "default_api_timeout_ms": "150", "request_timeout_ms": "100"}
+EVERYTHING = list(range(1, 11))
+
+
+@pytest.fixture
+def broker() -> Iterator[LogBroker]:
+    with log_broker() as running:
+        yield running
+
+
+@pytest.fixture
+def follower(broker: LogBroker) -> Iterator[LogBroker]:
+    with log_broker() as running:
+        broker.followers, running.topic_id = {2: running}, broker.topic_id
+        running.responses["Metadata"] = broker.responses["Metadata"]
+        yield running
+
+
+@pytest.fixture
+def client(broker: LogBroker) -> Iterator[Cluster]:
+    with open_cluster(str(broker.address), **SETTINGS) as opened:
+        yield opened
+
+
+def fetch(client: Cluster, start: int = 0, end: int = 10) -> list[int]:
+    blocks = list(PartitionFetcher(client).fetch_blocks([OffsetRange(TP, start, end)]))
+    assert not any(block.error for block in blocks), blocks
+    return [block.next_offset for block in blocks]
+
+
+RETRIED = [
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.INCONSISTENT_TOPIC_ID,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+]
+
+
+@pytest.mark.conformance("FT-016", "FT-038", "FT-080")
+@pytest.mark.parametrize("code", RETRIED, ids=lambda code: code.name)
+def test_partition_error_refreshes_the_metadata_and_is_retried(
+    broker: LogBroker, client: Cluster, code: ErrorCode
+) -> None:
+    client.metadata(["t"])
+    before = len(broker.sent("Metadata"))
+    broker.steps = [code]
+    assert fetch(client) == EVERYTHING
+    assert len(broker.sent("Metadata")) > before
+    assert [each.fetch_offset for each in broker.fetches][:2] == [0, 0], "the position is that before the error"
+
+
+@pytest.mark.conformance("FT-028", "FT-079")
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Grant the user READ on the topic"),
+        (ErrorCode.CORRUPT_MESSAGE, "The broker's log is damaged there"),
+    ],
+)
+def test_fatal_error_names_partition_and_offset(
+    broker: LogBroker, client: Cluster, code: ErrorCode, hint: str
+) -> None:
+    broker.steps = [lambda: None, code]
+    with pytest.raises(BrokerError, match=f"Fetch of t-0 at offset 1 from .*{code.name}.* {hint}"):
+        fetch(client)
+
+
+@pytest.mark.conformance("FT-047", "FT-014")
+def test_lost_connections_are_retried_after_a_backoff(broker: LogBroker, client: Cluster) -> None:
+    broker.lost = 3
+    assert fetch(client) == EVERYTHING
+
+
+def test_lost_connections_fail_after_the_timeout(broker: LogBroker) -> None:
+    broker.lost = 1_000_000
+    with open_cluster(str(broker.address), **SHORT) as client, pytest.raises(NetworkError):
+        fetch(client)
+
+
+@pytest.mark.conformance("FT-027")
+def test_incomplete_batch_is_no_progress(broker: LogBroker) -> None:
+    respond = broker.responses["Fetch"]
+
+    def cut(request: object, version: int) -> object:
+        response = respond(request, version)
+        data = response.responses[0].partitions[0]
+        data.records = data.records[:-1]
+        return response
+
+    broker.responses["Fetch"] = cut
+    with open_cluster(str(broker.address), **SHORT) as client:
+        with pytest.raises(DataLossError, match="COULD_NOT_READ_OFFSET_RANGE.*t-0 at offset 0 of 10"):
+            fetch(client)
+
+
+# -- followers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conformance("FT-073")
+def test_preferred_replica_is_fetched_from(broker: LogBroker, follower: LogBroker, client: Cluster) -> None:
+    broker.preferred_replica = 2
+    assert fetch(client) == EVERYTHING
+    assert (len(broker.fetches), len(follower.fetches)) == (1, 10)
+
+
+@pytest.mark.conformance("FT-074")
+def test_lost_connection_to_a_follower_leads_back_to_the_leader(
+    broker: LogBroker, follower: LogBroker, client: Cluster
+) -> None:
+    broker.preferred_replica, follower.lost = 2, 1
+    assert fetch(client) == EVERYTHING
+    assert len(broker.fetches) == 2
+
+
+@pytest.mark.conformance("FT-076")
+def test_error_of_a_follower_leads_back_to_the_leader(broker: LogBroker, follower: LogBroker, client: Cluster) -> None:
+    broker.preferred_replica, follower.steps = 2, [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    assert fetch(client) == EVERYTHING
+    assert len(broker.fetches) == 2
+
+
+@pytest.mark.conformance("FT-077")
+def test_out_of_range_response_of_a_follower_leads_back_to_the_leader(
+    broker: LogBroker, follower: LogBroker, client: Cluster
+) -> None:
+    broker.preferred_replica = 2
+
+    def lead() -> None:
+        broker.preferred_replica = -1
+
+    follower.steps, broker.steps = [ErrorCode.OFFSET_OUT_OF_RANGE], [lambda: None, lead]
+    assert fetch(client) == EVERYTHING
+    assert not broker.sent("ListOffsets"), "the follower's log may be behind"
+
+
+# -- ListOffsets and OffsetForLeaderEpoch ----------------------------------------------------------------------------
+
+
+@pytest.mark.conformance("OF-004", "OF-009", "OF-025", "OF-027")
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ],
+    ids=lambda code: code.name,
+)
+def test_retriable_error_of_listoffsets_refreshes_the_metadata(
+    broker: LogBroker, client: Cluster, code: ErrorCode
+) -> None:
+    broker.list_errors = [code]
+    assert client.list_offsets({TP: LATEST})[TP].offset == 10
+    assert len(broker.sent("Metadata")) >= 2 and len(broker.sent("ListOffsets")) == 2
+
+
+@pytest.mark.conformance("OF-018")
+def test_authorization_error_of_listoffsets_is_raised(broker: LogBroker, client: Cluster) -> None:
+    broker.list_errors = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    with pytest.raises(BrokerError, match="ListOffsets of t-0 .*TOPIC_AUTHORIZATION_FAILED"):
+        client.list_offsets({TP: EARLIEST})
+
+
+@pytest.mark.conformance("OF-005", "OF-006", "OF-028")
+@pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
+def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: LogBroker, level: str) -> None:
+    broker.leader_epoch = 99
+    with open_cluster(str(broker.address), **SETTINGS, isolation_level=level) as client:
+        client.list_offsets({TP: LATEST})
+        client.list_offsets({TP: LATEST}, read_committed=False)
+    (_, first), (_, second) = broker.sent("ListOffsets")
+    assert (first.isolation_level, second.isolation_level) == (int(level == "read_committed"), 0)
+    assert first.topics[0].partitions[0].current_leader_epoch == 99
+
+
+@pytest.mark.conformance("OF-023", "OF-032", "KC-101")
+def test_listoffsets_without_a_response_ends_at_its_timeout(broker: LogBroker, client: Cluster) -> None:
+    broker.responses["ListOffsets"] = lambda request, version: None
+    with pytest.raises(NetworkError, match="ListOffsets request to .*No response within"):
+        client.list_offsets({TP: LATEST}, timeout_ms=100)
+
+
+@pytest.mark.conformance("OF-030", "OF-012")
+def test_lost_connections_of_listoffsets_are_retried(broker: LogBroker, client: Cluster) -> None:
+    respond, codes = broker.responses["ListOffsets"], [True, True]
+
+    def lose(request: object, version: int) -> object:
+        return b"" if codes and codes.pop() else respond(request, version)
+
+    broker.responses["ListOffsets"] = lose
+    with open_cluster(str(broker.address), **{**SETTINGS, "request_timeout_ms": "50"}) as impatient:
+        assert impatient.list_offsets({TP: LATEST})[TP].offset == 10
+
+
+@pytest.mark.conformance("OF-029")
+def test_leader_that_is_not_known_at_first_is_looked_up(broker: LogBroker, client: Cluster) -> None:
+    respond, missing = broker.responses["Metadata"], [True, True]
+
+    def appear(request: object, version: int) -> object:
+        broker.topic_error = ErrorCode.LEADER_NOT_AVAILABLE if missing and missing.pop() else ErrorCode.NONE
+        return respond(request, version)
+
+    broker.responses["Metadata"] = appear
+    assert client.list_offsets({TP: EARLIEST})[TP].offset == 0
+
+
+@pytest.mark.conformance("OF-044")
+@pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
+def test_rejected_epoch_of_a_validation_is_retried_with_new_metadata(
+    broker: LogBroker, client: Cluster, code: ErrorCode
+) -> None:
+    broker.leader_epoch, broker.epoch_ends, broker.epoch_errors = 3, {2: (1, 6)}, [code]
+    assert client.end_offsets_for_epochs({TP: 2}) == {TP: EpochEndOffset(1, 6)}
+    assert len(broker.sent("OffsetForLeaderEpoch")) == 2
+
+
+@pytest.mark.conformance("OF-036")
+def test_epochs_are_not_requested_from_old_brokers(broker: LogBroker, client: Cluster) -> None:
+    broker.epoch_versions = (0, 2)
+    with pytest.raises(UnsupportedVersionError):
+        client.end_offsets_for_epochs({TP: 2})
+    assert not broker.sent("OffsetForLeaderEpoch")
