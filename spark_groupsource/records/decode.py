@@ -47,14 +47,17 @@ def records_payload(buffer: Buffer, header: BatchHeader, max_bytes: int = DEFAUL
     return result
 
 
-def decode_records(buffer: Buffer, header: BatchHeader) -> Iterator[StoredRecord]:
+def decode_records(
+    buffer: Buffer, header: BatchHeader, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Iterator[StoredRecord]:
     """Decodes the records of one batch. The whole batch is decoded before the first record is returned.
 
     Control batches are decoded like others; see `control_type`. The checksum is not verified.
 
-    Raises: CorruptRecordError if the bytes are not exactly the records that the header announces.
+    Raises: CorruptRecordError if the bytes are not exactly the records that the header announces, or exceed `max_bytes`
+        decompressed.
     """
-    payload = bytes(records_payload(buffer, header))
+    payload = bytes(records_payload(buffer, header, max_bytes))
     records: list[StoredRecord] = []
     try:
         _decode_into(records, payload, header)

@@ -29,6 +29,7 @@ from spark_groupsource.records.header import (
     PREFIX_LAYOUT,
     TRANSACTIONAL_FLAG,
     BatchHeader,
+    Buffer,
     crc_of,
     iter_batches,
 )
@@ -105,6 +106,15 @@ def with_body(header: BatchHeader, body: bytes) -> bytes:
         header.base_timestamp, header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
         header.record_count,
     )  # fmt: skip
+
+
+def with_timestamps(batch: Buffer, header: BatchHeader, attributes: int, max_timestamp: int) -> bytearray:
+    """Returns the batch of `header` with other attributes and another largest timestamp."""
+    changed = bytearray(memoryview(batch)[header.position : header.position + header.size])
+    _ATTRIBUTES.pack_into(changed, ATTRIBUTES_AT, attributes)
+    _TIMESTAMP.pack_into(changed, MAX_TIMESTAMP_AT, max_timestamp)
+    _CRC.pack_into(changed, CRC_AT, crc_of(changed, header._replace(position=0)))
+    return changed
 
 
 def _assemble(

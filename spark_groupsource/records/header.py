@@ -95,11 +95,19 @@ def iter_batches(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
 
     Raises: CorruptRecordError if a header is invalid.
     """
-    position = start
-    while (size := _complete_size(buffer, position)) is not None:
-        header = BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer, position), position, size))
+    for header in iter_headers(buffer, start=start):
         _validate(header)
         yield header
+
+
+def iter_headers(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
+    """Yields the headers as `iter_batches` does, with any record count and any offsets.
+
+    Raises: CorruptRecordError if a length or the format version is invalid.
+    """
+    position = start
+    while (size := _complete_size(buffer, position)) is not None:
+        yield BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer, position), position, size))
         position += size
 
 

@@ -22,9 +22,9 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.timestamp_lookup import first_record_at
 from spark_groupsource.storage.files import FileCache, sync_directory, sync_files
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.reporter import Reporter
@@ -35,6 +35,7 @@ from spark_groupsource.storage.segment_swap import (
     replacement_steps,
     segment_base_offsets,
 )
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
 
@@ -479,38 +480,54 @@ class PartitionLog:
                 raise self._corrupt_record_error(corrupt)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        """The first record with a timestamp of at least `timestamp_ms`; None without one.
+        """Runs `find_timestamp` at once."""
+        return run_steps(self.find_timestamp(timestamp_ms))
 
-        Raises: CorruptRecordError at a corrupt range; StorageError.
+    def find_timestamp(self, timestamp_ms: int) -> StorageSteps[TimestampAndOffset | None]:
+        """The first record with a timestamp of at least `timestamp_ms`; None without one. Searches in steps.
+
+        Raises: CorruptRecordError at a corrupt range; StorageError, also if retention or compaction has removed the
+            segment between two steps.
         """
-        for segment in self._segments:
+        for segment in tuple(self._segments):
             if segment.index.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
                 continue
-            found = self._record_at_or_after(segment, timestamp_ms)
+            found = yield from self._record_at_or_after(segment, timestamp_ms)
             if found is not None:
                 return found
         return None
 
     def latest_timestamp(self) -> TimestampAndOffset | None:
-        """The first record with the largest timestamp; None for an empty log.
+        """Runs `find_latest_timestamp` at once."""
+        return run_steps(self.find_latest_timestamp())
 
-        Raises: CorruptRecordError at a corrupt range; StorageError.
+    def find_latest_timestamp(self) -> StorageSteps[TimestampAndOffset | None]:
+        """The first record with the largest timestamp; None for an empty log. Searches in steps.
+
+        Raises: as `find_timestamp`.
         """
         live = [segment for segment in self._segments if segment.next_offset > self.log_start_offset]
         largest = max((segment.index.max_timestamp for segment in live), default=-1)
-        return self.offset_for_timestamp(largest) if largest >= 0 else None
+        return (yield from self.find_timestamp(largest)) if largest >= 0 else None
 
-    def _record_at_or_after(self, segment: LogSegment, timestamp_ms: int) -> TimestampAndOffset | None:
+    def _record_at_or_after(
+        self, segment: LogSegment, timestamp_ms: int
+    ) -> StorageSteps[TimestampAndOffset | None]:
         corrupt = self._corruption_in(segment)
         end = segment.size if corrupt is None else corrupt.position
         try:
             for stored in segment.batches_from_timestamp(timestamp_ms, end):
-                if stored.header.max_timestamp < timestamp_ms:
-                    continue
-                for record in decode_records(stored.buffer, stored.header):
-                    if record.timestamp_ms >= timestamp_ms and record.offset >= self.log_start_offset:
-                        return TimestampAndOffset(record.timestamp_ms, record.offset)
+                if stored.header.max_timestamp >= timestamp_ms:
+                    found = yield from first_record_at(
+                        stored.buffer, stored.header, timestamp_ms, self.log_start_offset
+                    )
+                    if found is not None:
+                        return TimestampAndOffset(*found)
+                yield None
         except InvalidBatchError as error:
+            if segment not in self._segments:
+                text = f"{segment.path} was removed while it was searched. Retry the request."
+                raise StorageError(text) from error
             raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
         return None
 

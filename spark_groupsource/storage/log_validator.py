@@ -1,25 +1,34 @@
 """Validation of produced record batches before they are appended.
 
+A batch is small when it arrives and may be large when it is decompressed, so its records are checked in steps; see
+`steps`.
+
 Source: Kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
 """
 
 from __future__ import annotations
 
-from typing import Mapping
+from functools import partial
+from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
-from spark_groupsource.records.compaction import keyed_records
-from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, iter_batches
+from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
+from spark_groupsource.records.encode import with_timestamps
+from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, check_crc, iter_headers
 from spark_groupsource.records.recompression import recompress
+from spark_groupsource.records.validation import NO_TIMESTAMP, RecordRules, RecordsSummary, summarize_records
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
+from spark_groupsource.storage.steps import StorageSteps
 
 _ZSTD = 4
 _MAGIC_POSITION = 16
 _OLD_MAGIC = (0, 1)
-_NO_TIMESTAMP = -1
-
+# a record must fit in the memory of the broker, and so must the records of a batch that is compressed again
+_MAX_WHOLE_BYTES = 64 * 1024 * 1024
+# more bytes are compressed in the worker thread
+_INLINE_BYTES = 256 * 1024
+_SHOWN_ERRORS = 3
 
 class RejectedBatchError(ApiError):
     """A complete, uncorrupted batch is rejected because of its content.
@@ -37,7 +46,51 @@ class RejectedBatchError(ApiError):
         self.record_errors = dict(record_errors or {})
 
 
-def parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHeader:
+class ValidatedBatch(NamedTuple):
+    """A batch to append, and its header."""
+
+    records: Buffer
+    header: BatchHeader
+
+
+def validate_batch(
+    log: PartitionLog, records: Buffer, timestamp_ms: int, allow_zstd: bool
+) -> StorageSteps[ValidatedBatch]:
+    """Validates the one batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
+
+    The result has the codec of the topic and the largest timestamp of its records.
+
+    Raises: ApiError.
+    """
+    header = _parse_batch(log, records, allow_zstd)
+    batch = memoryview(records)[: header.size]
+    _check_header(log, header)
+    try:
+        summary = yield from summarize_records(batch, header, _rules(log, timestamp_ms))
+        _check_summary(log, header, summary)
+        codec = header.codec if log.config.codec is None else log.config.codec
+        if codec != header.codec:
+            convert = partial(
+                recompress,
+                batch,
+                header,
+                codec,
+                log.config.codec_level,
+                max(_MAX_WHOLE_BYTES, log.config.max_message_bytes),
+            )
+            is_small = summary.size <= _INLINE_BYTES
+            converted, header = convert() if is_small else (yield convert)
+            batch = memoryview(converted)
+            check_size(log, header.size)  # the batch may be larger in another codec
+    except SizeLimitError as error:
+        # a producer divides the batch and sends it again
+        raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, f"The record batch is too large: {error}") from error
+    except CorruptRecordError as error:
+        raise _rejected(log, str(error)) from error
+    return _with_valid_timestamps(log, ValidatedBatch(batch, header), summary.max_timestamp)
+
+
+def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHeader:
     """The header of the one batch of `records`, with verified size, checksum and codec.
 
     Raises: ApiError.
@@ -45,7 +98,7 @@ def parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHe
     if len(records) > _MAGIC_POSITION and records[_MAGIC_POSITION] in _OLD_MAGIC:
         raise ApiError(ErrorCode.INVALID_RECORD, "Message formats v0 and v1 are not supported since Produce version 3.")
     try:
-        headers = list(iter_batches(records))
+        headers = list(iter_headers(records))
         # like Kafka, bytes of an incomplete batch at the end are ignored
         if len(headers) != 1:
             text = f"A partition of a Produce request must have exactly one whole record batch, got {len(headers)}."
@@ -69,70 +122,74 @@ def check_size(log: PartitionLog, size: int) -> None:
         raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, text)
 
 
-def check_records(log: PartitionLog, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
-    """Checks the header, and by the settings of the topic the keys and timestamps of the records.
-
-    Raises: ApiError.
-    """
+def _check_header(log: PartitionLog, header: BatchHeader) -> None:
+    """Raises: ApiError."""
     text = ""
-    if header.is_control or header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
-        text = "A producer must send data records with contiguous offsets, and at least one."
-    elif header.base_offset != 0:
-        text = f"The baseOffset of the record batch should be 0, but it is {header.base_offset}"
+    if header.base_offset != 0:
+        text = f"The baseOffset of the record batch should be 0, but it is {header.base_offset}."
+    elif header.last_offset_delta < 0 or header.record_count != header.last_offset_delta + 1:
+        text = f"The batch has {header.record_count} records for the offsets 0 to {header.last_offset_delta}."
+    elif header.is_control:
+        text = "A producer must send data records, not control records."
     elif header.is_transactional and header.producer_id == NO_PRODUCER_ID:
         text = "A transactional batch must have a producer id."
     elif header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
         text = "A batch with a producer id must have a producer epoch and a base sequence of at least 0."
     if text:
-        raise RejectedBatchError(ErrorCode.INVALID_RECORD, text, log.log_start_offset)
-    if log.config.is_compacted:
-        _check_keys(log, records, header)
-    _check_timestamps(log, records, header, timestamp_ms)
+        raise _rejected(log, text)
 
 
-def _check_keys(log: PartitionLog, records: memoryview, header: BatchHeader) -> None:
-    try:
-        _, keyed = keyed_records(records, header)
-    except CorruptRecordError as error:
-        raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
-    text = f"Compacted topic cannot accept message without key in topic partition {log.topic_partition}."
-    errors = {index: text for index, record in enumerate(keyed) if record.key is None}
-    if errors:
-        raise RejectedBatchError(ErrorCode.INVALID_RECORD, text, log.log_start_offset, errors)
-
-
-def _check_timestamps(log: PartitionLog, records: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
+def _rules(log: PartitionLog, timestamp_ms: int) -> RecordRules:
     config = log.config
-    if config.message_timestamp_type != "CreateTime":
+    is_create_time = config.message_timestamp_type == "CreateTime"
+    return RecordRules(
+        needs_key=config.is_compacted,
+        earliest_ms=timestamp_ms - config.message_timestamp_before_max_ms if is_create_time else -(2**63),
+        latest_ms=min(timestamp_ms + config.message_timestamp_after_max_ms, 2**63 - 1) if is_create_time else 2**63 - 1,
+        max_record_bytes=max(_MAX_WHOLE_BYTES, config.max_message_bytes),
+        max_bytes=max(DEFAULT_MAX_BYTES, config.max_message_bytes),
+    )
+
+
+def _check_summary(log: PartitionLog, header: BatchHeader, summary: RecordsSummary) -> None:
+    """Raises: RejectedBatchError with the reason for each invalid record."""
+    if not summary.is_contiguous:
+        # Kafka rejects such a batch if it is compressed, and stores it otherwise
+        raise _rejected(log, f"The offset deltas of the records are not 0 to {header.last_offset_delta}.")
+    is_append_time = log.config.message_timestamp_type == "LogAppendTime"
+    if header.is_log_append_time and (is_append_time or summary.max_timestamp == NO_TIMESTAMP):
+        text = "A producer must not set the timestamp type LogAppendTime."
+        raise _rejected(log, text, ErrorCode.INVALID_TIMESTAMP, {0: text})
+    if not summary.keyless and not summary.mistimed:
         return
-    earliest = timestamp_ms - config.message_timestamp_before_max_ms
-    latest = timestamp_ms + config.message_timestamp_after_max_ms
-    if earliest < 0 and header.max_timestamp <= latest:
-        return  # usually the header is sufficient
-    try:
-        errors = {
-            index: f"Timestamp {record.timestamp_ms} is out of range, which is {earliest} to {latest}"
-            for index, record in enumerate(decode_records(records, header))
-            if record.timestamp_ms != _NO_TIMESTAMP and not earliest <= record.timestamp_ms <= latest
-        }
-    except CorruptRecordError as error:
-        raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
-    if errors:
-        text = "One or more records have been rejected due to invalid timestamp"
-        raise RejectedBatchError(ErrorCode.INVALID_TIMESTAMP, text, log.log_start_offset, errors)
+    text = f"Compacted topic cannot accept message without key in topic partition {log.topic_partition}."
+    errors = dict.fromkeys(summary.keyless, text)
+    for index, timestamp_ms in summary.mistimed.items():
+        errors[index] = f"Timestamp {timestamp_ms} of the record with index {index} is out of range."
+    errors = dict(sorted(errors.items()))
+    if summary.mistimed:
+        text = "One or more records have been rejected due to invalid timestamp."
+        raise _rejected(log, text, ErrorCode.INVALID_TIMESTAMP, errors)
+    shown = " ".join(f"Record {index}: {errors[index]}" for index in list(errors)[:_SHOWN_ERRORS])
+    text = f"One or more records have been rejected due to {len(errors)} record errors in total. The first: {shown}"
+    raise _rejected(log, text, ErrorCode.INVALID_RECORD, errors)
 
 
-def in_topic_codec(log: PartitionLog, records: memoryview, header: BatchHeader) -> tuple[Buffer, BatchHeader]:
-    """The batch in the codec of the topic's compression.type.
+def _with_valid_timestamps(log: PartitionLog, batch: ValidatedBatch, max_timestamp: int) -> ValidatedBatch:
+    """The batch with the largest timestamp of its records; with LogAppendTime it is set when the batch is appended."""
+    header = batch.header
+    attributes = header.attributes & ~LOG_APPEND_TIME_FLAG
+    is_append_time = log.config.message_timestamp_type == "LogAppendTime"
+    if is_append_time or (attributes, max_timestamp) == (header.attributes, header.max_timestamp):
+        return batch
+    changed = with_timestamps(batch.records, header, attributes, max_timestamp)
+    return ValidatedBatch(changed, next(iter_headers(changed)))
 
-    Raises: ApiError.
-    """
-    codec = log.config.codec
-    if codec is None or codec == header.codec:
-        return records, header
-    try:
-        batch, header = recompress(records, header, codec, log.config.codec_level)
-    except CorruptRecordError as error:
-        raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
-    check_size(log, header.size)  # the batch may be larger in another codec
-    return batch, header
+
+def _rejected(
+    log: PartitionLog,
+    text: str,
+    code: ErrorCode = ErrorCode.INVALID_RECORD,
+    record_errors: Mapping[int, str] | None = None,
+) -> RejectedBatchError:
+    return RejectedBatchError(code, text, log.log_start_offset, record_errors)

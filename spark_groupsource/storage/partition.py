@@ -15,16 +15,15 @@ from typing import Callable, Mapping, NamedTuple
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
-from spark_groupsource.records.header import BatchHeader, Buffer, iter_batches
+from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, iter_batches
 from spark_groupsource.storage.files import replace_file, sync_directory
 from spark_groupsource.storage.leader_epoch_cache import EpochEnd
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import (
     RejectedBatchError,
-    check_records,
+    ValidatedBatch,
     check_size,
-    in_topic_codec,
-    parse_batch,
+    validate_batch,
 )
 from spark_groupsource.storage.producer_state import (
     NO_PRODUCER_ID,
@@ -33,6 +32,7 @@ from spark_groupsource.storage.producer_state import (
     ProducerStateManager,
 )
 from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.transaction_index import (
     AbortedTransaction,
     TransactionIndex,
@@ -162,14 +162,29 @@ class Partition:
         zstd: bool = True,
         verify: TransactionVerifier | None = None,
     ) -> AppendResult:
-        """Validates and appends a producer's batch; a duplicate gets the result of the batch that was stored first.
+        """Validates and appends a producer's batch; see `validate` and `append_validated`.
+
+        Raises: ApiError.
+        """
+        return self.append_validated(run_steps(self.validate(records, timestamp_ms, zstd=zstd)), timestamp_ms, verify)
+
+    def validate(self, records: Buffer, timestamp_ms: int, *, zstd: bool = True) -> StorageSteps[ValidatedBatch]:
+        """Validates a producer's batch in steps, between which the partition may change.
 
         Raises: ApiError.
         """
         self.check_online()
-        header = parse_batch(self.log, records, zstd)
-        records = memoryview(records)[: header.size]
-        check_records(self.log, records, header, timestamp_ms)
+        return validate_batch(self.log, records, timestamp_ms, zstd)
+
+    def append_validated(
+        self, batch: ValidatedBatch, timestamp_ms: int, verify: TransactionVerifier | None = None
+    ) -> AppendResult:
+        """Appends a validated batch; a duplicate gets the result of the batch that was stored first.
+
+        Raises: ApiError.
+        """
+        self.check_online()
+        header = batch.header
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 duplicate = self._producers.check(header)
@@ -180,7 +195,7 @@ class Partition:
             is_ongoing = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
             if header.is_transactional and not is_ongoing and verify is not None:
                 verify(header)
-        return self._store(*in_topic_codec(self.log, records, header), timestamp_ms)
+        return self._store(batch.records, header, timestamp_ms)
 
     def append_from_coordinator(self, batch: bytes, timestamp_ms: int) -> AppendResult:
         """Appends a batch of a coordinator of this broker.
@@ -221,7 +236,12 @@ class Partition:
 
     def _store(self, records: Buffer, header: BatchHeader, timestamp_ms: int) -> AppendResult:
         is_append_time = self.log.config.message_timestamp_type == "LogAppendTime"
-        log_append_time_ms = timestamp_ms if is_append_time else None
+        log_append_time_ms = None
+        if is_append_time:
+            log_append_time_ms = timestamp_ms
+            header = header._replace(
+                attributes=header.attributes | LOG_APPEND_TIME_FLAG, max_timestamp=log_append_time_ms
+            )
         try:
             base_offset = self.log.append(bytearray(records), header, log_append_time_ms)
         except StorageError as error:

@@ -11,7 +11,17 @@ import re
 from types import MappingProxyType
 from typing import Mapping, NamedTuple
 
-from spark_groupsource.broker.api import configs, data, groups, placement, producers, topics, transactions, users
+from spark_groupsource.broker.api import (
+    configs,
+    data,
+    groups,
+    placement,
+    produce,
+    producers,
+    topics,
+    transactions,
+    users,
+)
 from spark_groupsource.broker.api.dispatch import ServedApi
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
@@ -98,7 +108,7 @@ def _api_versions_response(
 SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
     {
         ApiKey.PRODUCE: ServedApi(
-            3, 13, data.produce,
+            3, 13, produce.produce,
             "As Kafka, advertises 0-13 and rejects 0-2: librdkafka before 2.16 compresses only if 0 is advertised "
             "(KAFKA-18659).",
             advertised_since=0,

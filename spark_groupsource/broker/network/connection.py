@@ -223,9 +223,12 @@ class Connection(asyncio.BufferedProtocol):
         self.close()
 
     def fail(self, error: Exception) -> None:
-        """Reports a bug in the handler of the request in progress, and closes the connection."""
+        """Closes the connection because of the request in progress; reports any other error as a bug."""
         self._token = None
-        self._owner.on_error(self, error)
+        if isinstance(error, RemoteProtocolError):
+            self._owner.broker.report(f"[client={self.peer}] Closing the connection: {error}")
+        else:
+            self._owner.on_error(self, error)
         self.close()
 
     def close(self) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Union
 
 from support.compared_brokers import Case, ComparedBroker
 
-from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.compression import compress
+from spark_groupsource.records.encode import Record, encode_batch, with_body
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire import messages
 
 YEAR_MS = 365 * 86_400_000
@@ -49,6 +51,18 @@ def _keyless(value: bytes) -> bytes:
     return encode_batch([Record(None, value, 1_000)])
 
 
+def _with(data: bytes, **fields: Any) -> bytes:
+    """The batch with other header fields and a valid checksum."""
+    (header,) = iter_batches(data)
+    return with_body(header._replace(**fields), data[61:])
+
+
+def _with_records(codec: int, records: bytes, count: int = 1) -> bytes:
+    """A batch of these bytes as its decompressed records."""
+    (header,) = iter_batches(batch(b"v", codec=codec))
+    return with_body(header._replace(record_count=count, last_offset_delta=count - 1), compress(codec, records))
+
+
 def _idempotent(sequence: int, producer: int = 0, epoch: int = 3) -> Callable[[ComparedBroker], bytes]:
     """One record of an idempotent producer, a different one per version."""
     return lambda broker: batch(
@@ -85,6 +99,23 @@ PRODUCE = [
     Case("without a key, to a compacted topic", produce(("compacted", 0, _keyless(b"v")))),
     Case("one of two without a key", produce(
         ("compacted", 0, encode_batch([Record(b"k", b"v", 1_000), Record(None, b"w", 1_000)])))),
+    Case("all without a key, gzip", produce(
+        ("compacted", 0, encode_batch([Record(None, b"w", 1_000)] * 70, codec=1)))),
+    Case("no records", produce(("made", 0, _with(batch(b"a"), record_count=0)))),
+    Case("more records than offsets", produce(("made", 0, _with(batch(b"a", b"b"), last_offset_delta=0)))),
+    Case("fewer records than offsets", produce(("made", 0, _with(batch(b"a", b"b"), last_offset_delta=5)))),
+    Case("a negative record count", produce(("made", 0, _with(batch(b"a"), record_count=-1)))),
+    Case("more records announced", produce(("made", 0, _with(batch(b"a"), record_count=2, last_offset_delta=1)))),
+    Case("fewer records announced", produce(
+        ("made", 0, _with(batch(b"a", b"b"), record_count=1, last_offset_delta=0)))),
+    Case("two billion records announced", produce(
+        ("made", 0, _with(batch(b"a"), record_count=2_000_000_001, last_offset_delta=2_000_000_000)))),
+    Case("garbage for records", produce(("made", 0, _with_records(0, b"\x14\0\0\0\x02k\x7e" + b"\xa5" * 50)))),
+    Case("garbage for records, lz4", produce(("made", 0, _with_records(3, b"\xa5" * 50)))),
+    Case("a header without key, gzip", produce(("made", 0, _with_records(1, b"\x12\0\0\0\x02k\1\2\1\0")))),
+    Case("a record cut short, zstd", produce(("made", 0, _with_records(4, b"\x14\0\0\0\x02k\x08ab")))),
+    Case("a largest timestamp of the future", produce(("made", 0, _with(batch(b"a"), max_timestamp=10**14)))),
+    Case("LogAppendTime set by the client, and the topic", produce(("stamped", 0, batch(b"a", timestamp_type=1)))),
     Case("LogAppendTime", produce(("stamped", 0, batch(b"a")))),
     Case("LogAppendTime set by the client", produce(("made", 0, batch(b"a", timestamp_type=1)))),
     Case("a control batch", produce(

@@ -1,0 +1,198 @@
+"""Handler of Produce.
+
+The records of a request are validated in steps, because a small compressed batch may have millions of them.
+
+Source: Kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.appendRecords`.
+"""
+
+from __future__ import annotations
+
+from spark_groupsource.broker.api.inline_steps import run_inline
+from spark_groupsource.broker.current_leader import add_current_leaders
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.errors import ApiError, ErrorCode, RemoteProtocolError
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
+from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS
+from spark_groupsource.storage.log_validator import RejectedBatchError
+from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
+from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
+
+_INLINE_NS = 1_000_000
+# without a response, the producer may disconnect at once, and then the remaining steps are dropped
+_INLINE_UNACKNOWLEDGED_NS = 15_000_000
+_BYTES_PER_STEP = 1 << 16
+_PARTITIONS_PER_STEP = 16
+
+_PRODUCE_TOPIC_IDS_SINCE = 13
+_ZSTD_SINCE = 7
+_ABORTABLE_SINCE = 11
+_VERIFICATION_ERRORS = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    # retriable for a producer
+    ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_ENOUGH_REPLICAS,
+}
+
+_ProducedTopic = ProduceResponse.TopicProduceResponse
+_ProducedPartition = _ProducedTopic.PartitionProduceResponse
+_RecordError = _ProducedPartition.BatchIndexAndErrorMessage
+
+
+def produce(
+    broker: Broker, context: ApiRequestContext, request: ProduceRequest
+) -> ApiMessage | ResponseAction | Steps:
+    """Appends a batch to each partition; acks=1 and acks=-1 are the same with one copy of the log.
+
+    Raises: RemoteProtocolError for an error with acks=0: the producer expects no response, so the connection is closed.
+    """
+    steps = _produce_steps(broker, context, request)
+    return run_inline(steps, _INLINE_NS if request.acks else _INLINE_UNACKNOWLEDGED_NS)
+
+
+def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceRequest) -> Steps:
+    responses: list[_ProducedTopic] = []
+    failed: list[tuple[TopicPartition, _ProducedPartition]] = []
+    appended: list[tuple[TopicPartition, int]] = []
+    pending_bytes = 0
+    try:
+        for topic in request.topic_data:
+            results: list[_ProducedPartition] = []
+            for data in topic.partition_data:
+                try:
+                    done, partition = yield from _append(broker, context, request, topic, data)
+                    if done.size:
+                        appended.append((partition.topic_partition, done.size))
+                    results.append(_produced(partition, done))
+                except ApiError as error:
+                    results.append(_produce_error(data.index, error))
+                    failed.append((TopicPartition(_response_name(broker, context, topic), data.index), results[-1]))
+                pending_bytes += len(data.records or b"") + _BYTES_PER_STEP // _PARTITIONS_PER_STEP
+                if pending_bytes > _BYTES_PER_STEP:
+                    pending_bytes = 0
+                    yield None
+            responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
+    finally:
+        # delayed fetches complete after all partitions are appended, also if the producer disconnects before
+        for topic_partition, size in appended:
+            broker.on_append(topic_partition, size)
+    if request.acks == 0:
+        if failed:
+            raise RemoteProtocolError(_unacknowledged(failed))
+        return NO_RESPONSE
+    response = ProduceResponse(responses=responses, throttle_time_ms=0)
+    wrong_leader = [each for each in failed if each[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes)
+    return response
+
+
+def _unacknowledged(failed: list[tuple[TopicPartition, _ProducedPartition]]) -> str:
+    names = bounded_names(f"{partition} ({ErrorCode(result.error_code).name})" for partition, result in failed)
+    return f"Produce with acks=0 failed for {names}. Set acks=1 in the producer to see the reason."
+
+
+def _append(
+    broker: Broker,
+    context: ApiRequestContext,
+    request: ProduceRequest,
+    topic: ProduceRequest.TopicProduceData,
+    data: ProduceRequest.TopicProduceData.PartitionProduceData,
+) -> StorageSteps[tuple[AppendResult, Partition]]:
+    """Validates and appends the batch of one partition. Raises: ApiError."""
+    partition = _produce_partition(broker, context, request, topic, data.index)
+    timestamp_ms = broker.clock.timestamp_ms()
+    zstd = context.api_version >= _ZSTD_SINCE
+    batch = yield from partition.validate(data.records or b"", timestamp_ms, zstd=zstd)
+    # the partition may have been deleted or moved between two steps
+    if _produce_partition(broker, context, request, topic, data.index) is not partition:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Partition {partition.topic_partition} was recreated.")
+    verify = _verification(broker, context, request.transactional_id, partition.topic_partition)
+    return partition.append_validated(batch, broker.clock.timestamp_ms(), verify), partition
+
+
+def _produced(partition: Partition, done: AppendResult) -> _ProducedPartition:
+    return _ProducedPartition(
+        index=partition.topic_partition.partition,
+        error_code=0,
+        base_offset=done.base_offset,
+        log_append_time_ms=done.log_append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
+        record_errors=[],
+        error_message=None,
+    )
+
+
+def _produce_error(number: int, error: ApiError) -> _ProducedPartition:
+    return _ProducedPartition(
+        index=number,
+        error_code=error.code,
+        base_offset=-1,
+        log_append_time_ms=-1,
+        log_start_offset=error.log_start_offset if isinstance(error, RejectedBatchError) else -1,
+        record_errors=_record_errors(error) if isinstance(error, RejectedBatchError) else [],
+        error_message=error.message,
+    )
+
+
+def _record_errors(error: RejectedBatchError) -> list[_RecordError]:
+    return [
+        _RecordError(batch_index=number, batch_index_error_message=text)
+        for number, text in error.record_errors.items()
+    ]
+
+
+def _produce_partition(
+    broker: Broker,
+    context: ApiRequestContext,
+    request: ProduceRequest,
+    topic: ProduceRequest.TopicProduceData,
+    number: int,
+) -> Partition:
+    if request.acks not in (-1, 0, 1):
+        raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {request.acks}.")
+    name = _topic_name(broker, context, topic)
+    if name in INTERNAL_TOPICS:
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Only coordinators write to the internal topic {name}.")
+    partition = broker.partitions.partition(name, number)
+    broker.leaders.check_leader(context.node_id, partition.topic_partition)
+    return partition
+
+
+def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
+    if context.api_version < _PRODUCE_TOPIC_IDS_SINCE:
+        return topic.name
+    return broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
+
+
+def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
+    """The name of a topic that may be unknown."""
+    try:
+        return _topic_name(broker, context, topic)
+    except ApiError:
+        return topic.name or str(topic.topic_id)
+
+
+def _verification(
+    broker: Broker, context: ApiRequestContext, transactional_id: str | None, topic_partition: TopicPartition
+) -> TransactionVerifier:
+    """Returns the check that a transactional batch belongs to an ongoing transaction with this partition (KIP-890)."""
+
+    def verify(header: BatchHeader) -> None:
+        if transactional_id is None:
+            text = "A transactional batch requires a transactional id in the request."
+            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+        code = broker.transaction_coordinator.verify(transactional_id, producer, topic_partition)
+        if code is ErrorCode.NONE:
+            return
+        if code is ErrorCode.TRANSACTION_ABORTABLE and context.api_version < _ABORTABLE_SINCE:
+            code = ErrorCode.INVALID_TXN_STATE
+        code = _VERIFICATION_ERRORS.get(code, code)
+        text = f"Partition {topic_partition} is not part of an ongoing transaction of {transactional_id}."
+        raise ApiError(code, text)
+
+    return verify

@@ -1,0 +1,151 @@
+"""Validation of the records of a produced batch, by column.
+
+Source: Kafka `LogValidator.validateRecord`, `DefaultRecord.readFrom`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generator, Iterable, NamedTuple
+
+from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.records.compression import SizeLimitError
+from spark_groupsource.records.decode import StoredRecord, decode_records
+from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer
+
+if TYPE_CHECKING:
+    from spark_groupsource.records.slices import RecordSlice
+
+NO_TIMESTAMP = -1
+"""The timestamp of a record without one."""
+
+MAX_RECORD_ERRORS = 1_000
+"""Maximum errors of records that a summary lists: a batch may have millions of records."""
+
+# with fewer records a loop is faster than array operations
+_FEW_RECORDS = 64
+_FEW_BYTES = 1 << 16
+_SLICE_BYTES = 1 << 18
+_SLICE_ITEMS = 20_000
+_FREE_HEADERS = 1_000_000
+
+
+class RecordRules(NamedTuple):
+    """What is required of every record.
+
+    Attributes:
+        needs_key: the topic is compacted.
+        earliest_ms: lowest valid timestamp, epoch ms.
+        latest_ms: highest valid timestamp. Records without timestamp are valid.
+        max_record_bytes: limit of one record, decompressed.
+        max_bytes: limit of all records, decompressed.
+    """
+
+    needs_key: bool
+    earliest_ms: int
+    latest_ms: int
+    max_record_bytes: int
+    max_bytes: int
+
+
+class RecordsSummary:
+    """What the records of a batch have in common.
+
+    Attributes:
+        max_timestamp: the largest, `NO_TIMESTAMP` without any.
+        is_contiguous: whether the offset deltas are 0, 1, 2 and so on.
+        keyless: index of each record without a key, where the rules require one.
+        mistimed: index of each record with an invalid timestamp -> timestamp.
+        size: bytes of the records, decompressed.
+    """
+
+    def __init__(self) -> None:
+        self.max_timestamp = NO_TIMESTAMP
+        self.is_contiguous = True
+        self.keyless: list[int] = []
+        self.mistimed: dict[int, int] = {}
+        self.size = 0
+
+
+def summarize_records(
+    buffer: Buffer, header: BatchHeader, rules: RecordRules
+) -> Generator[None, None, RecordsSummary]:
+    """Checks all records of a batch and returns their summary; yields between steps of some milliseconds.
+
+    Raises: CorruptRecordError if the bytes are not the records that the header announces; SizeLimitError if the records
+        exceed the limits of `rules`.
+    """
+    summary = RecordsSummary()
+    # the timestamps of the records count, also if the producer claims that the broker has set them
+    header = header._replace(attributes=header.attributes & ~LOG_APPEND_TIME_FLAG)
+    if header.record_count <= _FEW_RECORDS and header.size <= _FEW_BYTES:
+        try:
+            records = decode_records(buffer, header, _FEW_BYTES)
+        except CorruptRecordError:
+            pass  # the slices show whether the records are invalid, or have other offset deltas
+        else:
+            _add_few(summary, records, header, rules)
+            return summary
+    # imported when first needed: NumPy adds 0.1 s to the start of a broker
+    from spark_groupsource.records.parser import check_headers
+    from spark_groupsource.records.slices import record_slices
+
+    first = headers = 0
+    slices = record_slices(
+        buffer,
+        header,
+        max_slice_bytes=_SLICE_BYTES,
+        max_slice_items=_SLICE_ITEMS,
+        max_record_bytes=rules.max_record_bytes,
+    )
+    for found in slices:
+        if found is not None:
+            summary.size += found.payload.size
+            headers += int(found.fields.header_count.sum())
+            if summary.size > rules.max_bytes:
+                raise SizeLimitError(f"The records exceed the limit of {rules.max_bytes} bytes.")
+            if headers > max(_FREE_HEADERS, header.size):
+                raise SizeLimitError(f"{headers} record headers in {header.size} bytes exceed the limit.")
+            if headers:
+                yield from check_headers(found.payload, found.fields)
+            _add_slice(summary, found, first, header, rules)
+            first += len(found.fields.end)
+        yield
+    return summary
+
+
+def _add_few(
+    summary: RecordsSummary, records: Iterable[StoredRecord], header: BatchHeader, rules: RecordRules
+) -> None:
+    for index, record in enumerate(records):
+        summary.is_contiguous &= record.offset == header.base_offset + index
+        timestamp_ms = record.timestamp_ms
+        summary.max_timestamp = max(summary.max_timestamp, timestamp_ms)
+        if rules.needs_key and record.key is None:
+            summary.keyless.append(index)
+        elif timestamp_ms != NO_TIMESTAMP and not rules.earliest_ms <= timestamp_ms <= rules.latest_ms:
+            summary.mistimed[index] = timestamp_ms
+
+
+def _add_slice(
+    summary: RecordsSummary, found: RecordSlice, first: int, header: BatchHeader, rules: RecordRules
+) -> None:
+    """Adds a slice whose first record has index `first`."""
+    import numpy as np
+
+    fields = found.fields
+    count = len(fields.end)
+    summary.is_contiguous &= bool((fields.offset_delta == np.arange(first, first + count)).all())
+    timestamps = fields.timestamp_delta + np.int64(header.base_timestamp)  # wraps, as Java's long does
+    highest = int(timestamps.max())
+    summary.max_timestamp = max(summary.max_timestamp, highest)
+    is_keyless = fields.key_length < 0
+    if rules.needs_key and is_keyless.any():
+        free = MAX_RECORD_ERRORS - len(summary.keyless)
+        summary.keyless += (np.flatnonzero(is_keyless)[:free] + first).tolist()
+    if highest > rules.latest_ms or int(timestamps.min()) < rules.earliest_ms:
+        invalid = (timestamps > rules.latest_ms) | (timestamps < rules.earliest_ms)
+        invalid &= timestamps != NO_TIMESTAMP
+        if rules.needs_key:
+            invalid &= ~is_keyless
+        rows = np.flatnonzero(invalid)[: MAX_RECORD_ERRORS - len(summary.mistimed)]
+        summary.mistimed.update(zip((rows + first).tolist(), timestamps[rows].tolist()))

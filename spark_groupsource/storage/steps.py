@@ -1,0 +1,24 @@
+"""Work in steps of some milliseconds, between which a broker serves other requests."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Generator, TypeVar, Union
+
+Result = TypeVar("Result")
+StorageSteps = Generator[Union[None, Callable[[], Any]], Any, Result]
+"""Yields None between two steps, or a pure function to be called in another thread, and is sent its result.
+
+What a step has read of a log may have changed before the next step.
+"""
+
+
+def run_steps(steps: StorageSteps[Result]) -> Result:
+    """Runs all steps at once."""
+    result = None
+    try:
+        while True:
+            function = steps.send(result)
+            result = None if function is None else function()
+    except StopIteration as end:
+        value: Result = end.value
+        return value
