@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from support.raw_broker import RawConnection, create_topic
 from support.raw_members import committed
 
 from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.wire.messages import DeleteGroupsRequest, OffsetCommitRequest
@@ -60,11 +61,17 @@ def delete_topic(broker: EmbeddedBroker) -> None:
 
 
 def expire(broker: EmbeddedBroker) -> None:
+    """Expires offsets with a clock that is a month ahead."""
+
     def run(b) -> None:
-        for shard in b.group_coordinator.shards.loaded_shards():
-            machine = shard.state_machine
-            machine.config = replace(machine.config, offsets_retention_minutes=-1)
-        b.group_coordinator._expire_offsets()
+        coordinator, clock = b.group_coordinator, b.clock
+        now = clock.instant()
+        later = Instant(now.now_ms, now.timestamp_ms + 30 * 86_400_000)
+        coordinator._clock = SimpleNamespace(
+            instant=lambda: later, now_ms=clock.now_ms, timestamp_ms=lambda: later.timestamp_ms
+        )
+        coordinator._expire_offsets()
+        coordinator._clock = clock
 
     broker.call(run)
 
