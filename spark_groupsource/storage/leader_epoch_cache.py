@@ -78,6 +78,15 @@ class LeaderEpochCache:
         known = max((each for each, _ in starts if each <= epoch), default=epoch)
         return EpochEnd(known, next(start for each, start in starts if each > epoch))
 
+    def epoch_for_offset(self, offset: int) -> int:
+        """The epoch in which the record at `offset` was appended, -1 if it is unknown.
+
+        Raises: StorageError.
+        """
+        if not self.latest_epoch:
+            return 0
+        return max((epoch for epoch, start in _read(self._path) if start <= offset), default=-1)
+
 
 def _read(path: Path) -> list[tuple[int, int]]:
     """(epoch, start offset) in ascending order, at least one.

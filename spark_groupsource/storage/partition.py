@@ -128,6 +128,16 @@ class Partition:
         """
         return self.log.leader_epochs.end_offset_for(epoch, self.log.log_end_offset)
 
+    def epoch_for_offset(self, offset: int) -> int:
+        """The leader epoch of the record at `offset`, -1 if it is unknown.
+
+        Raises: ApiError when the leader epochs cannot be read.
+        """
+        try:
+            return self.log.leader_epochs.epoch_for_offset(offset)
+        except StorageError as error:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
     # --- producers ---
 
     @property

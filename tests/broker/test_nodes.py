@@ -227,6 +227,27 @@ def test_records_carry_the_leader_epoch_and_epoch_ends_are_known(tmp_path, topic
         check(broker)
 
 
+def test_list_offsets_returns_the_epoch_of_the_record_found(broker, nodes, topic):
+    create_topic(nodes[1], topic, retention_ms="-1")
+    for timestamp_ms in (1_000, 3_000, 2_000):
+        leader = broker.leader(topic, 0).node_id
+        assert produce(nodes[leader], topic, batch(b"x", timestamp_ms=timestamp_ms)).error_code == 0
+        broker.move_leader(topic, 0, other_than(leader))
+
+    def found(timestamp):
+        row = ListOffsetsRequest.ListOffsetsTopic
+        wanted = row.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[row(name=topic, partitions=[wanted])])
+        entry = nodes[broker.leader(topic, 0).node_id].call(request, 7).topics[0].partitions[0]
+        return entry.offset, entry.leader_epoch
+
+    earliest, latest, max_timestamp = -2, -1, -3
+    returned = [found(timestamp) for timestamp in (earliest, latest, max_timestamp, 0, 1_500, 5_000)]
+    assert returned == [(0, 0), (3, 3), (1, 1), (0, 0), (1, 1), (-1, -1)]
+    delete_records(nodes[broker.leader(topic, 0).node_id], topic, 2)
+    assert found(earliest) == (2, 2)
+
+
 def test_moving_a_partition_to_its_leader_changes_nothing(broker, nodes, topic):
     create_topic(nodes[1], topic)
     leader = broker.leader(topic, 0)

@@ -61,7 +61,10 @@ def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> 
 def list_offsets(
     broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest
 ) -> ApiMessage | ResponseAction | Steps:
-    """Returns offsets by timestamp, up to the end that is visible at the isolation level."""
+    """Returns offsets by timestamp, up to the end that is visible at the isolation level.
+
+    The leader epoch is that of the record found, which a client compares with later ones (KIP-320).
+    """
     return run_inline(_list_offsets_steps(broker, context, request), _INLINE_NS)
 
 
@@ -85,7 +88,9 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
                     context.node_id, partition.topic_partition, requested.current_leader_epoch
                 )
                 found = yield from _look_up(partition, requested, context.api_version, committed)
-                leader_epoch = leader.epoch if found.offset >= 0 else -1
+                if found.offset >= 0:
+                    is_latest = requested.timestamp == _LATEST
+                    leader_epoch = leader.epoch if is_latest else partition.epoch_for_offset(found.offset)
             except ApiError as error:
                 code = error.code
             entry = _ListedPartition(
