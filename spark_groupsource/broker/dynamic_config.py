@@ -18,8 +18,8 @@ from spark_groupsource.storage.data_directory import DataDirectory
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
 NODE_SOURCE, ALL_NODES_SOURCE = 2, 3
-# Kafka with eligible leader replicas stores it for all nodes at its first start (KIP-966)
-_INITIAL_FOR_ALL_NODES = {"min.insync.replicas": "1"}
+# Kafka with eligible leader replicas stores its static value for all nodes at its first start (KIP-966)
+_INITIAL_FOR_ALL_NODES = "min.insync.replicas"
 
 
 class DynamicSettings:
@@ -33,7 +33,9 @@ class DynamicSettings:
     def of(self, name: str) -> Mapping[str, str]:
         """The dynamic settings under one name: the id of a node, or empty for all nodes."""
         altered = self._data.broker_settings.get(name, {})
-        return {**_INITIAL_FOR_ALL_NODES, **altered} if name == ALL_NODES else altered
+        if name != ALL_NODES:
+            return altered
+        return {_INITIAL_FOR_ALL_NODES: str(self._static.value(_INITIAL_FOR_ALL_NODES)), **altered}
 
     def effective(self) -> BrokerConfig:
         """The settings in effect."""

@@ -93,6 +93,16 @@ class Leaders:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, text)
         return leader
 
+    def check_in_sync(self, topic_partition: TopicPartition, min_insync_replicas: int) -> None:
+        """Checks that enough nodes run for a write with acks=all; as in Kafka, all replicas are always enough.
+
+        Raises: ApiError.
+        """
+        required, running = min(min_insync_replicas, len(self.node_ids)), len(self.running)
+        if running < required:
+            text = f"Partition {topic_partition} has {running} replicas in sync, min.insync.replicas={required}."
+            raise ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, text)
+
     def move(self, topic_partition: TopicPartition, node_id: int) -> bool:
         """Makes a node the leader of a partition; returns False if it is the leader already.
 

@@ -77,8 +77,8 @@ class TopicConfig:
     )
     min_insync_replicas: int = _topic_setting(
         "min.insync.replicas", ConfigType.INT, 1,
-        "Replicas that must have a batch before it is acknowledged; each partition has one replica.",
-        low=1, high=1, broker_name="min.insync.replicas",
+        "Nodes that must run for a write with acks=all, at most all nodes; each of them is a replica in sync.",
+        unit="replicas", low=1, high=INT32_MAX, broker_name="min.insync.replicas",
     )
     segment_bytes: int = _topic_setting(
         "segment.bytes", ConfigType.INT, 1_073_741_824, "Size at which a segment is rolled, in bytes.",

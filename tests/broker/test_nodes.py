@@ -508,6 +508,31 @@ def test_a_stopped_node_is_replaced_and_can_be_started_again(tmp_path, topic, gr
             assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
 
 
+def test_a_write_with_acks_all_requires_min_insync_replicas_running_nodes(topic, group):
+    config = {**CONFIG, "min.insync.replicas": "2"}
+    with EmbeddedBroker(config=config, brokers=3) as broker:
+        with connected(broker) as nodes:
+            create_topic(nodes[1], topic)
+            create_topic(nodes[1], f"{topic}-all", min_insync_replicas="9")
+        for stopped in (2, 3):
+            broker.stop_node(stopped)
+        with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:
+
+            def produced(name, acks):
+                response = connection.call(produce_request(name, batch(b"x"), acks=acks), 9)
+                return response.responses[0].partition_responses[0].error_code
+
+            rejected = ErrorCode.NOT_ENOUGH_REPLICAS
+            assert [produced(topic, acks) for acks in (-1, 1, -1)] == [rejected, 0, rejected]
+            committed_at = commit(group, -1, "", topic, 1)
+            (entry,) = connection.call(committed_at, 8).topics[0].partitions
+            assert entry.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+            broker.start_node(2)
+            assert (produced(topic, -1), produced(f"{topic}-all", -1)) == (0, rejected)
+            broker.start_node(3)
+            assert produced(f"{topic}-all", -1) == 0, "never more than the replicas"
+
+
 def test_partitions_are_available_after_all_nodes_were_stopped(tmp_path, topic):
     with EmbeddedBroker(tmp_path, config=CONFIG, brokers=3) as broker:
         with connected(broker) as nodes:

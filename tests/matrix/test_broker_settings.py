@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import topics
 from support.clusters import Cluster
 from support.raw_broker import RawConnection, produce
 from support.topics import create_topic
@@ -122,3 +123,8 @@ def test_passwords_are_described_without_their_value(embedded: EmbeddedBroker) -
         (entry,) = opened.call(request, 4).results[0].configs
     assert (entry.value, entry.is_sensitive, entry.config_type) == (None, True, PASSWORD)
     assert [synonym.value for synonym in entry.synonyms] == [None]
+
+
+def test_min_insync_replicas_above_the_number_of_replicas_counts_as_that_number(cluster: Cluster, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, config={"min.insync.replicas": "2"})
+    assert topics.produce(cluster.bootstrap_servers, topic, [(0, None, b"x")]) == 1

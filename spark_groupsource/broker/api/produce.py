@@ -26,6 +26,7 @@ _INLINE_UNACKNOWLEDGED_NS = 15_000_000
 _BYTES_PER_STEP = 1 << 16
 _PARTITIONS_PER_STEP = 16
 
+_ALL_REPLICAS = -1
 _PRODUCE_TOPIC_IDS_SINCE = 13
 _ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
@@ -159,6 +160,8 @@ def _produce_partition(
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Only coordinators write to the internal topic {name}.")
     partition = broker.partitions.partition(name, number)
     broker.leaders.check_leader(context.node_id, partition.topic_partition)
+    if request.acks == _ALL_REPLICAS:
+        broker.leaders.check_in_sync(partition.topic_partition, partition.log.config.min_insync_replicas)
     return partition
 
 

@@ -251,7 +251,7 @@ class GroupRuntime:
 
     def _append_and_replay(self, shard: _Shard, outcome: Outcome) -> None:
         """Raises: ApiError; batches that were appended before are replayed."""
-        target = self.shards.log_partition(shard.partition)
+        target = self.shards.writable_partition(shard.partition)
         timestamp_ms = self._clock.timestamp_ms()
         producer_id, producer_epoch = outcome.producer or (-1, -1)
         limit = target.log.config.max_message_bytes

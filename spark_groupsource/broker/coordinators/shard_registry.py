@@ -122,6 +122,12 @@ class ShardRegistry(Generic[StateMachine, Key]):
         """Raises: ApiError."""
         return self._services.partitions.partition(self._topic.name, partition)
 
+    def writable_partition(self, partition: int) -> Partition:
+        """As `log_partition`, for an append, which requires min.insync.replicas running nodes. Raises: ApiError."""
+        found = self.log_partition(partition)
+        self._services.leaders.check_in_sync(found.topic_partition, found.log.config.min_insync_replicas)
+        return found
+
     # --- leadership ---
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:

@@ -222,7 +222,7 @@ class TransactionRuntime:
 
     def _store(self, shard: _Shard, transactional_id: str, value: TransactionValue | None) -> None:
         key, data = encode_key(transactional_id), None if value is None else encode_value(value)
-        target = self.shards.log_partition(shard.partition)
+        target = self.shards.writable_partition(shard.partition)
         timestamp_ms = self._clock.timestamp_ms()
         appended = target.append_from_coordinator(encode_batch([Record(key, data, timestamp_ms)]), timestamp_ms)
         shard.state_machine.replay(key, data)
