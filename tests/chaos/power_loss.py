@@ -145,6 +145,14 @@ class Reader:
 
     def read(self, connection: RawConnection) -> list[tuple[bytes | None, bytes]]:
         """(key, value) of the records from the last position to the end, or to the last stable offset."""
+        start = self.position
+        try:
+            return self._read(connection)
+        except GroupSourceError:
+            self.position = start  # the caller has got nothing
+            raise
+
+    def _read(self, connection: RawConnection) -> list[tuple[bytes | None, bytes]]:
         found: list[tuple[bytes | None, bytes]] = []
         while True:
             request = fetch_request(self.topic, self.position, partition=self.partition)

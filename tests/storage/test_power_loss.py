@@ -11,76 +11,11 @@ from typing import Callable
 import pytest
 from support.examples import scaled
 from support.file_operations import FileOperations
+from support.log_broker import NOW, SMALL, LogBroker, append, read
 from support.power_loss import Disk, Operation, write_state
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.topic_config import TopicConfig
-
-NOW = 1_000
-SMALL = {"segment.bytes": "1024", "index.interval.bytes": "100"}
-
-
-class Broker:
-    """Logs and data directory of a broker, without the rest of it."""
-
-    def __init__(self, path: Path, flush: bool = True) -> None:
-        self.reports: list[str] = []
-        self.data = DataDirectory(path, report=self.reports.append)
-        self.data.open(1)
-        config = TopicConfig(flush_messages=1) if flush else TopicConfig()
-        self.logs = LogManager(self.data, config, self.reports.append)
-        self.logs.open_all()
-
-    def partition(self, topic: str) -> Partition:
-        return self.logs.partition(topic, 0)
-
-    def crash(self) -> None:
-        """Releases what the process holds."""
-        self.data.close(is_clean=False)
-        self.logs.files.close()
-
-    def stop(self) -> None:
-        self.data.close(self.logs.close_all())
-
-    def clean(self, topic: str) -> None:
-        partition = self.partition(topic)
-        task = log_to_clean(partition.log, 0, NOW, partition.last_stable_offset)
-        if task is not None:
-            for _ in Cleaner(partition, task, self.data, self.logs.files, NOW).run():
-                pass
-
-
-def read(partition: Partition) -> list[bytes]:
-    """Values of all records that were not aborted, up to the last stable offset."""
-    aborted = sorted(
-        partition.transaction_index.overlapping(0, partition.log.log_end_offset), key=lambda row: row.first_offset
-    )
-    running: set[int] = set()
-    values: list[bytes] = []
-    offset = -1
-    for stored in partition.log.batches(partition.log.log_start_offset):
-        header = stored.header
-        assert offset < header.base_offset, "offsets do not ascend"
-        offset = header.last_offset
-        if header.base_offset >= partition.last_stable_offset:
-            break
-        while aborted and aborted[0].first_offset <= header.last_offset:
-            running.add(aborted.pop(0).producer_id)
-        if header.is_control:
-            running.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in running):
-            values += [record.value or b"" for record in decode_records(stored.buffer, header)]
-    return values
-
-
-def append(partition: Partition, value: bytes, key: bytes | None = None, **options) -> None:
-    partition.append(encode_batch([Record(key, value, NOW)], **options), NOW)
 
 
 class Acknowledged:
@@ -130,7 +65,7 @@ class LateFlushes:
             self.run_first()
 
 
-def run_transactions(broker: Broker, mark: Callable[[tuple], None]) -> None:
+def run_transactions(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     """Two producers, one of which aborts its transactions, over several segments."""
     flushes = LateFlushes()
     broker.logs.files.run_in_background = flushes  # type: ignore[method-assign]
@@ -153,7 +88,7 @@ def run_transactions(broker: Broker, mark: Callable[[tuple], None]) -> None:
     flushes.run_all()
 
 
-def run_compaction(broker: Broker, mark: Callable[[tuple], None]) -> None:
+def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     broker.logs.create_topic("c", 1, {**SMALL, "cleanup.policy": "compact"})
     mark(("topic", "c"))
     partition = broker.partition("c")
@@ -168,7 +103,7 @@ def run_compaction(broker: Broker, mark: Callable[[tuple], None]) -> None:
     assert len(partition.log.segments) > 2
 
 
-def run_topics(broker: Broker, mark: Callable[[tuple], None]) -> None:
+def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     """Topics that are deleted and created again, and records that are deleted."""
     for number in range(3):
         broker.logs.create_topic("again", 2, SMALL)
@@ -190,17 +125,17 @@ def run_topics(broker: Broker, mark: Callable[[tuple], None]) -> None:
 RUNS = {"transactions": run_transactions, "compaction": run_compaction, "topics": run_topics}
 
 
-def recorded(path: Path, run: Callable[[Broker, Callable[[tuple], None]], None], flush: bool) -> list[Operation]:
+def recorded(path: Path, run: Callable[[LogBroker, Callable[[tuple], None]], None], flush: bool) -> list[Operation]:
     operations: list[Operation] = []
     with FileOperations(path, operations.append) as files:
-        broker = Broker(path, flush)
+        broker = LogBroker(path, flush)
         run(broker, files.mark)
         broker.stop()
     return operations
 
 
 def check(path: Path, known: Acknowledged, flush: bool) -> None:
-    broker = Broker(path, flush)
+    broker = LogBroker(path, flush)
     assert not [line for line in broker.reports if "damaged" in line or "offline" in line], broker.reports
     assert known.topics <= set(broker.logs.topics)
     for partition in broker.logs:
