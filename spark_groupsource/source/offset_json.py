@@ -15,6 +15,8 @@ from spark_groupsource.model import OffsetRange, TopicPartition
 
 GROUP_KEY = "@group"
 
+_RESTART_FIELDS = ("starting", "committed", "delivered")
+
 
 @dataclass(frozen=True)
 class SourceOffset:
@@ -55,16 +57,18 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
-        positions = {"starting": offset.starting, "committed": offset.committed, "delivered": offset.delivered}
-        group |= {name: nest_positions(each) for name, each in positions.items() if each}
+        group |= {name: nest_positions(each) for name in _RESTART_FIELDS if (each := getattr(offset, name))}
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
 
-def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
+def decode_offset(encoded: Mapping[str, Any], *, is_restart: bool = True) -> SourceOffset:
     """Parses an offset of this source, the empty initial offset, or an offset of Spark's Kafka source.
 
     Fields that an earlier version did not write are empty.
+
+    Args:
+        is_restart: False to leave out `starting`, `committed` and `delivered`, which a running query has in memory.
 
     Raises: ConfigurationError for any other JSON.
     """
@@ -78,9 +82,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             partition_counts=counts or _spark_counts(encoded),
-            starting=_flatten(group.get("starting", {})),
-            committed=_flatten(group.get("committed", {})),
-            delivered=_flatten(group.get("delivered", {})),
+            **{name: _flatten(group.get(name, {})) for name in _RESTART_FIELDS if is_restart},
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(

@@ -97,7 +97,7 @@ class SourceOptions:
         "startingOffsets",
         "Start of a partition that has neither a checkpoint nor a committed offset: earliest, latest, group, "
         "group-or-earliest, group-or-latest, -100 (offsets back), -10m (time back) or JSON. Default: group-or-latest "
-        "for a stream, earliest for a batch read.",
+        "for a stream, earliest for a batch read. A stream resolves it when it first starts.",
         parse_starting_offsets,
     )
     starting_timestamp: int | None = setting(
@@ -242,7 +242,7 @@ class SourceOptions:
             "onGroupReset",
             ConfigType.STRING,
             "follow",
-            "Reaction at a restart when an operator has reset the group's offsets to before the checkpoint.",
+            "Reaction at a restart when an operator has reset the group to before the last commit of the query.",
             choices=("follow", "fail", "ignore"),
             queries=STREAM,
             elsewhere="ignored",

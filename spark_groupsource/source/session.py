@@ -106,7 +106,7 @@ class StreamSession:
         Raises: ConfigurationError, BrokerError, NetworkError, DataLossError.
         """
         with self._lock:
-            start = decode_offset(start_json)
+            start = decode_offset(start_json, is_restart=self._positions.checkpoint is None)
             self._checkpointed(start, start_json)
             self._co_readers.call_started()
             if self.drained.is_set():
@@ -138,7 +138,7 @@ class StreamSession:
         """
         with self._lock:
             self._co_readers.batch_started()
-            start, end = decode_offset(start_json), decode_offset(end_json)
+            start, end = (decode_offset(each, is_restart=False) for each in (start_json, end_json))
             # the assignment for which the batch was planned; a task finds out whether it is still valid
             is_planned = self._assignment is not None and end_json == self._last_end
             group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
