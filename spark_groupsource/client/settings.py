@@ -329,24 +329,8 @@ ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
 }
 """Every setting that has an effect, by Kafka's name."""
 
-_SOCKET_BUFFERS = "The operating system sizes socket buffers."
-IGNORED_SETTINGS: Mapping[str, str] = {
-    "max.poll.records": "maxOffsetsPerTrigger and maxBytesPerTrigger limit a batch.",
-    "receive.buffer.bytes": _SOCKET_BUFFERS,
-    "send.buffer.bytes": _SOCKET_BUFFERS,
-    "socket.receive.buffer.bytes": _SOCKET_BUFFERS,
-    "socket.send.buffer.bytes": _SOCKET_BUFFERS,
-    "api.version.request": "API versions are always negotiated.",
-    "client.dns.lookup": "Every resolved address is tried.",
-    "reconnect.backoff.ms": "retry.backoff.ms applies.",
-    "reconnect.backoff.max.ms": "retry.backoff.max.ms applies.",
-    "socket.connection.setup.timeout.max.ms": "socket.connection.setup.timeout.ms applies.",
-    "allow.auto.create.topics": "The source never creates topics.",
-    "socket.keepalive.enable": "Lost connections are replaced.",
-}
-"""Settings that are accepted without effect: name -> reason. They change performance, not results."""
-
 _COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
+_SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."
 _CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
 REJECTED_SETTINGS: Mapping[str, str] = {
     "auto.offset.reset": "the source decides where partitions start. Set the option startingOffsets instead.",
@@ -358,6 +342,20 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "interceptor.classes": "Java interceptors cannot run in Python. Remove the option.",
     "group.protocol": _CLASSIC_ONLY,
     "group.remote.assignor": _CLASSIC_ONLY,
+    "max.poll.records": "a batch has no such limit. Set the option maxOffsetsPerTrigger or maxBytesPerTrigger instead.",
+    "receive.buffer.bytes": _SOCKET_BUFFERS,
+    "send.buffer.bytes": _SOCKET_BUFFERS,
+    "socket.receive.buffer.bytes": _SOCKET_BUFFERS,
+    "socket.send.buffer.bytes": _SOCKET_BUFFERS,
+    "api.version.request": "API versions are always negotiated. Remove the option.",
+    "client.dns.lookup": "every resolved address is tried. Remove the option.",
+    "reconnect.backoff.ms": "one backoff applies to all retries. Set kafka.retry.backoff.ms instead.",
+    "reconnect.backoff.max.ms": "one backoff applies to all retries. Set kafka.retry.backoff.max.ms instead.",
+    "socket.connection.setup.timeout.max.ms": (
+        "the timeout does not grow. Set kafka.socket.connection.setup.timeout.ms instead."
+    ),
+    "allow.auto.create.topics": "the source never creates topics. Remove the option.",
+    "socket.keepalive.enable": "lost connections are replaced. Remove the option.",
     "enable.ssl.certificate.verification": (
         "certificates are always verified. Set ssl.ca.location to the certificate authority."
     ),
@@ -365,7 +363,7 @@ REJECTED_SETTINGS: Mapping[str, str] = {
 """Settings that are rejected: name -> reason and what to do instead."""
 
 _KNOWN_NAMES = frozenset(
-    {*ACCEPTED_SETTINGS, *(alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases), *IGNORED_SETTINGS}
+    {*ACCEPTED_SETTINGS, *(alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases)}
 )
 
 

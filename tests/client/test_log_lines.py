@@ -8,7 +8,7 @@ import re
 import pytest
 from support.scripted_group import Bench
 
-from spark_groupsource.errors import ErrorCode, NetworkError
+from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition
 
 PARTITIONS = 5_000
@@ -40,7 +40,7 @@ def test_lines_of_a_rebalance_of_5000_partitions_are_short(caplog: pytest.LogCap
 
 def test_lines_begin_with_the_entity(caplog: pytest.LogCaptureFixture) -> None:
     bench = rebalance(caplog)
-    bench.script.prepare("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
+    bench.script.prepare("Heartbeat", BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "Coordinator lookup"))
     bench.heartbeat()
     bench.client.close()
     lines = [record.getMessage() for record in caplog.records if record.name.startswith(LOGGER)]
@@ -49,7 +49,7 @@ def test_lines_begin_with_the_entity(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_rebalances_are_logged_at_info_and_failures_at_warning(caplog: pytest.LogCaptureFixture) -> None:
     bench = rebalance(caplog)
-    bench.script.prepare("Heartbeat", NetworkError("Receiving failed: the connection was lost."))
+    bench.script.prepare("Heartbeat", BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "Coordinator lookup"))
     bench.heartbeat()
     levels: dict[str, set[str]] = {}
     for record in caplog.records:
@@ -61,4 +61,4 @@ def test_rebalances_are_logged_at_info_and_failures_at_warning(caplog: pytest.Lo
     completed = r"\[group=g generation=2\] Rebalance \(.*\) completed in \d+ ms \(join \d+ ms, sync \d+ ms\): "
     assert re.search(completed + r"\+\d+ -\d+ partitions, 1 members\.", info)
     (warning,) = levels["WARNING"]
-    assert "Heartbeat failed, retrying: Receiving failed" in warning
+    assert "Heartbeat failed, retrying: Coordinator lookup" in warning

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, merge_topic, read_metadata
+from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
@@ -64,6 +65,7 @@ class Router:
         known_brokers: Iterable[Address] = (),
     ) -> None:
         """`known_brokers`: addresses that another process has learned from this cluster; see `add_known_brokers`."""
+        self.availability: BrokerAvailability | None = None
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self.rng = rng or Random()
@@ -102,6 +104,11 @@ class Router:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def report_availability(self, entity: str) -> BrokerAvailability:
+        """Logs from now on when a broker becomes unreachable and when it is back; the caller must call `check`."""
+        self.availability = BrokerAvailability(entity, self.clock, self.known_brokers)
+        return self.availability
+
     def known_brokers(self) -> tuple[Address, ...]:
         """Returns the addresses of the brokers in the metadata, sorted; none before the first Metadata response."""
         with self._lock:
@@ -139,6 +146,7 @@ class Router:
             request_timeout_ms=settings.request_timeout_ms,
             connect_timeout_ms=settings.connect_timeout_ms,
             max_response_bytes=max(MAX_RESPONSE_BYTES, min(settings.fetch_max_bytes + _LARGEST_BATCH_BYTES, INT32_MAX)),
+            availability=self.availability,
         )
 
     def call_address(

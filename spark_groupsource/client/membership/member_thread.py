@@ -26,7 +26,7 @@ from spark_groupsource.client.membership.state_machine import (
     SendJoinGroup,
 )
 from spark_groupsource.client.network.connection import BrokerConnection
-from spark_groupsource.client.network.retry import backoff_ms
+from spark_groupsource.client.network.retry import backoff_ms, retry_level
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
@@ -310,7 +310,7 @@ class MemberThread:
                 with self._shared.changed:
                     self.membership.on_rebalance_failure(f"rebalance failed due to {error_name(error.code)}")
                 raise fatal_error(config.group_id, "FindCoordinator", error.code) from error
-            _log.warning("%s Rebalance failed, rejoining: %s", self.member.log_prefix, error)
+            _log.log(retry_level(error), "%s Rebalance failed, rejoining: %s", self.member.log_prefix, error)
             with self._shared.changed:
                 self.membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__}")
                 self._delay_rejoin()
@@ -344,7 +344,7 @@ class MemberThread:
         try:
             code = self._call(request, self._cluster.settings.request_timeout_ms, min_version).error_code
         except (NetworkError, BrokerError) as error:
-            _log.warning("%s Heartbeat failed, retrying: %s", self.member.log_prefix, error)
+            _log.log(retry_level(error), "%s Heartbeat failed, retrying: %s", self.member.log_prefix, error)
             with shared.changed:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             return

@@ -7,6 +7,7 @@ import threading
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, generation_mismatch
+from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     BrokerError,
@@ -119,7 +120,7 @@ class TaskHeartbeat:
                         return
                     _log.warning("%s Heartbeat failed, retrying: %s", self._log_prefix, error)
             except (NetworkError, BrokerError) as error:
-                _log.warning("%s Heartbeat failed, retrying: %s", self._log_prefix, error)
+                _log.log(retry_level(error), "%s Heartbeat failed, retrying: %s", self._log_prefix, error)
             except GroupSourceError as error:
                 # not retriable, for example rejected credentials: check() raises it in the task
                 self._failure = error

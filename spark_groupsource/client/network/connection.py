@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Generic, Mapping, TypeVar
+from typing import ContextManager, Generic, Mapping, TypeVar
 
 from spark_groupsource import net
+from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
@@ -46,6 +48,9 @@ _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
+
+# a broker answers these after a wait: Fetch, JoinGroup, SyncGroup
+_WAITING_APIS = frozenset({1, 11, 14})
 
 VERSION_CAPS: Mapping[int, int] = {
     # later versions identify topics by id, this client by name
@@ -82,8 +87,10 @@ class BrokerConnection:
         request_timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        availability: BrokerAvailability | None = None,
     ) -> None:
         self.address = address
+        self._availability = availability
         self.last_used_ms = clock.now_ms()
         self._client_id = client_id
         self._security = security
@@ -120,6 +127,10 @@ class BrokerConnection:
         if self._closed:
             raise NetworkError(f"Request to {self.address} failed: the connection is closed.")
         self._open_deadline_ms = None if timeout_ms is None else self._clock.now_ms() + timeout_ms
+        with self._watch():
+            self._connect()
+
+    def _connect(self) -> None:
         self._socket = net.dial(self.address, self._open_left_ms(self._connect_timeout_ms), self._security.tls)
         try:
             self._negotiate()
@@ -129,6 +140,11 @@ class BrokerConnection:
             self.close()
             raise
         self._is_open = True
+
+    def _watch(self) -> ContextManager[None]:
+        if self._availability is None:
+            return nullcontext()
+        return self._availability.watch(self.address, is_connected=self._is_open)
 
     def _open_left_ms(self, limit_ms: int) -> int:
         """Time left for a step of `open`, at most `limit_ms`."""
@@ -189,7 +205,11 @@ class BrokerConnection:
         The timeout of the request begins now, not when it was sent: the caller may have been busy with an earlier
         response. Record sets in the response are views that are valid until the next response is received.
         """
-        frame = self._receive_frame(sent)
+        if self._is_open and api_of(sent.request).key not in _WAITING_APIS:
+            with self._watch():
+                frame = self._receive_frame(sent)
+        else:
+            frame = self._receive_frame(sent)
         try:
             response: R = decode_response(frame, sent.request, sent.version, sent.correlation_id)
             return response

@@ -9,7 +9,7 @@ import logging
 from random import Random
 
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.errors import GroupSourceError, NetworkError
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +18,11 @@ def backoff_ms(attempt: int, base_ms: int, max_ms: int, rng: Random) -> int:
     """Returns the delay before a retry; `attempt` is 0 for the first one."""
     # the exponent is bounded, otherwise a long outage computes huge integers
     return min(int(base_ms * 2 ** min(attempt, 20) * rng.uniform(0.8, 1.2)), max_ms)
+
+
+def retry_level(error: Exception) -> int:
+    """Returns the level of a log line about a retry: `BrokerAvailability` reports unreachable brokers, each once."""
+    return logging.DEBUG if isinstance(error, NetworkError) else logging.WARNING
 
 
 class Retry:
