@@ -122,6 +122,7 @@ def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, f
         "kafka.bootstrap.servers": servers,
         "subscribe": topic,
         "kafka.group.id": group,
+        "splitBetweenQueries": "true",
         "members": "1",
         "startingOffsets": "latest",
         # bounds the time until members notice a rebalance, and so the pause of eager members

@@ -11,7 +11,6 @@ from spark_groupsource.cli.main import main as groupsource
 from spark_groupsource.client.network.security import SECURITY_KEYS
 from spark_groupsource.client.settings import (
     FIXED_KEYS,
-    IGNORED_SETTINGS,
     REJECTED_SETTINGS,
     ClientSettings,
     GroupSettings,
@@ -95,8 +94,6 @@ def _client_section() -> Iterator[str]:
         ["Setting", "Java", "Default"],
         ([f"`{key.name}`", _value(key.kafka_default), _default(key)] for key in differing),
     )
-    yield from ("Accepted without effect; they change performance, not results:", "")
-    yield from _table(["Setting", "Reason"], ([f"`{name}`", text] for name, text in IGNORED_SETTINGS.items()))
     yield from ("Rejected:", "")
     yield from _table(
         ["Setting", "Reason"], ([f"`{name}`", text[:1].upper() + text[1:]] for name, text in REJECTED_SETTINGS.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,11 @@ _MODULES = {
     "run_until_signal": "spark_groupsource.source.signals",
     "stop_gracefully": "spark_groupsource.source.drain",
 }
+
+# Spark starts python3 of the PATH otherwise, which may be another installation. Under spark-submit, which sets the
+# port, Spark runs already and has chosen the interpreter.
+if not os.environ.get("PYSPARK_PYTHON") and sys.executable and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def __getattr__(name: str) -> Any:

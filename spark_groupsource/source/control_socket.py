@@ -3,7 +3,7 @@
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader asks
 ``{"group": <group id>, "least_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. The sockets of an
-application are in one private directory named after the driver JVM.
+application are in one private directory named after the driver JVM; each reader holds a lock on it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,48 @@ import threading
 from pathlib import Path
 from typing import Any, Callable
 
-from spark_groupsource.errors import NetworkError, RequestTimeoutError
+from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, LocalListener
 from spark_groupsource.source.co_readers import PeerReply
-from spark_groupsource.source.driver_process import is_process_alive, private_directory, remove_stale_directories
+from spark_groupsource.source.driver_process import (
+    application_name,
+    hold_directory,
+    private_directory,
+    process_identity,
+    remove_stale_directories,
+)
 
 _log = logging.getLogger(__name__)
 
 _POLL_MS = 100
+_RETRY_MS = 1_000
 _NAME_LENGTH = 16  # of 32 hex digits of a reader's name: the path of a socket is limited to about 100 characters
 
 
 def control_directory(driver: int) -> Path:
     """Returns the directory of the control sockets of one application."""
-    return private_directory(f"control-{driver}")
+    return private_directory(_directory_name(driver))
+
+
+def _directory_name(driver: int) -> str:
+    return f"control-{application_name(driver)}"
 
 
 def control_sockets(driver: int, reader: str = "") -> list[Path]:
     """Returns the control sockets of one reader (two for a moment after a restart), or of all readers."""
     pattern = f"{reader[:_NAME_LENGTH]}-*" if reader else "*-*"
-    return sorted(control_directory(driver).glob(pattern))
+    try:
+        return sorted(control_directory(driver).glob(pattern))
+    except OSError:
+        # no usable directory for temporary files, so no sockets
+        return []
 
 
 def _remove_stale_sockets(directory: Path) -> None:
     """Removes the sockets of killed readers, one of a previous process with this process id among them."""
-    for path in directory.iterdir():
+    for path in directory.glob("*-*"):
         pid = int(path.name.rpartition("-")[2])
-        if pid == os.getpid() or not is_process_alive(pid):
+        if pid == os.getpid() or not process_identity(pid):
             path.unlink(missing_ok=True)
 
 
@@ -51,6 +66,8 @@ class ControlServer:
     Args:
         request_drain: called with each proof; returns True once the reader has drained.
         peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
+
+    Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """
 
     def __init__(
@@ -61,9 +78,13 @@ class ControlServer:
         peer_reply: Callable[[str, int], PeerReply] = lambda group_id, least_ms: PeerReply.OTHER_GROUP,
     ) -> None:
         remove_stale_directories("control")
-        self._directory = control_directory(driver)
-        _remove_stale_sockets(self._directory)
-        self._listener = LocalListener(str(self._directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
+        directory, self._directory_lock = hold_directory(_directory_name(driver))
+        try:
+            _remove_stale_sockets(directory)
+            self._listener = LocalListener(str(directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
+        except BaseException:
+            self._directory_lock.release()
+            raise
         self._request_drain = request_drain
         self._peer_reply = peer_reply
         self._closed = threading.Event()
@@ -79,23 +100,25 @@ class ControlServer:
         """Closes and removes the socket, and the directory with the last socket."""
         self._closed.set()
         self._listener.close()
-        try:
-            self._directory.rmdir()
-        except OSError:
-            # other readers of the application have sockets there
-            return
+        self._directory_lock.release()
+        remove_stale_directories("control")
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
                 channel = self._listener.accept(_POLL_MS)
-            except NetworkError:
-                return
+            except NetworkError as error:
+                # without file descriptors, for example
+                if not self._closed.wait(_RETRY_MS / 1000):
+                    _log.warning("[socket=%s] %s", self.path, error)
+                continue
             if channel is not None:
                 try:
                     self._serve(channel)
-                except NetworkError as error:
-                    _log.warning("[socket=%s] Control connection failed: %s", self.path, error)
+                except Exception as error:
+                    # one request must not end the thread
+                    name = type(error).__name__
+                    _log.warning("[socket=%s] Control connection failed: %s: %s", self.path, name, error)
                 finally:
                     channel.close()
 
@@ -119,7 +142,15 @@ class ControlServer:
             except (ValueError, KeyError, TypeError) as error:
                 _log.warning("[socket=%s] Control request is malformed: %s", self.path, error)
                 return
-            if is_drain and self._request_drain(proof):
+            if is_drain and self._has_drained(proof):
                 channel.send(json.dumps({"drained": True}))
                 return
             proof = None
+
+    def _has_drained(self, proof: dict[str, Any] | None) -> bool:
+        try:
+            return self._request_drain(proof)
+        except GroupSourceError as error:
+            # the next call of Spark commits, too
+            _log.warning("[socket=%s] Drain failed, retrying: %s", self.path, error)
+            return False

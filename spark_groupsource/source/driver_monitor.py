@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterable
 
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.source.driver_process import is_process_alive
+from spark_groupsource.source.driver_process import process_identity
 
 # cleaners of /tmp remove what has not been accessed for some days
 _TOUCH_MS = 3_600_000
@@ -29,6 +29,7 @@ class DriverMonitor:
 
     def __init__(self, driver: int, directories: Iterable[Path] = (), clock: Clock | None = None) -> None:
         self._driver = driver
+        self._identity = process_identity(driver)
         self._directories = [directory for directory in directories if directory.is_dir()]
         self._clock = clock or SystemClock()
         self._touched_ms: int | None = None
@@ -36,7 +37,7 @@ class DriverMonitor:
     @property
     def is_driver_alive(self) -> bool:
         """False once the driver process has ended."""
-        return is_process_alive(self._driver)
+        return bool(self._identity) and process_identity(self._driver) == self._identity
 
     @property
     def is_context_stopped(self) -> bool:

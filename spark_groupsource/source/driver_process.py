@@ -6,6 +6,7 @@ them descend from the driver JVM, so its process id identifies the application o
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.file_locks import HeldLock, hold, unheld
 
 
 def driver_pid() -> int:
@@ -29,27 +31,57 @@ def driver_pid() -> int:
 
 def _name_and_parent(pid: int) -> tuple[str, int]:
     """Command name and parent of a process; ``("", 0)`` if it does not exist."""
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        return name, int(rest.split()[1])
-    except OSError:
-        # no /proc (macOS), or no such process
-        output = subprocess.run(
-            ["ps", "-o", "ppid=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
-        ).stdout
-    parent, _, name = output.strip().partition(" ")
+    if _HAS_PROC:
+        name, fields = _stat(pid)
+        return name, int(fields[1]) if fields else 0
+    parent, _, name = _ps(pid, "ppid=,comm=").partition(" ")
     return os.path.basename(name.strip()), int(parent or 0)
 
 
-def is_process_alive(pid: int) -> bool:
-    """True while a process of any user has this id."""
+def process_identity(pid: int) -> str:
+    """Returns a text that identifies a running process; empty if it has ended.
+
+    No other process has it, of another container or after a restart of the machine either.
+    """
+    if not _HAS_PROC:
+        return _ps(pid, "lstart=")
+    _, fields = _stat(pid)
+    if not fields or fields[0] in "ZX":
+        # a process without a parent that waits for it is a zombie for good
+        return ""
+    return f"{_machine()} {pid} {fields[19]}"
+
+
+def _machine() -> str:
+    """Returns what distinguishes process ids of this machine since its start, and of this container, from others."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        # hidden by a sandbox
+        return ""
+
+
+_HAS_PROC = Path("/proc/self/stat").exists()
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    """Returns the command name and the fields from the state on; no fields if the process does not exist (proc(5))."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return "", []
+    return name, rest.split()
+
+
+def _ps(pid: int, columns: str) -> str:
+    # macOS
+    command = ["ps", "-o", columns, "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def application_name(driver: int) -> str:
+    """Returns a name of the application for files; two applications never have the same."""
+    return f"{driver}-{hashlib.sha256(process_identity(driver).encode()).hexdigest()[:8]}"
 
 
 def private_directory(name: str) -> Path:
@@ -65,12 +97,23 @@ def private_directory(name: str) -> Path:
     return path
 
 
+def hold_directory(name: str) -> tuple[Path, HeldLock]:
+    """As `private_directory`; the directory is not removed as a stale one before the lock is released."""
+    while True:
+        path = private_directory(name)
+        try:
+            return path, hold(path)
+        except FileNotFoundError:
+            # another process has removed it as a stale one
+            continue
+
+
 def remove_stale_directories(kind: str) -> None:
-    """Removes the directories ``<kind>-<process id>`` of processes that no longer exist."""
+    """Removes the directories ``<kind>-*`` that no running process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_path(kind).name}-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and not is_process_alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+        with unheld(path) as is_stale:
+            if is_stale:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _path(name: str) -> Path:

@@ -8,7 +8,6 @@ imports the broker.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,14 +15,13 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Iterator
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.driver_process import is_process_alive, private_directory
+from spark_groupsource.source.driver_process import application_name, private_directory, process_identity
+from spark_groupsource.source.file_locks import hold, is_held, locked
 from spark_groupsource.source.options import is_embedded
 
 _START_TIMEOUT_MS = 30_000
@@ -46,8 +44,8 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
         return bootstrap_servers
     data_dir = bootstrap_servers.strip().partition(":")[2]
     run_dir = run_directory(data_dir, driver)
-    with _locked(run_dir):
-        (run_dir / "users" / str(driver)).touch()
+    with locked(run_dir / "lock"):
+        (run_dir / "users" / application_name(driver)).write_text(process_identity(driver))
         return _running(run_dir) or _start(run_dir, data_dir)
 
 
@@ -57,24 +55,17 @@ def run_directory(data_dir: str, driver: int) -> Path:
         path = os.path.realpath(os.path.expanduser(data_dir))
         run_dir = private_directory("broker-" + hashlib.sha256(path.encode()).hexdigest()[:16])
     else:
-        run_dir = private_directory(f"broker-{driver}")
+        run_dir = private_directory(f"broker-{application_name(driver)}")
     (run_dir / "users").mkdir(exist_ok=True)
     return run_dir
 
 
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    with open(run_dir / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _running(run_dir: Path) -> str | None:
-    try:
-        pid, _, address = (run_dir / "address").read_text().partition(" ")
-    except FileNotFoundError:
+    """Returns the address of the broker, which holds the lock of its file while it runs."""
+    path = run_dir / "address"
+    if not is_held(path):
         return None
-    return address if address and is_process_alive(int(pid)) else None
+    return path.read_text().partition(" ")[2]
 
 
 def _start(run_dir: Path, data_dir: str) -> str:
@@ -122,20 +113,32 @@ def main(run_dir: Path, data_dir: str | None) -> None:
     with EmbeddedBroker(data_dir or None) as broker:
         ready = run_dir / "address.new"
         ready.write_text(f"{os.getpid()} {broker.bootstrap_servers}")
+        lock = hold(ready)
         ready.rename(run_dir / "address")
         while not ended.wait(_WATCH_S):
-            with _locked(run_dir):
-                if not any(is_process_alive(int(user.name)) for user in (run_dir / "users").iterdir()):
+            with locked(run_dir / "lock"):
+                if not _remove_ended_users(run_dir):
                     (run_dir / "address").unlink()
                     break
+        lock.release()
     if not data_dir:
         # the directory is named after an application that has ended
         shutil.rmtree(run_dir)
         return
-    with _locked(run_dir):
-        for user in (run_dir / "users").iterdir():
-            if not is_process_alive(int(user.name)):
-                user.unlink()
+    with locked(run_dir / "lock"):
+        _remove_ended_users(run_dir)
+
+
+def _remove_ended_users(run_dir: Path) -> bool:
+    """Forgets the applications that have ended; returns True if one is running."""
+    is_used = False
+    for user in (run_dir / "users").iterdir():
+        identity = user.read_text()
+        if identity and process_identity(int(user.name.partition("-")[0])) == identity:
+            is_used = True
+        else:
+            user.unlink()
+    return is_used
 
 
 if __name__ == "__main__":

@@ -237,6 +237,17 @@ class SourceOptions:
         queries=STREAM,
         elsewhere="ignored",
     )
+    split_between_queries: bool = setting(
+        SourceOption(
+            "splitBetweenQueries",
+            ConfigType.BOOLEAN,
+            False,
+            "Whether several queries of one application, or several loads in a query, may share a group and a topic; "
+            "each record is then delivered to one of them. If false in one of them, the later one is refused.",
+            queries=STREAM,
+            elsewhere="ignored",
+        )
+    )
     on_group_reset: str = setting(
         SourceOption(
             "onGroupReset",

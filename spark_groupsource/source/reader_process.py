@@ -11,14 +11,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable
 
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import ApplicationEndedError, GroupSourceError
+from spark_groupsource.errors import ApplicationEndedError, GroupSourceError, NetworkError
 from spark_groupsource.net import Socket, find_connection, is_closed_by_peer
 from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
-from spark_groupsource.source.control_socket import ControlServer, control_sockets
+from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
+from spark_groupsource.source.group_claims import ClaimedGroup, GroupClaim, claim_group
 from spark_groupsource.source.options import SourceOptions
 
 if TYPE_CHECKING:
+    from spark_groupsource.client.network.availability import BrokerAvailability
     from spark_groupsource.source.batch_planner import Limits
     from spark_groupsource.source.session import StreamSession
 
@@ -46,6 +48,9 @@ class ReaderProcess:
         # Spark's thread and the control socket's thread may both be the first to need the session
         self._session_lock = threading.Lock()
         self._control: ControlServer | None = None
+        self._is_control_lost = False
+        self._claim: ClaimedGroup | None = None
+        self._availability: BrokerAvailability | None = None
         self._has_started = False
         self._is_terminated = False
         self._sigterm = threading.Event()
@@ -64,6 +69,11 @@ class ReaderProcess:
             if self._session is None:
                 self._session = self._open_session()
             return self._session
+
+    @property
+    def query_file(self) -> str | None:
+        """Path to which a read task writes the name of the query; None without a group."""
+        return None if self._claim is None else self._claim.query_file
 
     def prepare_available_now(self) -> None:
         """See `StreamSession.prepare_available_now`."""
@@ -103,6 +113,7 @@ class ReaderProcess:
 
     def stop(self) -> None:
         """Leaves the group within a few seconds; exits the process if it has received SIGTERM."""
+        self._release_claim()
         closing = threading.Thread(target=self._close, name="groupsource close", daemon=True)
         closing.start()
         closing.join(_STOP_S)
@@ -119,7 +130,18 @@ class ReaderProcess:
         request_drain: Callable[[dict[str, Any] | None], bool],
         peer_reply: Callable[[str, int], PeerReply],
     ) -> None:
-        previous, self._control = self._control, ControlServer(self._driver, name, request_drain, peer_reply)
+        previous = self._control
+        try:
+            self._control = ControlServer(self._driver, name, request_drain, peer_reply)
+        except (NetworkError, OSError) as error:
+            _log.log(
+                logging.DEBUG if self._is_control_lost else logging.WARNING,
+                "%s Control socket cannot be created: %s. stop_gracefully stops this query without a drain, and "
+                "another source of the query in this group may delay a rebalance. Set TMPDIR to a short local path.",
+                self._entity,
+                str(error).rstrip("."),
+            )
+            self._control, self._is_control_lost = None, True
         if previous is not None:
             previous.close()
 
@@ -148,20 +170,43 @@ class ReaderProcess:
         from spark_groupsource.source.session import StreamSession
 
         options = self.options
-        settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
+        bootstrap_servers = resolve_bootstrap(options.bootstrap_servers, self._driver)
+        settings = options.client_settings(bootstrap_servers)
         cluster = Cluster(settings.bootstrap, settings)
+        self._availability = cluster.report_availability(f"group={options.group_id}")
         ownership: Ownership
         if options.assign is not None:
             ownership = AssignedPartitions(cluster, options)
         else:
-            partition_count = len(OffsetLookup(cluster, options).partitions())
+            partitions = OffsetLookup(cluster, options).partitions()
+            self._claim_group(cluster.metadata(()).cluster_id or bootstrap_servers, {p.topic for p in partitions})
             requested = options.members or self._parallelism or os.cpu_count() or 1
-            ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(requested, partition_count)))
+            ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(requested, len(partitions))))
         co_readers = CoReaders(options.group_id or "", lambda: control_sockets(self._driver), SystemClock())
         session = StreamSession(cluster, options, ownership, co_readers=co_readers)
         if self._is_available_now:
             session.prepare_available_now()
         return session
+
+    def _claim_group(self, cluster_id: str, topics: set[str]) -> None:
+        options = self.options
+        claim = GroupClaim(
+            group_id=options.group_id or "",
+            cluster_id=cluster_id,
+            topics=tuple(sorted(topics)),
+            pattern=options.subscribe_pattern,
+            is_split_allowed=options.split_between_queries,
+            reader_pid=os.getpid(),
+            started_ms=SystemClock().timestamp_ms(),
+        )
+        try:
+            self._claim = self._claim or claim_group(control_directory(self._driver), claim)
+        except OSError as error:
+            _log.warning("%s Cannot find out whether another query uses the group: %s.", self._entity, error)
+
+    def _release_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def _handle_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
         if self._driver_connection is not None and not self._is_terminated:
@@ -179,6 +224,8 @@ class ReaderProcess:
         does not. It does not notice a stopped SparkContext.
         """
         while self._driver_monitor.is_driver_alive and not self._driver_monitor.is_context_stopped:
+            if self._availability is not None:
+                self._availability.check()
             if self._sigterm.wait(_DRIVER_CHECK_S) and self._is_stopped_by_spark():
                 break
         else:
@@ -207,6 +254,7 @@ class ReaderProcess:
         if not self._driver_monitor.is_driver_alive:
             _log.warning("%s Spark driver exited; leaving the group.", self._entity)
             return
+        self._release_claim()
         _log.warning("%s SparkContext stopped but its query did not; leaving the group.", self._entity)
         self._is_context_stopped = True
         if self._session is not None:
@@ -248,4 +296,5 @@ def log_to_stderr() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.WARNING)
-        logging.getLogger("spark_groupsource.source").setLevel(logging.INFO)
+        for name in ("source", "client.network.availability"):
+            logging.getLogger(f"spark_groupsource.{name}").setLevel(logging.INFO)

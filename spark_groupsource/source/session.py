@@ -19,6 +19,7 @@ from typing import Any, Iterable
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
@@ -304,7 +305,8 @@ class StreamSession:
         is_unknown = isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         deleted = self._lookup.missing(offsets) if is_unknown else []
         if not deleted:
-            _log.warning("%s Commit failed, retrying: %s: %s", self._entity, error, bounded_names(offsets))
+            names = bounded_names(offsets)
+            _log.log(retry_level(error), "%s Commit failed, retrying: %s: %s", self._entity, error, names)
             return
         _log.warning("%s Offsets of deleted partitions are not committed: %s.", self._entity, bounded_names(deleted))
         self._log_ends.add_deleted(deleted, is_reported=False)

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.source.group_claims import record_query
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, read_task
@@ -118,7 +119,11 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._open().session().input_partitions(start, end)
+        process = self._open()
+        tasks = process.session().input_partitions(start, end)
+        for task in tasks:
+            task.query_file = process.query_file
+        return tasks
 
     @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
@@ -130,6 +135,8 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, GroupInputPartition)
+        if partition.query_file is not None:
+            record_query(partition.query_file)
         return read_task(partition, self._columns)
 
     def _open(self) -> ReaderProcess:

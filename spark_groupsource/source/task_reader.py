@@ -56,7 +56,10 @@ class GroupInputPartition(InputPartition):
         topic_ids: topic -> id of the topic for which the ranges were planned; a task reads no other topic of the name.
         leader_epochs: leader epoch in which each range was in the log (KIP-320); may lack partitions.
         known_brokers: addresses of the brokers in the metadata of the reader process.
+        query_file: file to which a task on the driver's machine writes the name of its query.
     """
+
+    query_file: str | None = None
 
     def __init__(
         self,

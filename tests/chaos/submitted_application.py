@@ -13,8 +13,8 @@ from chaos.streaming_application import WAIT_S, last_batch
 from child_processes import start_process, stop_process
 from support.waiting import wait_until
 
-from spark_groupsource.source.control_socket import control_directory
-from spark_groupsource.source.driver_process import is_process_alive
+from spark_groupsource.source.control_socket import control_sockets
+from spark_groupsource.source.driver_process import process_identity
 
 APPLICATION = Path(__file__).with_name("streaming_application.py")
 
@@ -62,8 +62,8 @@ class SubmittedApplication:
 
     def readers(self) -> list[int]:
         """Returns the process ids of the query's readers; usually one, two for a moment during a restart."""
-        pids = [int(path.name.rpartition("-")[2]) for path in control_directory(self.process.pid).iterdir()]
-        return [pid for pid in pids if is_process_alive(pid)]
+        pids = [int(path.name.rpartition("-")[2]) for path in control_sockets(self.process.pid)]
+        return [pid for pid in pids if process_identity(pid)]
 
     def workers(self) -> list[int]:
         """Returns the process ids of the Python workers that run read tasks."""

@@ -1,15 +1,15 @@
-"""Client settings: Java's and librdkafka's names, bounds, ignored and rejected settings."""
+"""Client settings: Java's and librdkafka's names, bounds, rejected settings."""
 
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
 from spark_groupsource.client.network.security import SecuritySettings, parse_jaas
 from spark_groupsource.client.settings import (
     ACCEPTED_SETTINGS,
-    IGNORED_SETTINGS,
     REJECTED_SETTINGS,
     ClientSettings,
     GroupSettings,
@@ -84,17 +84,19 @@ def test_bootstrap_is_required() -> None:
 
 def test_no_name_is_in_two_tables() -> None:
     aliases = [alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases]
-    names = [*ACCEPTED_SETTINGS, *aliases, *IGNORED_SETTINGS, *REJECTED_SETTINGS]
+    names = [*ACCEPTED_SETTINGS, *aliases, *REJECTED_SETTINGS]
     assert len(set(names)) == len(names)
 
 
 def test_every_setting_is_documented() -> None:
-    docs = [*(key.doc for key in ACCEPTED_SETTINGS.values()), *IGNORED_SETTINGS.values(), *REJECTED_SETTINGS.values()]
+    docs = [*(key.doc for key in ACCEPTED_SETTINGS.values()), *REJECTED_SETTINGS.values()]
     assert [doc for doc in docs if not doc.endswith(".")] == []
 
 
-def test_ignored_settings_are_accepted() -> None:
-    ClientSettings.parse({**SERVERS, **dict.fromkeys(IGNORED_SETTINGS, "1"), "check.crcs": "true"})
+@pytest.mark.parametrize("name", REJECTED_SETTINGS)
+def test_settings_without_effect_are_rejected(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Option kafka.{re.escape(name)} is not supported: "):
+        ClientSettings.parse({**SERVERS, name: "1"})
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 import spark_groupsource
 
@@ -47,6 +50,23 @@ def test_importing_the_package_loads_the_version_alone() -> None:
     code = "import sys, spark_groupsource; print([n for n in sys.modules if n.startswith('spark_groupsource.')])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout == "['spark_groupsource.version']\n", run
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, sys.executable),
+        ({"PYSPARK_PYTHON": ""}, sys.executable),
+        ({"PYSPARK_PYTHON": "/opt/python"}, "/opt/python"),
+        # spark-submit has started Spark; it passes spark.pyspark.python in PYSPARK_PYTHON
+        ({"PYSPARK_GATEWAY_PORT": "1"}, "None"),
+    ],
+)
+def test_importing_the_package_chooses_the_interpreter_of_spark(given: dict[str, str], expected: str) -> None:
+    environment = {name: text for name, text in os.environ.items() if name != "PYSPARK_PYTHON"} | given
+    code = "import os, spark_groupsource; print(os.environ.get('PYSPARK_PYTHON'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert run.stdout == f"{expected}\n", run.stderr
 
 
 def test_the_version_is_reported_by_the_command() -> None:

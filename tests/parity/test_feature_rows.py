@@ -73,7 +73,7 @@ BOTH_QUERIES = [
     ("failOnDataLoss", {"failOnDataLoss": "FALSE"}, ALL),
     ("case", {"SUBSCRIBE": "T", "StartingoffSETS": "earliest", "INCLUDEHEADERS": "true"}, ALL),
     ("kafka.*", {"kafka.isolation.level": "read_committed", "kafka.max.partition.fetch.bytes": "500",
-                 "kafka.client.id": "rows", "kafka.receive.buffer.bytes": "65536"}, ALL),
+                 "kafka.client.id": "rows", "kafka.fetch.min.bytes": "1"}, ALL),
 ]  # fmt: skip
 
 BATCH_ONLY = [

@@ -1,12 +1,15 @@
 """Control socket of a reader, and `stop_gracefully` with an in-memory query."""
 
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
+from support.source_process import SourceProcess
+from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.errors import NetworkError
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.net import dial_local
 from spark_groupsource.source import drain
 from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
@@ -142,3 +145,48 @@ def test_server_continues_after_a_malformed_request(driver):
     reader.drained = True
     stop_gracefully(query(END), 20)
     server.close()
+
+
+def test_errors_of_requests_do_not_end_the_server(driver):
+    outcomes = iter([BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit"), False, True])
+
+    def request_drain(proof):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    server = ControlServer(driver, READER, request_drain, lambda group, least_ms: {}[group])
+    channel = dial_local(server.path, 1000)
+    channel.send('{"group": "unexpected", "least_ms": 0}')
+    assert channel.receive(5000) is None  # the connection is closed
+    channel.close()
+    # the drain is tried again
+    stop_gracefully(query(END), 20)
+    assert next(outcomes, None) is None
+    server.close()
+
+
+def test_lost_directory_is_created_again(driver):
+    server = ControlServer(driver, READER, Reader().request_drain)
+    shutil.rmtree(control_directory(driver))
+    again = ControlServer(driver, READER, Reader().request_drain)
+    assert len(control_sockets(driver, READER)) == 1
+    server.close()
+    again.close()
+
+
+def test_reader_without_control_socket_reads_with_one_warning(embedded, topic, group, tmp_path, monkeypatch):
+    create_topic(embedded.bootstrap_servers, topic)
+    produce(embedded.bootstrap_servers, topic, [(0, None, b"v")])
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+    monkeypatch.setenv("TMPDIR", str(directory))
+    source = SourceProcess(tmp_path, embedded.bootstrap_servers, topic, group)
+    try:
+        assert source.latest_offset()[topic] == {"0": 1}
+        (warning,) = [line for line in source.log.splitlines() if "WARNING" in line]
+        assert "Control socket cannot be created: AF_UNIX path too long. stop_gracefully stops" in warning
+        source.stop()
+    finally:
+        source.kill()

@@ -105,6 +105,7 @@ class GroupScenario:
             "kafka.bootstrap.servers": self.servers,
             "subscribe": self.topic,
             "kafka.group.id": self.group,
+            "splitBetweenQueries": "true",
             "kafka.client.id": name,
             "startingOffsets": "earliest",
             "members": "1",

@@ -75,7 +75,7 @@ def test_join_of_two_streams_of_one_group_within_their_watermarks(harness, topic
         produce_at(servers, f"{topic}-{name}", values)
 
     def side(name):
-        frame = values_in_time(harness.stream(subscribe=f"{topic}-{name}", members="1"))
+        frame = values_in_time(harness.stream(subscribe=f"{topic}-{name}", members="1", splitBetweenQueries=None))
         return frame.withWatermark("timestamp", "5 minutes").select(
             F.col("value").alias(f"{name}_value"), F.col("timestamp").alias(f"{name}_at")
         )
@@ -176,6 +176,30 @@ def test_two_loads_of_one_topic_in_one_group_share_its_partitions(harness):
     assert sorted(row.n for row in harness.spark.table(name).collect()) == list(range(80))
 
 
+def test_second_query_or_load_of_a_topic_in_one_group_is_refused(harness, embedded):
+    harness.produce(40)
+    stream = harness.stream(splitBetweenQueries=None)
+    name = f"rows_{harness.group.replace('-', '_')}"
+    first = stream.writeStream.format("memory").queryName(name).start()
+    harness.queries.append(first)
+    harness.wait_committed()
+    second = stream.writeStream.format("noop").start()
+    with pytest.raises(Exception, match=f"query '{name}' of this application .id {first.id}, .* splitBetweenQueries"):
+        second.awaitTermination(120)
+    # the first one is not affected, and another can take its place when it has been stopped
+    harness.produce(40)
+    harness.wait_committed()
+    first.stop()
+    again = stream.writeStream.format("noop").start()
+    harness.queries.append(again)
+    harness.produce(40)
+    harness.wait_committed()
+    stop_gracefully(again)
+    joined = harness.stream(splitBetweenQueries=None).union(harness.stream(splitBetweenQueries=None))
+    with pytest.raises(Exception, match=r"another query or load\(\) of this application"):
+        joined.writeStream.format("noop").start().awaitTermination(120)
+
+
 def test_only_one_of_two_loads_in_one_group_has_new_records(harness, topic):
     """The other one has no batch in flight and rejoins although Spark does not call it while the first one waits."""
     servers = harness.cluster.bootstrap_servers
@@ -184,7 +208,8 @@ def test_only_one_of_two_loads_in_one_group_has_new_records(harness, topic):
         produce_at(servers, f"{topic}-{name}", [(0, f"{name} 0")])
 
     def run():
-        sides = [harness.stream(subscribe=f"{topic}-{name}", members="1") for name in ("first", "second")]
+        options = {"members": "1", "splitBetweenQueries": None}
+        sides = [harness.stream(subscribe=f"{topic}-{name}", **options) for name in ("first", "second")]
         rows = sides[0].union(sides[1]).select(F.col("value").cast("string"))
         writer = rows.writeStream.format("parquet").option("path", str(harness.directory / "rows"))
         query = writer.option("checkpointLocation", str(harness.directory / "cp")).trigger(**NOW).start()

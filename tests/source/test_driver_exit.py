@@ -38,8 +38,8 @@ finally:
 # as notebooks do: the next session starts while the query of the previous one runs
 NOTEBOOK = """
 import sys
-from pyspark.sql import SparkSession
 from spark_groupsource import register
+from pyspark.sql import SparkSession
 
 servers, topic, group, directory = sys.argv[1:]
 for _ in range(2):
@@ -115,7 +115,10 @@ def test_members_leave_when_the_session_stops_without_its_query(embedded, topic,
     harness = QueryHarness(None, Cluster("embedded", embedded.bootstrap_servers), topic, group, tmp_path)
     harness.produce(40)
     command = [sys.executable, "-c", NOTEBOOK, embedded.bootstrap_servers, topic, group, str(tmp_path)]
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    # not the environment of an activated installation: the import of the package chooses the interpreter
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent)
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path}
+    environment.pop("PYSPARK_PYTHON", None)
     with open(tmp_path / "log", "w") as log, subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
     ) as notebook:

@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source import embedded
-from spark_groupsource.source.driver_process import driver_pid, is_process_alive, private_directory
+from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
 from spark_groupsource.source.embedded import resolve_bootstrap
 
 
@@ -39,7 +39,7 @@ def kill_application(process, *run_dirs):
 def is_running(pid):
     # private: a child of this process stays a zombie until it is waited for
     started = {broker.pid: broker for broker in embedded._started}
-    return started[pid].poll() is None if pid in started else is_process_alive(pid)
+    return started[pid].poll() is None if pid in started else bool(process_identity(pid))
 
 
 def test_other_addresses_are_not_changed():
@@ -51,7 +51,7 @@ def test_one_broker_per_application(application, topic):
     assert resolve_bootstrap("Embedded", application.pid) == address
     create_topic(address, topic)
     assert produce(address, topic, [(0, None, b"v")]) == 1
-    kill_application(application, private_directory(f"broker-{application.pid}"))
+    kill_application(application, embedded.run_directory("", application.pid))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_directory_accessible_to_other_users_is_rejected():
 
 
 def test_driver_is_the_parent_without_a_jvm():
-    assert is_process_alive(driver_pid())
+    assert process_identity(driver_pid())
 
 
 @pytest.mark.spark
@@ -99,7 +99,7 @@ def test_embedded_address_works_through_spark(spark, group, topic, tmp_path):
     with pytest.raises(Exception, match=f"topic {topic} does not exist at embedded"):
         spark.read.format("groupsource").options(**options).load().count()
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-    address = (private_directory(f"broker-{jvm}") / "address").read_text().split()[1]
+    address = (embedded.run_directory("", jvm) / "address").read_text().split()[1]
     create_topic(address, topic, 2)
     produce(address, topic, [(n % 2, None, b"v") for n in range(10)])
     assert spark.read.format("groupsource").options(**options).load().count() == 10

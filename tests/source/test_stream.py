@@ -10,8 +10,8 @@ from support.waiting import wait_until
 from spark_groupsource import stop_gracefully
 from spark_groupsource.client.admin import remove_members
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.control_socket import control_directory
-from spark_groupsource.source.driver_process import is_process_alive
+from spark_groupsource.source.control_socket import control_sockets
+from spark_groupsource.source.driver_process import process_identity
 
 pytestmark = pytest.mark.spark
 
@@ -131,8 +131,8 @@ def test_restart_after_the_reader_process_was_killed(harness):
 
 def reader_pids(spark):
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-    pids = [int(path.name.rpartition("-")[2]) for path in control_directory(jvm).iterdir()]
-    return [pid for pid in pids if is_process_alive(pid)]
+    pids = [int(path.name.rpartition("-")[2]) for path in control_sockets(jvm)]
+    return [pid for pid in pids if process_identity(pid)]
 
 
 def test_assign_needs_no_group(harness):

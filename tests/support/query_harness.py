@@ -46,6 +46,7 @@ class QueryHarness:
             "kafka.group.id": self.group,
             "startingOffsets": "earliest",
             "members": "2",
+            "splitBetweenQueries": "true",
             "kafka.session.timeout.ms": "6000",
             "kafka.heartbeat.interval.ms": "500",
         }

@@ -1,0 +1,74 @@
+"""Locks on files and directories that end with the process that holds them.
+
+A lock shows whether its holder is running where a process id does not: ids are assigned again, and containers that
+share a directory have ids of their own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+
+class HeldLock:
+    """A shared lock of this process; released by `release` or the end of the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def hold(path: Path) -> HeldLock:
+    """Locks an existing file or directory; waits while another process removes it.
+
+    Raises: FileNotFoundError if it was removed; OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_ino != path.stat().st_ino:
+            raise FileNotFoundError(f"{path} was replaced")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return HeldLock(descriptor)
+
+
+@contextmanager
+def unheld(path: Path) -> Iterator[bool]:
+    """Yields True if no process holds a lock on `path`; none can lock it before the end of the block."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """True if `path` exists and a running process holds a lock on it."""
+    with unheld(path) as is_unheld:
+        return path.exists() and not is_unheld
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits for and holds the exclusive lock of a file, which is created if needed."""
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

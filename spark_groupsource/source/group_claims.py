@@ -1,0 +1,162 @@
+"""Refuses a second reader of one application that would share a group and a topic.
+
+Spark starts a reader process for each query and each ``load()`` in it. Two of them in one group split the records of
+a topic, where Spark's Kafka source gives all records to each. Each reader therefore keeps a locked file with its group
+and topics in the directory of its application; its read tasks add the name of the query, which Spark does not pass to
+readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Iterator
+
+from spark_groupsource.clock import Clock, SystemClock, format_timestamp_ms
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import bounded_names
+from spark_groupsource.source.file_locks import HeldLock, hold, locked, unheld
+
+# a stopped query releases its group a moment after query.stop() returns
+_RELEASE_WAIT_MS = 5_000
+_POLL_MS = 100
+_CLAIM, _QUERY = "claim.", "query."
+_NAME_LENGTH = 100
+
+_recorded: set[str] = set()
+
+
+@dataclass(frozen=True)
+class GroupClaim:
+    """The group and the topics of one reader; `topics` are those that exist at its start."""
+
+    group_id: str
+    cluster_id: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    is_split_allowed: bool
+    reader_pid: int
+    started_ms: int
+
+    def shared_topics(self, other: GroupClaim) -> list[str]:
+        """Returns the topics that a group would split between both, sorted; none if both allow it."""
+        if (self.group_id, self.cluster_id) != (other.group_id, other.cluster_id):
+            return []
+        if self.is_split_allowed and other.is_split_allowed:
+            return []
+        topics = {topic for topic in self.topics if topic in other.topics or _matches(other.pattern, topic)}
+        return sorted(topics | {topic for topic in other.topics if _matches(self.pattern, topic)})
+
+
+class ClaimedGroup:
+    """A claim that no other reader contradicts, until it is released.
+
+    Attributes:
+        query_file: path to which a read task writes the name of the query.
+    """
+
+    def __init__(self, path: Path, locks: list[HeldLock]) -> None:
+        self._path, self._locks = path, locks
+        self.query_file = str(_query_file(path))
+
+    def release(self) -> None:
+        """Lets another reader claim the group; further calls do nothing."""
+        for path in (self._path, Path(self.query_file)):
+            path.unlink(missing_ok=True)
+        for lock in self._locks:
+            lock.release()
+
+
+def claim_group(directory: Path, claim: GroupClaim, clock: Clock | None = None) -> ClaimedGroup:
+    """Claims a group and its topics; waits a few seconds for a reader that is being stopped.
+
+    Raises: ConfigurationError that names the other query; OSError if the directory cannot be written.
+    """
+    clock = clock or SystemClock()
+    deadline_ms = clock.now_ms() + _RELEASE_WAIT_MS
+    while True:
+        with locked(directory / "claims"):
+            shared = [(path, other) for path, other in _claims(directory) if claim.shared_topics(other)]
+            if not shared:
+                return _write(directory, claim)
+            if clock.now_ms() >= deadline_ms:
+                raise _conflict(claim, *shared[0])
+        clock.sleep_ms(_POLL_MS)
+
+
+def record_query(query_file: str) -> None:
+    """Writes the name and the id of the query of the running task; does nothing on other machines."""
+    if query_file in _recorded or not os.path.isdir(os.path.dirname(query_file)):
+        return
+    _recorded.add(query_file)
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return
+    description = context.getLocalProperty("spark.job.description") or ""
+    query: dict[str, Any] = {
+        # the description of a batch is the name, the ids and the number of the batch, separated by line breaks
+        "name": description.partition("id = ")[0].replace("<br/>", "").strip()[:_NAME_LENGTH],
+        "id": context.getLocalProperty("sql.streaming.queryId"),
+    }
+    try:
+        Path(query_file).write_text(json.dumps(query))
+    except OSError:
+        # the reader has ended
+        return
+
+
+def _matches(pattern: str | None, topic: str) -> bool:
+    return pattern is not None and re.fullmatch(pattern, topic) is not None
+
+
+def _query_file(path: Path) -> Path:
+    return path.with_name(_QUERY + path.name.removeprefix(_CLAIM))
+
+
+def _claims(directory: Path) -> Iterator[tuple[Path, GroupClaim]]:
+    """Yields the claims of running readers and removes those of others."""
+    for path in directory.glob(f"{_CLAIM}*"):
+        with unheld(path) as is_stale:
+            if is_stale:
+                path.unlink()
+                _query_file(path).unlink(missing_ok=True)
+                continue
+        try:
+            fields = json.loads(path.read_text())
+        except FileNotFoundError:
+            # released meanwhile
+            continue
+        yield path, GroupClaim(**{**fields, "topics": tuple(fields["topics"])})
+
+
+def _write(directory: Path, claim: GroupClaim) -> ClaimedGroup:
+    descriptor, name = tempfile.mkstemp(prefix=_CLAIM, dir=directory)
+    with open(descriptor, "w") as file:
+        json.dump(asdict(claim), file)
+    return ClaimedGroup(Path(name), [hold(Path(name)), hold(directory)])
+
+
+def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> ConfigurationError:
+    return ConfigurationError(
+        f"Joining group '{claim.group_id}' failed: {_describe(path, other)} reads "
+        f"{bounded_names(claim.shared_topics(other))} in the group, and each record would be delivered to one of the "
+        "two only. Give each query and each load() a kafka.group.id of its own, or set option splitBetweenQueries to "
+        "true in both."
+    )
+
+
+def _describe(path: Path, other: GroupClaim) -> str:
+    started = format_timestamp_ms(other.started_ms)
+    try:
+        query = json.loads(_query_file(path).read_text())
+    except (OSError, ValueError):
+        # it has read nothing yet
+        return f"another query or load() of this application (reader process {other.reader_pid}, started {started})"
+    name = f"query {query['name']!r}" if query["name"] else "another query"
+    return f"{name} of this application (id {query['id']}, started {started})"
