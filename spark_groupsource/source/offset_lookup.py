@@ -132,7 +132,7 @@ class OffsetLookup:
                 return call()
             except NetworkError as error:
                 # the client has retried for default.api.timeout.ms; each of these attempts takes as long
-                _log.warning("Offset lookup failed, retrying: %s", error)
+                _log.debug("Offset lookup failed, retrying: %s", error)
             except BrokerError as error:
                 # the client has waited for unknown topics already
                 if not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

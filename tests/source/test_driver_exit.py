@@ -12,6 +12,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.net import Address, listen
+from spark_groupsource.source import driver_monitor
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 
 # waits to join a group at a broker that accepts connections and does not respond
@@ -100,6 +101,14 @@ def test_context_has_stopped_when_all_its_directories_are_gone(tmp_path):
     assert monitor.is_context_stopped
     # without directories the state is unknown
     assert not DriverMonitor(os.getpid(), [files, blocks]).is_context_stopped
+
+
+def test_driver_has_exited_when_another_process_has_its_id(monkeypatch):
+    identities = iter(["driver", "driver", "another process"])
+    monkeypatch.setattr(driver_monitor, "process_identity", lambda pid: next(identities))
+    monitor = DriverMonitor(os.getpid())
+    assert monitor.is_driver_alive
+    assert not monitor.is_driver_alive
 
 
 def test_only_directories_of_the_context_are_watched(tmp_path, monkeypatch):

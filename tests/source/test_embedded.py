@@ -57,6 +57,8 @@ def test_one_broker_per_application(application, topic):
 @pytest.mark.slow
 def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
     address_option = f"embedded:{tmp_path / 'data'}"
+    # the file of a broker that was killed; its process id is that of a running process
+    (embedded.run_directory(str(tmp_path / "data"), 0) / "address").write_text(f"{os.getpid()} 127.0.0.1:1")
     address = resolve_bootstrap(address_option, application.pid)
     assert resolve_bootstrap(address_option, os.getpid()) == address  # another application, the same directory
     create_topic(address, topic)
