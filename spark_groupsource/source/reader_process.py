@@ -53,6 +53,7 @@ class ReaderProcess:
         self._availability: BrokerAvailability | None = None
         self._has_started = False
         self._is_terminated = False
+        self._is_stopping = False
         self._sigterm = threading.Event()
         self._driver_connection = _connection_to_driver()
         self._driver_monitor = DriverMonitor(driver, context_directories())
@@ -112,14 +113,15 @@ class ReaderProcess:
         return end
 
     def stop(self) -> None:
-        """Leaves the group within a few seconds; exits the process if it has received SIGTERM."""
+        """Leaves the group within a few seconds; exits the process if Spark has stopped it."""
+        self._is_stopping = True
         self._release_claim()
         closing = threading.Thread(target=self._close, name="groupsource close", daemon=True)
         closing.start()
         closing.join(_STOP_S)
         if closing.is_alive():
             _log.warning("[group=%s] Leaving the group timed out after %g s.", self.options.group_id, _STOP_S)
-        if self._is_terminated:
+        if self._is_terminated or self._is_disconnected():
             # Spark's runner would print that its connection to the JVM is broken
             sys.stderr.flush()
             os._exit(0)
@@ -209,6 +211,9 @@ class ReaderProcess:
             self._claim.release()
 
     def _handle_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._is_stopping:
+            # leaving the group must not be interrupted
+            return
         if self._driver_connection is not None and not self._is_terminated:
             self._sigterm.set()
             return
@@ -242,13 +247,15 @@ class ReaderProcess:
         self._sigterm.clear()
         clock = SystemClock()
         deadline_ms = clock.now_ms() + _CLOSE_MS
-        assert self._driver_connection is not None
-        while not is_closed_by_peer(self._driver_connection):
+        while not self._is_disconnected():
             if clock.now_ms() > deadline_ms:
                 _log.info("%s SIGTERM received; the driver decides when the query ends.", self._entity)
                 return False
             clock.sleep_ms(_CLOSE_POLL_MS)
         return True
+
+    def _is_disconnected(self) -> bool:
+        return self._driver_connection is not None and is_closed_by_peer(self._driver_connection)
 
     def _leave_without_driver(self) -> None:
         if not self._driver_monitor.is_driver_alive:

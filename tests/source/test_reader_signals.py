@@ -112,6 +112,16 @@ def test_process_group_signal_during_a_rebalance(source, client, cluster, group)
     source.stop()
 
 
+def test_signal_of_spark_while_idle(source, client, group):
+    end = source.latest_offset()
+    source.call({}, end)
+    source.result()
+    # the connection is closed while the process handles the signal
+    source.stop()
+    assert not describe_groups(client, [group])[group].members
+    assert source.log == ""
+
+
 def test_signal_of_spark_interrupts_a_call(source, client, cluster, group):
     end = source.latest_offset()
     source.call({}, end)
