@@ -176,7 +176,7 @@ def test_two_loads_of_one_topic_in_one_group_share_its_partitions(harness):
     assert sorted(row.n for row in harness.spark.table(name).collect()) == list(range(80))
 
 
-def test_second_query_or_load_of_a_topic_in_one_group_is_refused(harness, embedded):
+def test_second_query_or_load_of_a_topic_in_one_group_is_refused(harness):
     harness.produce(40)
     stream = harness.stream(splitBetweenQueries=None)
     name = f"rows_{harness.group.replace('-', '_')}"
