@@ -15,7 +15,6 @@ from spark_groupsource.net import LocalListener
 
 _READER = """
 import json, os, sys
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_groupsource.net import dial_local
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.stream_reader import GroupStreamReader
@@ -23,14 +22,14 @@ from spark_groupsource.source.stream_reader import GroupStreamReader
 spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)
 reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), None, int(sys.argv[2]), 1)
 try:
-    reader.getDefaultReadLimit()
+    limit = reader.getDefaultReadLimit()
     while (line := spark.receive(600_000)) is not None:
         call = json.loads(line)
         if "end" in call:
             reader.partitions(call["start"], call["end"])
             spark.send("null")
         else:
-            spark.send(json.dumps(reader.latestOffset(call["start"], ReadAllAvailable())))
+            spark.send(json.dumps(reader.latestOffset(call["start"], limit)))
 finally:
     reader.stop()
 """
