@@ -250,7 +250,9 @@ class FaultRun:
         self._finish()
 
     def _drain(self, target: SubmittedApplication) -> str:
-        signal_all(self._random.choice([[target.process.pid], target.python()]), signal.SIGTERM)
+        # the last one is the process group, as signalled by timeout and service managers
+        group = [-target.process.pid]
+        signal_all(self._random.choice([[target.process.pid], target.python(), group]), signal.SIGTERM)
         target.end()
         target.start()
         return target.name

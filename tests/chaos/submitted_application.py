@@ -13,7 +13,7 @@ from chaos.streaming_application import WAIT_S, last_batch
 from child_processes import start_process, stop_process
 from support.waiting import wait_until
 
-from spark_groupsource.source.control_socket import control_sockets
+from spark_groupsource.source.control_socket import control_directory
 from spark_groupsource.source.driver_process import process_identity
 
 APPLICATION = Path(__file__).with_name("streaming_application.py")
@@ -54,6 +54,8 @@ class SubmittedApplication:
         command += [*self._submit, str(self._script), *self._arguments]
         with open(self.log, "a") as log:
             self.process = start_process(command, log, subprocess.STDOUT, environment)
+        # named after the running process; readers of a killed driver are found there, too
+        self._sockets = control_directory(self.process.pid)
 
     @property
     def is_ready(self) -> bool:
@@ -62,7 +64,7 @@ class SubmittedApplication:
 
     def readers(self) -> list[int]:
         """Returns the process ids of the query's readers; usually one, two for a moment during a restart."""
-        pids = [int(path.name.rpartition("-")[2]) for path in control_sockets(self.process.pid)]
+        pids = [int(path.name.rpartition("-")[2]) for path in self._sockets.glob("*-*")]
         return [pid for pid in pids if process_identity(pid)]
 
     def workers(self) -> list[int]:
