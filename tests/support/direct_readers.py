@@ -36,7 +36,8 @@ class StreamQuery:
     """One streaming query: all rows, the sizes of its batches, and the tasks of the last batch."""
 
     def __init__(self, cluster: Cluster, options: Mapping[str, str]) -> None:
-        base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "members": "1"}
+        # the tests run several queries of a group in one process
+        base = {"splitBetweenQueries": "true", "kafka.bootstrap.servers": cluster.bootstrap_servers, "members": "1"}
         if "assign" not in options:
             base["kafka.group.id"] = f"g-{uuid4().hex}"
         options = {**base, **options}
