@@ -80,6 +80,8 @@ class LogBroker(FakeBroker):
     def _versions(self, request: Any, version: int) -> Any:
         return advertise(
             ApiVersions=(0, 3),
+            SaslHandshake=(0, 1),
+            SaslAuthenticate=(0, 2),
             Metadata=(4, 12),
             Fetch=self.fetch_versions,
             ListOffsets=(1, 7),

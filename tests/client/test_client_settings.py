@@ -128,11 +128,13 @@ def test_group_settings() -> None:
         ({"group.id": "g", "partition.assignment.strategy": " , "}, "Name at least one of range"),
     ],
 )
+@pytest.mark.conformance("KC-019", "KC-105")
 def test_group_settings_rejected(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GroupSettings.parse(settings, topics=("t",))
 
 
+@pytest.mark.conformance("KC-057", "KC-058")
 def test_exactly_one_kind_of_subscription_is_needed() -> None:
     with pytest.raises(ConfigurationError, match="exactly one of the options subscribe and subscribePattern"):
         GroupSettings("g")

@@ -46,6 +46,7 @@ def test_metadata_are_cached_until_max_age(cluster: Any, topic: str) -> None:
         assert client.metadata([topic], refresh=True).topics[topic] is not before
 
 
+@pytest.mark.conformance("KC-089")
 def test_error_of_an_unknown_topic_says_what_to_do(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:
         with pytest.raises(BrokerError, match=f"topic {topic} failed: .* does not exist. Create it"):
@@ -54,6 +55,7 @@ def test_error_of_an_unknown_topic_says_what_to_do(cluster: Any, topic: str) -> 
             client.describe_topics(["a/b"])
 
 
+@pytest.mark.conformance("OF-024", "OF-045", "OF-047", "OF-048", "OF-049", "OF-051", "OF-052")
 def test_offsets_by_timestamp(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -79,6 +81,7 @@ def test_offset_of_an_unknown_partition_raises(cluster: Any, topic: str) -> None
             client.list_offsets({TopicPartition(topic, 0): LATEST, TopicPartition(topic, 7): LATEST})
 
 
+@pytest.mark.conformance("KC-043")
 def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)

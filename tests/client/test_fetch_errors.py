@@ -202,6 +202,7 @@ def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: LogBroker,
 
 
 @pytest.mark.conformance("OF-023", "OF-032", "KC-101")
+@pytest.mark.conformance("KC-099", "KC-100")
 def test_listoffsets_without_a_response_ends_at_its_timeout(broker: LogBroker, client: Cluster) -> None:
     broker.responses["ListOffsets"] = lambda request, version: None
     with pytest.raises(NetworkError, match="ListOffsets request to .*No response within"):

@@ -66,6 +66,7 @@ def test_end_of_a_compacted_log_without_records_is_skipped(broker: LogBroker, cl
     assert len(broker.sent("DescribeConfigs")) == 1
 
 
+@pytest.mark.conformance("FT-025")
 def test_gap_before_a_batch_is_skipped(broker: LogBroker, client: Cluster) -> None:
     broker.gap = frozenset(range(2, 9))
     assert next_offsets(fetch(client)) == [1, 2, 10]
@@ -101,6 +102,7 @@ def test_out_of_range_responses_that_contradict_the_log_fail_after_the_timeout(b
 # -- leader epochs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("FT-039")
 def test_requests_carry_the_current_leader_epoch(broker: LogBroker, client: Cluster) -> None:
     broker.leader_epoch = 5
     assert client.list_offsets({TP: LATEST})[TP].offset == 10
@@ -132,6 +134,7 @@ def test_metadata_with_an_earlier_leader_epoch_are_ignored(broker: LogBroker, cl
     assert client.metadata(["t"], refresh=True).leader_epoch(TP) == 4, "epochs of another topic"
 
 
+@pytest.mark.conformance("FT-072", "OF-042")
 def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: LogBroker, client: Cluster) -> None:
     broker.leader_epoch, broker.epoch_ends = 3, {2: (2, 6)}
     blocks = fetch(client, leader_epochs={TP: 2})
@@ -142,6 +145,7 @@ def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: LogBroke
     assert (version, requested.leader_epoch, requested.current_leader_epoch, request.replica_id) == (4, 2, 3, -1)
 
 
+@pytest.mark.conformance("FT-071", "FT-072")
 def test_truncation_during_a_fetch_is_reported(broker: LogBroker, client: Cluster) -> None:
     def truncate() -> None:
         broker.leader_epoch, broker.epoch_ends = 1, {0: (0, 8)}
@@ -156,6 +160,7 @@ def test_range_below_the_end_of_its_epoch_is_valid(broker: LogBroker, client: Cl
     assert next_offsets(fetch(client, end=6, leader_epochs={TP: 2})) == list(range(1, 7))
 
 
+@pytest.mark.conformance("OF-040", "OF-041")
 def test_epoch_that_the_leader_does_not_know_is_a_truncation_at_an_unknown_offset(
     broker: LogBroker, client: Cluster
 ) -> None:
@@ -163,6 +168,7 @@ def test_epoch_that_the_leader_does_not_know_is_a_truncation_at_an_unknown_offse
     assert fetch(client, leader_epochs={TP: 2})[0].diverging_offset == -1
 
 
+@pytest.mark.conformance("OF-036")
 def test_epochs_are_not_validated_where_the_broker_cannot(broker: LogBroker, client: Cluster) -> None:
     broker.leader_epoch, broker.epoch_ends, broker.epoch_versions = 3, {2: (2, 6)}, (0, 2)
     assert next_offsets(fetch(client, leader_epochs={TP: 2})) == list(range(1, 11))
@@ -178,6 +184,7 @@ def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: Log
 # -- topic ids -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("FT-007")
 def test_topic_is_fetched_by_its_id(broker: LogBroker, client: Cluster) -> None:
     fetch(client, topic_ids={"t": str(broker.topic_id)})
     assert {(version, request.topics[0].topic_id) for version, request in broker.sent("Fetch")} == {
@@ -209,11 +216,13 @@ def test_recreated_topic_is_not_read(
 
 
 @pytest.mark.parametrize("topic_id", [None, UUID(int=0)])
+@pytest.mark.conformance("FT-006")
 def test_topic_without_id_is_fetched_by_name(broker: LogBroker, client: Cluster, topic_id: UUID | None) -> None:
     broker.topic_id, broker.fetch_versions = topic_id, (4, 12)
     assert next_offsets(fetch(client, topic_ids={"t": str(uuid4())} if topic_id else {})) == list(range(1, 11))
 
 
+@pytest.mark.conformance("KC-049")
 def test_partition_that_was_not_requested_is_ignored(broker: LogBroker, client: Cluster) -> None:
     respond, unexpected = broker.responses["Fetch"], [4, 4]
 

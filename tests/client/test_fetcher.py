@@ -51,6 +51,7 @@ def values(block: FetchedBlock, wanted: OffsetRange) -> list[tuple[int, bytes | 
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.conformance("FT-001", "KC-005")
 def test_every_record_is_fetched_once(client: Cluster, cluster: Any, topic: str, codec: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     records = [(n % 3, b"k", b"%d" % n) for n in range(3_000)]
@@ -98,6 +99,7 @@ def test_records_above_the_fetch_limits_are_returned(cluster: Any, topic: str) -
         assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 2))[0]) == 2
 
 
+@pytest.mark.conformance("FT-044", "FT-045")
 def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
@@ -114,6 +116,7 @@ def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(client: Clu
     assert blocks[second].error == 0, "the other partition is read all the same"
 
 
+@pytest.mark.conformance("FT-040")
 def test_offsets_past_the_end_are_out_of_range(client: Cluster, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     (block,) = PartitionFetcher(client).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 5, 7)])

@@ -270,6 +270,7 @@ def test_new_partitions_make_the_leader_rebalance(client: Cluster, topic: str, g
         assert "cached metadata has changed" in ours.events[-1].cause
 
 
+@pytest.mark.conformance("KC-045")
 def test_pattern_subscribes_to_new_topics(client: Cluster, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, f"{topic}-a", 1)
     with group_client(client, group, pattern=f"{topic}-.*") as ours:

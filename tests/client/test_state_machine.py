@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from membership_support import join_response, joining, stable, sync_response
 
 from spark_groupsource.client.membership.response_rules import Reaction
@@ -151,6 +152,7 @@ def test_lost_connection_resets_nothing() -> None:
     assert membership.next_action(150) == SendJoinGroup()
 
 
+@pytest.mark.conformance("KC-029")
 def test_timers_of_a_stable_member() -> None:
     membership, _ = stable()
     assert membership.next_action(0) == Idle(3_000)

@@ -144,6 +144,7 @@ def test_poll_restarts_the_poll_timer_while_the_coordinator_is_unknown() -> None
 
 @pytest.mark.conformance("CC-030")
 @BOTH
+@pytest.mark.conformance("KC-109")
 def test_leader_assigns_and_owns_the_result(settings: Any) -> None:
     bench = Bench(**settings)
     bench.script.other_members = {"other": Subscription(("t",))}
@@ -202,6 +203,7 @@ def test_unknown_error_of_sync_is_raised() -> None:
         (ErrorCode.ILLEGAL_GENERATION, ["m1", "m1"]),
     ],
 )
+@pytest.mark.conformance("KC-070")
 def test_rejected_sync_leads_to_another_join(code: ErrorCode, expected: list[str]) -> None:
     bench = joined()
     bench.member.request_rejoin("a test")
@@ -290,6 +292,7 @@ def test_exception_of_the_assignor_is_raised_before_that_of_the_assigned_callbac
 
 
 @pytest.mark.conformance("CC-022")
+@pytest.mark.conformance("KC-083")
 def test_exception_of_the_assigned_callback_is_raised() -> None:
     bench = Bench()
     bench.listener.raising = {"assigned": ValueError("assigned")}

@@ -34,6 +34,7 @@ def commits(bench: Bench) -> list[tuple[int, str, str | None]]:
 
 
 @pytest.mark.conformance("CC-078", "CC-111")
+@pytest.mark.conformance("KC-033")
 def test_simple_consumer_commits_without_joining() -> None:
     bench = Bench(group_instance_id="i")
     bench.cluster.commit(GROUP, AT_5)
@@ -239,6 +240,7 @@ def test_group_authorization_error_is_raised() -> None:
 
 
 @pytest.mark.conformance("CC-120", "CC-150")
+@pytest.mark.conformance("KC-040", "KC-041", "KC-042")
 def test_fetch_is_retried_while_a_transaction_is_open() -> None:
     bench = joined()
     bench.script.committed = AT_5

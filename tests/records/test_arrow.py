@@ -48,6 +48,7 @@ def offsets(block):
 
 @parsers
 @given(log=logs(), data=st.data())
+@pytest.mark.conformance("FT-021")
 def test_arrow_rows_equal_decoded_records(parser, log, data):
     last = max(header.next_offset for header in iter_batches(log))
     first = next(iter_batches(log)).base_offset
@@ -142,6 +143,7 @@ def test_invalid_utf8_in_header_keys_is_replaced():
     assert found["headers"].to_pylist() == [[{"key": "\ufffd\ufffd", "value": b"1"}]]
 
 
+@pytest.mark.conformance("FT-062", "FT-063")
 def test_next_offset_covers_compacted_tails_and_empty_batches():
     compacted = encode_batch([Record(None, b"", NOW, (), 2)], base_offset=10)
     compacted = resealed(compacted, 23, b"\0\0\0\x09")  # offsets 10 to 19, only 12 is retained
@@ -166,6 +168,7 @@ def test_without_a_complete_batch_the_next_offset_is_the_start_offset():
     assert decode(batch(3, 5), start_offset=7) == ([], 7, 0)
 
 
+@pytest.mark.conformance("FT-015")
 def test_control_batches_are_omitted():
     log = batch(0, 1, transactional=True, producer_id=1) + control(2, CONTROL_COMMIT, 1) + batch(3, 3)
     for read_committed in (False, True):
@@ -174,6 +177,7 @@ def test_control_batches_are_omitted():
     assert decode(control(5, CONTROL_COMMIT, 1), start_offset=5).next_offset == 6
 
 
+@pytest.mark.conformance("FT-057", "FT-058", "FT-059", "FT-064", "FT-065", "FT-066")
 def test_an_aborted_transaction_ends_at_the_abort_marker_of_its_producer():
     ours = {"transactional": True, "producer_id": 1}
     other = {"transactional": True, "producer_id": 2}
@@ -207,6 +211,31 @@ def test_an_abort_marker_before_the_start_offset_ends_its_transaction():
     assert offsets(block) == [6]
 
 
+@pytest.mark.conformance("FT-060")
+def test_an_abort_marker_without_an_open_transaction_has_no_effect():
+    ours = {"transactional": True, "producer_id": 1}
+    aborts = control(2, CONTROL_ABORT, 1) + control(3, CONTROL_ABORT, 1)
+    log = batch(0, 1, **ours) + aborts + batch(4, 5, **ours) + control(6, CONTROL_COMMIT, 1)
+    assert offsets(decode(log, read_committed=True, aborted=[AbortedTransaction(1, 0)])) == [4, 5]
+
+
+@pytest.mark.conformance("FT-061")
+def test_an_abort_marker_ends_a_transaction_whose_records_were_removed():
+    ours = {"transactional": True, "producer_id": 1}
+    log = control(5, CONTROL_ABORT, 1) + batch(6, 6, **ours) + control(7, CONTROL_COMMIT, 1)
+    block = decode(log, start_offset=3, read_committed=True, aborted=[AbortedTransaction(1, 3)])
+    assert offsets(block) == [6] and block.next_offset == 8
+
+
+@pytest.mark.conformance("FT-070")
+def test_a_control_batch_without_records_is_skipped():
+    empty = resealed(control(5, CONTROL_COMMIT, 1)[:61], 57, b"\0\0\0\0")
+    empty = resealed(empty, 8, struct.pack(">i", len(empty) - 12))
+    for read_committed in (False, True):
+        block = decode(batch(3, 4) + empty + batch(6, 7), start_offset=3, read_committed=read_committed)
+        assert offsets(block) == [3, 4, 6, 7]
+
+
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 @pytest.mark.parametrize(
     ("at", "data", "message"),
@@ -219,6 +248,7 @@ def test_an_abort_marker_before_the_start_offset_ends_its_transaction():
         (21, b"\0\5", "codec 5 does not exist"),
     ],
 )
+@pytest.mark.conformance("FT-018", "FT-020")
 def test_the_error_names_the_corrupt_batch(parser, at, data, message):
     broken = resealed(batch(10, 12), at, data)
     for log in (broken, batch(0, 4) + broken, batch(0, 4) + broken + batch(20, 22)):
@@ -233,6 +263,7 @@ def test_wrong_record_counts_of_two_batches_are_corrupt_even_if_their_sum_is_cor
         decode(log)
 
 
+@pytest.mark.conformance("FT-019")
 def test_a_wrong_checksum_is_corrupt():
     damaged = bytearray(batch(0, 4) + batch(5, 9))
     damaged[-1] ^= 1

@@ -19,6 +19,7 @@ from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.session import StreamSession
 
 
+@pytest.mark.conformance("OF-002", "OF-003", "KC-037")
 def test_new_query_starts_at_the_end_and_checkpoints_its_start_at_once():
     query = Query()
     assert query.trigger() == {}  # an empty batch writes the start offsets to the checkpoint
@@ -28,6 +29,7 @@ def test_new_query_starts_at_the_end_and_checkpoints_its_start_at_once():
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
+@pytest.mark.conformance("OF-008")
 def test_new_query_from_earliest_reads_everything_once_and_commits_at_the_next_trigger():
     query = Query(startingOffsets="earliest")
     assert query.trigger() == {P0: (0, 10), P1: (0, 10), P2: (0, 10)}
@@ -57,6 +59,7 @@ def start_rebalance(query, retained, finally_assigned, *, retains_partitions=Tru
     query.group.calls.clear()
 
 
+@pytest.mark.conformance("FT-030", "KC-084")
 def test_retained_partitions_are_read_during_a_cooperative_rebalance():
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -82,6 +85,7 @@ def test_rebalance_is_waited_for_when_retained_partitions_have_no_records():
     assert query.trigger() is None
 
 
+@pytest.mark.conformance("FT-029")
 def test_eager_rebalance_is_waited_for():
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -156,6 +160,7 @@ def test_idle_query_sends_at_most_ten_lookups_per_second():
     assert query.cluster.lookups - lookups <= (query.clock.now_ms() - began_ms) / 100 + 1
 
 
+@pytest.mark.conformance("KC-085")
 def test_tasks_carry_the_membership_of_their_member():
     query = Query(startingOffsets="earliest")
     end = query.session.latest_offset({}, NO_LIMITS)
@@ -195,6 +200,7 @@ def test_fenced_commit_commits_nothing_and_the_query_continues(caplog):
     assert ranges == [OffsetRange(P0, 12, 15)]
 
 
+@pytest.mark.conformance("OF-001")
 def test_running_query_does_not_follow_a_reset():
     query = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
     query.trigger()
@@ -317,6 +323,7 @@ def test_partition_revoked_because_it_was_deleted_is_data_loss():
 
 
 @pytest.mark.conformance("CC-127")
+@pytest.mark.conformance("KC-060")
 def test_drain_commits_and_leaves_at_the_next_trigger():
     query = Query(startingOffsets="earliest")
     query.trigger()
@@ -347,6 +354,7 @@ def test_end_offset_of_an_older_batch_does_not_drain():
     assert query.committed()[P0] == 10
 
 
+@pytest.mark.conformance("KC-087")
 def test_report_contains_the_end_offsets_of_owned_partitions():
     query = Query(startingOffsets="earliest", group=FakeGroup(assigned={P0: 0}))
     assert query.session.report_latest() is None
@@ -354,6 +362,7 @@ def test_report_contains_the_end_offsets_of_owned_partitions():
     assert query.session.report_latest() == {"t": {"0": 10}}
 
 
+@pytest.mark.conformance("KC-032")
 def test_assign_without_group_reads_and_commits_nothing():
     from spark_groupsource.source.ownership import AssignedPartitions
 

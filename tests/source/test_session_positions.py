@@ -102,6 +102,7 @@ def test_assigned_partitions_continue_at_the_offset_an_operator_has_set():
     assert query.committed() == {P0: 4}
 
 
+@pytest.mark.conformance("KC-036", "KC-039")
 def test_committed_offset_has_precedence_over_starting_offsets():
     query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
     assert query.trigger() == {P0: (4, 10), P1: (0, 10), P2: (0, 10)}

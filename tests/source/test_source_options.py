@@ -92,6 +92,7 @@ def test_each_option_has_a_row_of_its_own():
         ({"kafka.heartbeat.interval.ms": "50000"}, "must be below kafka.session.timeout.ms"),
     ],
 )
+@pytest.mark.conformance("KC-016", "KC-020")
 def test_invalid_options_are_rejected_by_name(given, message):
     with pytest.raises(ConfigurationError, match=message):
         parse_options({name: text for name, text in {**BASE, **given}.items() if text is not None}, "stream")
@@ -112,6 +113,7 @@ def test_invalid_batch_options_are_rejected_by_name(given, message):
         parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **given}, "batch")
 
 
+@pytest.mark.conformance("KC-067")
 def test_stream_needs_a_group_unless_partitions_are_assigned():
     plain = {"kafka.bootstrap.servers": "h:1"}
     with pytest.raises(ConfigurationError, match="kafka.group.id is missing"):

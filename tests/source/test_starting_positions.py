@@ -108,6 +108,7 @@ def test_start_of_a_batch_read(cluster, client, aged, group, form, committed, _,
         assert not describe_groups(client, [group])[group].members
 
 
+@pytest.mark.conformance("KC-035")
 def test_starting_offsets_group_fails_without_a_committed_offset(cluster, client, aged, group):
     commit(client, aged, group, {0: 7})
     given = options(aged, group, startingOffsets="group")

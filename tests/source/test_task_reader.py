@@ -96,6 +96,7 @@ def out_of_range(log_start, end):
         (fetch_error(ErrorCode.UNKNOWN_TOPIC_ID), "PARTITIONS_DELETED", []),
     ],
 )
+@pytest.mark.conformance("FT-043")
 def test_data_loss_fails_or_skips_the_missing_records(fetch, response, error_class, rest):
     fetch([response])
     with pytest.raises(DataLossError, match=f"KAFKA_DATA_LOSS.{error_class}.*t-0"):

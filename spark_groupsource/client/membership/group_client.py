@@ -25,6 +25,7 @@ from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     BrokerError,
+    ConfigurationError,
     ErrorCode,
     GenerationMismatchError,
     GroupSourceError,
@@ -449,6 +450,12 @@ class GroupClient:
 
 def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMember:
     assignors = [load_assignor(name) for name in settings.assignors]
+    names = [assignor.name for assignor in assignors]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"Option kafka.partition.assignment.strategy names assignors with equal names: {', '.join(names)}. "
+            "Remove or rename one of them."
+        )
     config = MemberConfig(
         group_id=settings.group_id,
         assignors=tuple(assignor.name for assignor in assignors),
