@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from client_support import open_cluster
+from client_support import FakeBroker, advertise, fake_broker, open_cluster
 from log_broker import EMPTY, TP, LogBroker, log_broker
+from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.records import fetcher
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
-from spark_groupsource.model import OffsetRange
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.net import parse_addresses
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.messages import FetchResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
 
@@ -234,3 +243,46 @@ def test_partition_that_was_not_requested_is_ignored(broker: LogBroker, client: 
 
     broker.responses["Fetch"] = other
     assert next_offsets(fetch(client)) == list(range(1, 11))
+
+
+# -- through a broker that empties responses -------------------------------------------------------------------------
+
+
+@contextmanager
+def emptying(bootstrap_servers: str, emptied: set[int]) -> Iterator[FakeBroker]:
+    """Forwards requests to a broker, and removes the records from the Fetch responses with these numbers."""
+    (address,) = parse_addresses(bootstrap_servers)
+    fetched = count(1)
+
+    with fake_broker() as proxy, ExitStack() as opened:
+
+        def forward(request: Any, version: int) -> Any:
+            connection = BrokerConnection(address, client_id="p", security=SecuritySettings(), clock=SystemClock())
+            opened.callback(connection.close)
+            response: Any = connection.call(request, max_version=version, min_version=version)
+            if isinstance(response, MetadataResponse):
+                for node in response.brokers:
+                    node.host, node.port = proxy.address
+            elif isinstance(response, FetchResponse) and next(fetched) in emptied:
+                for topic in response.responses:
+                    for partition in topic.partitions:
+                        partition.records = b""
+            return response
+
+        served = {"Metadata": (4, 12), "Fetch": (4, 13), "ListOffsets": (1, 7), "DescribeConfigs": (1, 4)}
+        proxy.responses.update(dict.fromkeys(served, forward))
+        proxy.responses["ApiVersions"] = lambda request, version: advertise(ApiVersions=(0, 3), **served)
+        yield proxy
+
+
+def test_every_record_is_read_through_a_broker_that_empties_responses(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"%d" % n) for n in range(2_000)], batch_num_messages=100)
+    with emptying(cluster.bootstrap_servers, {1, 2, 4, 5, 6}) as proxy:
+        settings = {"max_partition_fetch_bytes": "4000", "fetch_max_bytes": "8000"}
+        with open_cluster(str(proxy.address), **SETTINGS, **settings) as client:
+            found = 0
+            ranges = [OffsetRange(TopicPartition(topic, n), 0, 1_000) for n in range(2)]
+            for block in PartitionFetcher(client).fetch_blocks(ranges):
+                found += sum(header.record_count for header in iter_batches(block.data))
+    assert found == 2_000

@@ -144,6 +144,20 @@ def test_memory_grows_with_the_bytes_that_arrive() -> None:
         assert peak < 2_000_000, "250 MB were announced"
 
 
+@pytest.mark.parametrize(
+    ("limit", "error"),
+    [("52428800", RemoteProtocolError), ("400000000", RequestTimeoutError)],
+    ids=["default", "large"],
+)
+def test_largest_response_follows_from_fetch_max_bytes(limit: str, error: type[GroupSourceError]) -> None:
+    def versions(request: Any, version: int) -> Any:
+        return advertise(ApiVersions=(0, 3), Heartbeat=(0, 4))
+
+    with fake_broker(ApiVersions=versions, Heartbeat=lambda r, v: b"\x12\0\0\0") as broker:
+        with open_cluster(str(broker.address), fetch_max_bytes=limit) as client, pytest.raises(error):
+            client.call_address(broker.address, HEARTBEAT, 100)
+
+
 def test_generation_of_a_fenced_member_is_looked_up_within_its_deadline() -> None:
     with frozen() as address, open_cluster(str(address)) as client:
         started = time.monotonic()
