@@ -79,7 +79,7 @@ def test_zombie_writes_and_commits_nothing_after_its_generation_has_ended(cluste
         assert written() == held
         assert commits() == left
 
-        # restarted, it repeats the batch of its checkpoint and continues after the offsets of the other member
+        # restarted, it reads its logged batch without what the other member has committed, and continues after it
         successor.stop()
         produce(servers, topic, values(RECORDS, 100))
         zombie.start()
@@ -88,9 +88,7 @@ def test_zombie_writes_and_commits_nothing_after_its_generation_has_ended(cluste
         zombie.end()
         deliveries.check_commits(offsets())
         assert not deliveries.missing(offsets())
-        repeats = deliveries.repeats()
-        assert {repeat.again for repeat in repeats if repeat.again.source == "zombie"} == {("zombie", lost_batch)}
-        assert 0 < len(repeats) <= MAX_OFFSETS
+        assert not deliveries.repeats()
     except AssertionError:
         subprocess.run(["tail", "-n", "40", zombie.log], check=True)
         raise
