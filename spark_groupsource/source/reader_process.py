@@ -18,6 +18,7 @@ from spark_groupsource.source.control_socket import ControlServer, control_direc
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 from spark_groupsource.source.group_claims import ClaimedGroup, GroupClaim, claim_group
 from spark_groupsource.source.options import SourceOptions
+from spark_groupsource.source.signal_flag import SignalFlag
 
 if TYPE_CHECKING:
     from spark_groupsource.client.network.availability import BrokerAvailability
@@ -54,7 +55,7 @@ class ReaderProcess:
         self._has_started = False
         self._is_terminated = False
         self._is_stopping = False
-        self._sigterm = threading.Event()
+        self._sigterm = SignalFlag()
         self._driver_connection = _connection_to_driver()
         self._driver_monitor = DriverMonitor(driver, context_directories())
         self._is_context_stopped = False

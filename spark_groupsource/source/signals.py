@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable
 
 from spark_groupsource.source.drain import stop_gracefully
+from spark_groupsource.source.signal_flag import SignalFlag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -39,7 +40,7 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
     """
     if not queries:
         return
-    requested = threading.Event()
+    requested = SignalFlag()
     drained = threading.Event()
     jvm_exits = threading.Event()
 
@@ -69,7 +70,7 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
             remove_hook()
 
 
-def _wait(queries: tuple[StreamingQuery, ...], requested: threading.Event) -> None:
+def _wait(queries: tuple[StreamingQuery, ...], requested: SignalFlag) -> None:
     running = list(queries)
     while running and not requested.wait(_POLL_S):
         for query in list(running):
