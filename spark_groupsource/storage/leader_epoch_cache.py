@@ -61,6 +61,20 @@ class LeaderEpochCache:
         if kept != starts:
             self._write(kept)
 
+    def truncate_before(self, log_start_offset: int) -> None:
+        """Removes the epochs that end at or below `log_start_offset`, which becomes the start of the first one left.
+
+        Raises: StorageError.
+        """
+        if not self._path.exists():
+            return
+        starts = _read(self._path)
+        passed = [entry for entry in starts if entry[1] < log_start_offset]
+        if passed:
+            following = starts[len(passed) :]
+            is_empty = bool(following) and following[0][1] == log_start_offset
+            self._write(following if is_empty else [(passed[-1][0], log_start_offset), *following])
+
     def _write(self, starts: Sequence[tuple[int, int]]) -> None:
         lines = [f"{epoch} {start}\n" for epoch, start in starts]
         replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())

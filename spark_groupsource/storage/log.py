@@ -152,6 +152,9 @@ class PartitionLog:
             raise StorageError(
                 f"{self.directory} has no segment of {self.topic_partition}. Restore a copy or delete the topic."
             )
+        for path in self.directory.glob("*index"):
+            if path.stem.isdigit() and int(path.stem) not in base_offsets:
+                path.unlink()  # its segment was deleted
         for base_offset, next_base_offset in zip(base_offsets, [*base_offsets[1:], None]):
             segment = self._new_segment(base_offset)
             if next_base_offset is not None and next_base_offset <= self.log_start_offset:
@@ -568,11 +571,14 @@ class PartitionLog:
         """Raises the log start offset to `before_offset` and deletes segments below it; returns the log start offset.
 
         The caller stores the new log start offset.
+
+        Raises: StorageError when the leader epochs cannot be stored.
         """
         self.log_start_offset = max(self.log_start_offset, before_offset)
         while len(self._segments) > 1 and self._segments[0].next_offset <= self.log_start_offset:
             self._base_offsets.pop(0)
             self._segments.pop(0).delete()
+        self.leader_epochs.truncate_before(self.log_start_offset)
         return self.log_start_offset
 
     def retention_start_offset(self, timestamp_ms: int) -> int:

@@ -6,6 +6,7 @@ import random
 import shutil
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import google_crc32c
 import pytest
@@ -14,14 +15,15 @@ from support.partition_logs import append, open_log, values_from
 
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage import log as log_module
-from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, log_to_clean
+from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, group_segments_by_size, log_to_clean
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.segment import InvalidBatchError
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
@@ -263,6 +265,70 @@ def test_undecodable_batches_are_retained(tmp_path):
     assert [header.base_offset for header in headers] == [0, 1, 3]
 
 
+def test_records_without_key_are_removed(tmp_path):
+    """They were produced before the topic became compacted."""
+    store = Store(tmp_path, TopicConfig(segment_bytes=1024))
+    store.append((b"a", b"1"))
+    append(store.log, encode_batch([Record(None, b"unkeyed", 1_000), Record(b"b", b"2", 1_000)]))
+    append(store.log, encode_batch([Record(None, b"unkeyed", 1_000)]))
+    store.log.roll()
+    store.log.config = COMPACT
+    store.append((b"c", b"3"))
+    assert store.clean()
+    assert store.contents() == [(0, b"a", b"1"), (2, b"b", b"2"), (4, b"c", b"3")]
+
+
+def test_a_corrupt_batch_ends_the_pass_and_leaves_the_log_unchanged(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 6, batches=20)
+    path = store.log.segments[1].path
+    for position in (11, 70):  # its length, its records
+        damaged = bytearray(path.read_bytes())
+        damaged[position] ^= 0x40
+        before = path.read_bytes()
+        path.write_bytes(damaged)
+        with pytest.raises(InvalidBatchError):
+            store.clean()
+        assert path.read_bytes() == damaged and not list((tmp_path / "t-0").glob("*.cleaned"))
+        path.write_bytes(before)
+    assert store.clean()
+
+
+def test_large_batches_are_compacted(tmp_path):
+    store = Store(tmp_path)
+    for number in range(3):
+        append(store.log, encode_batch([Record(b"k", b"%d" % number * 3_000_000, 1_000)]))  # above max.message.bytes
+    append(store.log, encode_batch([Record(b"active", b"", 1_000)]))
+    assert store.clean()
+    assert [(offset, len(value or b"")) for offset, _, value in store.contents()] == [(2, 3_000_000), (3, 0)]
+
+
+class SizedSegment(NamedTuple):
+    base_offset: int
+    next_offset: int
+    size: int
+
+
+def test_segments_are_grouped_by_size_and_offset_range(tmp_path):
+    def grouped(*segments: tuple[int, int, int]) -> list[int]:
+        return [len(group) for group in group_segments_by_size([SizedSegment(*each) for each in segments], 100)]
+
+    assert grouped((0, 10, 40), (10, 20, 60), (20, 30, 1)) == [2, 1]
+    assert grouped((0, 10, 0), (10, 2**31, 0), (2**31, 2**31 + 1, 1)) == [2, 1], "relative offsets are int32"
+    assert grouped((0, 2**31, 10), (2**31, 2**31 + 2, 0), (2**31 + 2, 2**32, 10)) == [1, 2]
+
+
+def test_a_pass_starts_at_the_log_start_if_dirty_records_were_deleted(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 8, batches=40)
+    store.log.delete_records(store.log.segments[2].base_offset)
+    written = store.contents()
+    task = log_to_clean(store.log, 0, 2_000)
+    assert task.first_dirty_offset == store.log.log_start_offset > 0
+    assert store.clean()
+    assert store.contents() == compacted(written, store.log.segments[-1].base_offset)
+
+
 # --- transactions ---
 
 
@@ -386,6 +452,48 @@ def test_the_last_marker_of_a_producer_is_retained_if_it_has_no_batch_of_its_epo
     store.append((b"c", b"last"))
     assert store.clean(30_000)
     assert shape(store)[0] == (2, "data"), "the producer is no longer active"
+
+
+def test_the_last_batch_of_a_producer_is_retained_if_its_transaction_was_aborted(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    transactions.send(1, (b"a", b"1"))
+    transactions.end(1, False)
+    transactions.send(1, (b"a", b"2"))
+    transactions.end(1, False)
+    for now in (2_000, 9_000, 20_000):
+        store.log.roll()
+        store.append((b"c", b"%d" % now))
+        assert store.clean(now)
+    assert shape(store)[:2] == [(2, "(data)"), (3, "marker")]
+    store.restart(False)
+    assert transactions.send(1, (b"a", b"3")) == 7, "the sequence number continues"
+
+
+def test_batches_of_earlier_epochs_are_removed_if_sequence_numbers_start_again(tmp_path):
+    """The group coordinator sends each transactional batch with sequence number 0."""
+    store = Store(tmp_path)
+    for number in range(3):
+        store.append((b"k", b"%d" % number), producer_id=1, producer_epoch=number, base_sequence=0, transactional=True)
+        store.partition.append_transaction_marker(1, number, True, 0, 1_000)
+    for now in (2_000, 9_000, 20_000):
+        store.log.roll()
+        store.append((b"c", b"%d" % now))
+        assert store.clean(now)
+    assert shape(store)[:2] == [(4, "data"), (5, "marker")]
+
+
+def test_a_marker_does_not_supersede_a_record_with_the_same_key(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    for kind in (0, 1):
+        store.append((control_key(kind), b"%d" % kind))
+        transactions.send(1, (b"a", b"%d" % kind))
+        transactions.end(1, bool(kind))
+    store.log.roll()
+    store.append((b"b", b"active"))
+    assert store.clean()
+    assert visible(store) == {control_key(0): b"0", control_key(1): b"1", b"a": b"1", b"b": b"active"}
 
 
 def test_compaction_ends_at_the_first_open_transaction(tmp_path):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from support.partition_logs import append, batch, fill, logs, open_log, values_from
+from support.waiting import wait_until
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.topic_config import TopicConfig
 
@@ -345,3 +347,176 @@ def test_a_segment_rolls_by_segment_ms(tmp_path):
     assert [segment.base_offset for segment in log.segments] == [0, 3, 6]
     compacted = TopicConfig(segment_ms=1_000, max_compaction_lag_ms=10, cleanup_policy=("compact",))
     assert (compacted.roll_ms, TopicConfig(max_compaction_lag_ms=10).roll_ms) == (10, 604_800_000)
+
+
+# --- recovery points ---
+
+
+def test_damage_from_the_recovery_point_on_is_truncated_with_everything_after_it(directory):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    log.close()
+    paths = logs(directory)
+    second = list(iter_batches(paths[1].read_bytes()))[1]
+    flip(paths[1], second.position + 70)
+    log, reports = open_log(directory, config=SMALL, recovery_point=second.base_offset, is_clean=False)
+    assert log.log_end_offset == second.base_offset and values_from(log, 0) == stored[: second.base_offset]
+    assert "Truncated unflushed bytes" in reports[0] and "Deleted segments from offset" in reports[1]
+    assert [path.name for path in logs(directory)] == [path.name for path in paths[:2]]
+    assert append(log, batch(b"next")) == second.base_offset
+    assert values_from(log, second.base_offset) == [(second.base_offset, b"next")]
+
+
+def test_a_missing_end_of_an_unflushed_segment_truncates_the_log(directory):
+    """A power loss can leave a later segment of a log whose earlier one ends with a whole batch."""
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    log.close()
+    first = logs(directory)[0]
+    *_, last = iter_batches(first.read_bytes())
+    first.write_bytes(first.read_bytes()[: last.position])
+    log, reports = open_log(directory, config=SMALL)
+    assert values_from(log, 0) == stored[: last.base_offset] and log.log_end_offset == last.base_offset
+    assert len(logs(directory)) == 1 and "Deleted segments" in reports[0]
+
+
+def test_only_segments_from_the_recovery_point_on_are_recovered(directory):
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    log.close()
+    for path in logs(directory):
+        flip(path, 70)
+    active = log.segments[-1].base_offset
+    log, reports = open_log(directory, config=SMALL, recovery_point=active, is_clean=False)
+    assert log.first_recovered_offset == log.log_end_offset == active and len(reports) == 1
+
+
+def test_an_empty_active_segment_is_recovered(directory):
+    log, _ = open_log(directory)
+    stored = fill(log)
+    log.roll()
+    for index in directory.glob("*.index"):
+        index.unlink()
+    log, reports = open_log(directory)
+    assert (values_from(log, 0), reports, len(log.segments)) == (stored, [], 2)
+    assert append(log, batch(b"next")) == 90
+
+
+def test_a_log_that_ends_below_its_start_is_emptied(directory):
+    """The log start offset was stored, and the records below it were never flushed."""
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    log, reports = open_log(directory, config=SMALL, log_start=200)
+    assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (200, 200, 1)
+    assert "Deleted every segment" in reports[-1]
+    assert append(log, batch(b"next")) == 200 and values_from(log, 200) == [(200, b"next")]
+
+
+def test_indexes_without_a_segment_are_removed(directory):
+    log, _ = open_log(directory)
+    stored = fill(log)
+    log.close()
+    for suffix in ("index", "timeindex", "txnindex"):
+        (directory / f"{5:020d}.{suffix}").write_bytes(bytes(34))
+    log, _ = open_log(directory, recovery_point=90)
+    assert values_from(log, 0) == stored and not list(directory.glob(f"{5:020d}.*"))
+
+
+def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directory, monkeypatch):
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    wait_until(lambda: log.recovery_point == log.segments[-1].base_offset, "completed segments are flushed")
+    log.config = TopicConfig(flush_messages=1)
+    append(log, batch(b"x"))
+    assert log.recovery_point < 91
+    log.flush_if_due()
+    assert log.recovery_point == 91
+    log.config = TopicConfig()
+    append(log, batch(b"x"))
+
+    def fail(paths):
+        raise StorageError("a bad disk")
+
+    monkeypatch.setattr("spark_groupsource.storage.log.sync_files", fail)
+    log.roll()
+    append(log, batch(b"x"))
+    with pytest.raises(StorageError, match="a bad disk"):
+        log.close()
+    assert (log.recovery_point, log.log_end_offset) == (91, 93)
+
+
+def test_leader_epochs_follow_the_start_and_the_end_of_the_log(directory):
+    log, _ = open_log(directory, config=SMALL)
+    for epoch in range(1, 4):
+        fill(log, batches=10)
+        log.leader_epochs.assign(epoch, log.log_end_offset)
+    base = append(log, batch(b"x"))
+    (header,) = iter_batches(log.read(base, 1))
+    assert header.partition_leader_epoch == 3
+    checkpoint = directory / "leader-epoch-checkpoint"
+    assert checkpoint.read_text().split("\n")[2:-1] == ["0 0", "1 30", "2 60", "3 90"]
+    log.delete_records(40)
+    assert checkpoint.read_text().split("\n")[2:-1] == ["1 40", "2 60", "3 90"]
+    assert log.leader_epochs.end_offset_for(0, log.log_end_offset) == (0, 40)
+    log.delete_records(60)
+    assert checkpoint.read_text().split("\n")[2:-1] == ["2 60", "3 90"]
+    path = [path for path in logs(directory) if int(path.stem) <= 75][-1]
+    position = next(header.position for header in iter_batches(path.read_bytes()) if header.base_offset == 75)
+    path.write_bytes(path.read_bytes()[:position])
+    log, _ = open_log(directory, config=SMALL, log_start=60)
+    assert log.log_end_offset == 75
+    assert checkpoint.read_text().split("\n")[2:-1] == ["2 60"]
+
+
+# --- special batches and segments ---
+
+
+def test_an_empty_log_is_opened_and_an_empty_active_segment_is_closed(directory):
+    log, _ = open_log(directory)
+    log.close()
+    log, reports = open_log(directory, recovery_point=0)
+    assert (log.log_start_offset, log.log_end_offset, reports) == (0, 0, [])
+    assert bytes(log.read(0, 1000)) == b"" and log.latest_timestamp() is None
+    append(log, batch(b"x"))
+    log.roll()
+    log.close()
+    assert log.recovery_point == 1
+
+
+def test_the_log_end_stays_when_every_record_is_deleted(directory):
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    log.roll()
+    for _ in range(2):
+        assert log.delete_records(90) == 90 and len(logs(directory)) == 1
+    log.close()
+    log, _ = open_log(directory, config=SMALL, recovery_point=90, log_start=90)
+    assert append(log, batch(b"next")) == 90
+
+
+def test_null_values_missing_timestamps_and_every_codec_are_stored(directory):
+    log, _ = open_log(directory)
+    for codec in range(5):
+        data = encode_batch([Record(None, None, -1), Record(b"k", b"v" * 500, -1)], codec=codec)
+        assert append(log, data) == 2 * codec
+    assert values_from(log, 0) == [(number, b"v" * 500 if number % 2 else None) for number in range(10)]
+    assert log.latest_timestamp() is None
+
+
+def test_a_segment_is_rolled_before_its_relative_offsets_overflow(directory):
+    log, _ = open_log(directory)
+    append(log, batch(b"first"))
+    segment = log.segments[0]
+    assert segment.fits(100, 2**31 - 1, 1 << 30) and not segment.fits(100, 2**31, 1 << 30)
+    segment.next_offset = 2**31
+    append(log, batch(b"far"))
+    assert [each.base_offset for each in log.segments] == [0, 2**31]
+
+
+def test_retention_applies_to_topics_with_both_policies(directory):
+    both = TopicConfig(segment_bytes=1024, retention_ms=100, cleanup_policy=("compact", "delete"))
+    log, _ = open_log(directory, config=both)
+    fill(log)
+    assert log.retention_start_offset(10_000) == 90 and log.retention_start_offset(1_050) == 0
+    log.config = TopicConfig(segment_bytes=1024, cleanup_policy=("compact",))
+    assert log.delete_records(50) == 50 and log.segments[0].next_offset > 50

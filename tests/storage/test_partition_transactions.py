@@ -7,13 +7,14 @@ import uuid
 import pytest
 from support.partition_logs import batch, values_from
 
-from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.producer_state import ProducerStateManager
 from spark_groupsource.storage.topic_config import TopicConfig
 from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex, decode_rows, encode_rows
 
@@ -252,3 +253,109 @@ def test_transaction_index_rows_have_kafkas_format():
     replaced = TransactionIndex([row])
     replaced.replace(0, 10, [])
     assert replaced.overlapping(0, 100) == []
+
+
+# --- producer snapshots ---
+
+
+def snapshots(logged: Logged) -> list[int]:
+    return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
+
+
+def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(logged):
+    logged.send(1, 0, b"a", transactional=False)
+    logged.partition.log.roll()
+    logged.send(1, 1, b"b", transactional=False)
+    logged.partition.append(batch(b"without producer id"), NOW)
+    logged.partition.log.roll()
+    assert snapshots(logged) == [1, 3]
+    known = ProducerStateManager.decode((logged.directory / f"{1:020d}.snapshot").read_bytes())
+    assert known.last_data_offsets() == {1: 0}, "the state before the first record of the segment"
+    logged.partition.log.delete_records(2)
+    assert snapshots(logged) == [1, 3]
+    logged.partition.log.delete_records(3)
+    assert snapshots(logged) == [3]
+    assert 1 in logged.partition.producers(), "it expires by time"
+    logged.partition.append(batch(b"later"), NOW)
+    logged.partition.close()
+    assert snapshots(logged) == [3, 4]
+    logged.reopen(4)
+    assert snapshots(logged) == [3] and logged.state[2] == {1: (0, -1, None)}
+
+
+def test_snapshots_above_a_truncated_end_are_deleted(logged):
+    scenario(logged)
+    first, second, third = (segment.path for segment in logged.partition.log.segments)
+    assert snapshots(logged) == [3, 6]
+    (logged.directory / f"{99:020d}.snapshot").write_bytes(third.with_suffix(".snapshot").read_bytes())
+    second.write_bytes(second.read_bytes()[:-1])
+    logged.reopen()
+    assert snapshots(logged) == [3] and logged.partition.log.log_end_offset == 5
+    assert logged.partition.last_stable_offset == 5 and 4 not in logged.state[2]
+    logged.send(4, 0, b"d")
+    assert logged.partition.last_stable_offset == 5
+    assert first.exists() and not third.exists()
+
+
+def test_producers_are_recovered_without_snapshots(logged):
+    scenario(logged)
+    known = logged.state
+    for path in logged.directory.glob("*.snapshot"):
+        path.unlink()
+    logged.reopen()
+    assert logged.state == known
+
+
+def test_producers_of_deleted_records_are_not_recovered(logged):
+    logged.send(1, 0, b"a", transactional=False)
+    logged.send(2, 0, b"b", transactional=False)
+    logged.partition.log.delete_records(1)
+    assert set(logged.state[2]) == {1, 2}
+    logged.partition = logged._new()
+    logged.partition.log.log_start_offset = 1
+    logged.partition.open()
+    assert set(logged.state[2]) == {2}
+
+
+def test_markers_with_descending_coordinator_epochs_are_recovered(logged):
+    logged.send(1, 0, b"a")
+    logged.end(1, True, coordinator_epoch=5)
+    logged.partition._producers.entries()[1].coordinator_epoch = 0
+    logged.end(1, True, coordinator_epoch=2)
+    logged.reopen()
+    assert logged.state[2] == {1: (0, 2, None)}
+
+
+# --- log start, fencing, errors ---
+
+
+def test_the_last_stable_offset_is_not_below_the_log_start(logged):
+    logged.partition.append(batch(b"plain"), NOW)
+    assert logged.partition.last_stable_offset == 1
+    logged.send(1, 0, b"a", b"b", b"c")
+    logged.send(1, 3, b"d")
+    assert logged.partition.last_stable_offset == 1
+    logged.partition.log.delete_records(3)
+    assert logged.partition.last_stable_offset == 3
+    logged.end(1, False)
+    assert logged.partition.last_stable_offset == 6
+
+
+def test_a_marker_without_transaction_fences_earlier_coordinators(logged):
+    logged.end(1, True, coordinator_epoch=5)
+    assert logged.rejected(logged.end, 1, True, coordinator_epoch=4) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+
+def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(logged, monkeypatch):
+    logged.send(1, 0, b"a")
+
+    def fail(*arguments):
+        raise StorageError("no space")
+
+    with monkeypatch.context() as full:
+        full.setattr("spark_groupsource.storage.partition.append_row", fail)
+        assert logged.rejected(logged.end, 1, False) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert logged.rejected(logged.send, 1, 1, b"b") is ErrorCode.KAFKA_STORAGE_ERROR
+    assert "The partition is offline: no space" in logged.reports[-1]
+    logged.reopen()
+    assert logged.state[1] == [AbortedTransaction(1, 0, 1, 2)]
