@@ -35,7 +35,7 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 3 --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 2 --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first
@@ -80,10 +80,15 @@ conformance: $(VENV)/.ready-test
 $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV) (once; again when setup.cfg changes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[$(EXTRAS_$*)]'
+	@$(CACHES_$*)
 	@touch $@
 
 EXTRAS_demo := demo
 EXTRAS_test := demo,fast,test
+
+# fills the caches of mypy and pytest, so that the first `make check` takes as long as every other; errors show there
+CACHES_demo := true
+CACHES_test := { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; wait; } >/dev/null 2>&1 || true
 
 $(BIN)/python: | python-there
 	@$(PYTHON) -m venv --clear $(VENV) || { \
