@@ -81,7 +81,8 @@ class SourceProcess:
         os.killpg(self.process.pid, signal.SIGTERM)
 
     def stop(self) -> None:
-        """Stops the process as Spark does: SIGTERM, then the connection is closed."""
+        """Stops the process as Spark does: SIGTERM twice, and the connection is closed."""
+        self.process.terminate()
         self.process.terminate()
         self._spark.close()
         assert self.process.wait(30) == 0, self.log
