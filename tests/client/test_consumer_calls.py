@@ -164,6 +164,15 @@ def test_leaving_without_a_response_ends_after_its_timeout() -> None:
     assert bench.client.view.partitions == ()
 
 
+def test_leader_without_new_metadata_keeps_its_assignment() -> None:
+    bench = joined(client={"metadata_max_age_ms": 5_000})
+    bench.clock.advance_ms(6_000)
+    before = bench.clock.now_ms()
+    bench.script.prepare("Metadata", *[RequestTimeoutError("No response.")] * 100)
+    assert bench.poll().partitions == (T0, T1)
+    assert bench.script.requests("Metadata") and bench.clock.now_ms() - before <= 2_000
+
+
 @pytest.mark.conformance("KC-071")
 def test_topic_that_does_not_exist_has_no_partitions() -> None:
     bench = Bench()

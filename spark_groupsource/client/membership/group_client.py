@@ -29,6 +29,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
     GroupSourceError,
+    NetworkError,
     UnsupportedVersionError,
     error_name,
 )
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 _TRIGGERED_HEARTBEAT_MS = 100
 _MAX_WAIT_MS = 100
 _LEAVE_TIMEOUT_MS = 5_000
+# the caller of poll may hold a lock
+_METADATA_WAIT_MS = 2_000
 
 
 class RebalanceListener(Protocol):
@@ -427,7 +430,12 @@ class GroupClient:
             topics, assigned_on = shared.group_topics, shared.snapshot
         if leader is None:
             return
-        view = self._cluster.metadata(topics)
+        try:
+            view = self._cluster.metadata(topics, timeout_ms=_METADATA_WAIT_MS)
+        except NetworkError as error:
+            # as in Kafka's consumer, the assignment remains valid meanwhile; the next poll requests the metadata again
+            _log.info("[group=%s] Metadata of the group's topics are not updated: %s", self._settings.group_id, error)
+            return
         if metadata_snapshot(view, topics, bool(self._settings.client_rack)) != assigned_on:
             with shared.changed:
                 leader.membership.request_rejoin("cached metadata has changed")
