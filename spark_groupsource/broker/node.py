@@ -26,7 +26,7 @@ from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicEntry
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import LogManager
+from spark_groupsource.storage.log_manager import CreationSteps, LogManager, run_to_end
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
@@ -145,14 +145,21 @@ class Broker:
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
         """Creates a topic and elects its leaders. Raises: ApiError."""
-        entry = self.partitions.create_topic(name, partition_count, settings)
+        return run_to_end(self.create_topic_steps(name, partition_count, settings))
+
+    def create_topic_steps(
+        self, name: str, partition_count: int, settings: Mapping[str, str | None]
+    ) -> CreationSteps:
+        """As `create_topic`, in steps between which other requests may run."""
+        entry = yield from self.partitions.create_topic_steps(name, partition_count, settings)
         self._elect_new(entry.partitions)
         return entry
 
-    def add_partitions(self, name: str, partition_count: int) -> None:
-        """Adds partitions to a topic, up to `partition_count`. Raises: ApiError."""
-        self.partitions.add_partitions(name, partition_count)
-        self._elect_new(self.partitions.topic(name).partitions)
+    def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
+        """Adds partitions to a topic, up to `partition_count`, in steps. Raises: ApiError."""
+        entry = yield from self.partitions.add_partitions_steps(name, partition_count)
+        self._elect_new(entry.partitions)
+        return entry
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its committed offsets, and completes its delayed fetches. Raises: ApiError."""

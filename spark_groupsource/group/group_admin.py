@@ -9,7 +9,7 @@ Source: KIP-518, KIP-1043; Kafka's GroupMetadataManager, `describeGroups` and `l
 
 from __future__ import annotations
 
-from typing import AbstractSet, Iterable
+from typing import AbstractSet, Callable, Iterable
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
@@ -21,6 +21,8 @@ from spark_groupsource.wire.messages import DeleteGroupsResponse, DescribeGroups
 
 GROUP_TYPE = "classic"
 _NOT_FOUND_VERSION = 6
+_MAX_RESPONSE_BYTES = 8_388_608
+_MEMBER_BYTES = 100  # ids and host of a member, about
 # there is no authorizer: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
 _ALL_OPERATIONS = frozenset({3, 6, 8, 10, 11})
 
@@ -66,6 +68,32 @@ def _describe_unknown(
     elif include_authorized_operations:
         unknown.authorized_operations = set(_ALL_OPERATIONS)
     return unknown
+
+
+def bounded_descriptions(
+    group_ids: Iterable[str], describe_group: Callable[[str], DescribeGroupsResponse.DescribedGroup]
+) -> list[DescribeGroupsResponse.DescribedGroup]:
+    """Returns the descriptions of groups up to the largest size of a response, and at least one.
+
+    The others get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again. A group id may occur repeatedly,
+    as in Kafka.
+    """
+    known: dict[str, DescribeGroupsResponse.DescribedGroup] = {}
+    described: list[DescribeGroupsResponse.DescribedGroup] = []
+    left = _MAX_RESPONSE_BYTES
+    for group_id in group_ids:
+        if left <= 0:
+            described.append(described_group_error(group_id, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+            continue
+        group = known.get(group_id)
+        if group is None:
+            group = known[group_id] = describe_group(group_id)
+        described.append(group)
+        left -= sum(
+            len(member.member_metadata or b"") + len(member.member_assignment or b"") + _MEMBER_BYTES
+            for member in group.members
+        )
+    return described
 
 
 def described_group_error(group_id: str, error: ErrorCode) -> DescribeGroupsResponse.DescribedGroup:

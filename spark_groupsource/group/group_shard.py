@@ -416,10 +416,11 @@ class GroupShard:
 
     def _describe(self, builder: OutcomeBuilder, request: DescribeGroupsRequest, context: RequestContext) -> None:
         include = bool(context.api_version >= 3 and request.include_authorized_operations)
-        groups = [
-            group_admin.describe(self.group(group_id), group_id, context.api_version, include)
-            for group_id in request.groups
-        ]
+
+        def describe(group_id: str) -> DescribeGroupsResponse.DescribedGroup:
+            return group_admin.describe(self.group(group_id), group_id, context.api_version, include)
+
+        groups = group_admin.bounded_descriptions(request.groups, describe)
         builder.reply(context.token, DescribeGroupsResponse(throttle_time_ms=0, groups=groups))
 
     def _list(self, builder: OutcomeBuilder, request: ListGroupsRequest, context: RequestContext) -> None:

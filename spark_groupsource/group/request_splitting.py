@@ -12,6 +12,7 @@ from typing import Mapping, Sequence, cast
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.committed_offsets import offset_fetch_response
+from spark_groupsource.group.group_admin import bounded_descriptions
 from spark_groupsource.group.requests import GroupRequest, GroupResponse
 from spark_groupsource.model import java_string_hash
 from spark_groupsource.wire.messages import (
@@ -94,7 +95,8 @@ def merge_responses(request: GroupRequest, api_version: int, responses: Sequence
     if isinstance(request, DescribeGroupsRequest):
         descriptions = cast(Sequence[DescribeGroupsResponse], responses)
         described = {group.group_id: group for response in descriptions for group in response.groups}
-        return DescribeGroupsResponse(throttle_time_ms=0, groups=[described[g] for g in request.groups])
+        groups = bounded_descriptions(request.groups, described.__getitem__)
+        return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
     if isinstance(request, DeleteGroupsRequest):
         deletions = cast(Sequence[DeleteGroupsResponse], responses)
         results = {result.group_id: result for response in deletions for result in response.results}

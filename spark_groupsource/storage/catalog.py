@@ -112,5 +112,5 @@ class TopicCatalog:
                 for topic in topics.values()
             },
         }
-        replace_file(self._path, json.dumps(content, indent=1).encode())
+        replace_file(self._path, json.dumps(content).encode())
         self.topics, self.deleting, self._allocated_until = topics, deleting, allocated_until

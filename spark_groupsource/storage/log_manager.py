@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Iterator, Mapping
+from typing import Generator, Iterator, Mapping
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -21,7 +21,20 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 
+CreationSteps = Generator[None, None, TopicEntry]
+"""Creates partitions, one in each step. The topic is unchanged until the last step, and cannot be changed otherwise."""
+
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def run_to_end(steps: Generator[None, None, TopicEntry]) -> TopicEntry:
+    """Runs all steps at once and returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            entry: TopicEntry = end.value
+            return entry
 
 
 class LogManager:
@@ -34,13 +47,14 @@ class LogManager:
         self.files = FileCache()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._names: dict[uuid.UUID, str] = {}
+        self._creating: set[str] = set()  # topics whose partitions are being created
 
     def open_all(self) -> None:
         """Opens the log of every partition of the catalog."""
         for entry in self._data.topics.values():
             self._names[entry.topic_id] = entry.name
             for topic_partition in entry.partitions:
-                partition = self._new_partition(entry, topic_partition)
+                partition = self._partitions[topic_partition] = self._new_partition(entry, topic_partition)
                 partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
 
     def close_all(self) -> bool:
@@ -131,6 +145,7 @@ class LogManager:
         self.check_name(name)
         if name in self._data.topics:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name} already exists.")
+        self._check_not_creating(name)
         # Kafka's metric names replace . by _, so it rejects names that differ in nothing else
         metric_name = name.replace(".", "_")
         other = next((other for other in self._data.topics if other.replace(".", "_") == metric_name), None)
@@ -149,22 +164,28 @@ class LogManager:
 
         Raises: ApiError.
         """
+        return run_to_end(self.create_topic_steps(name, partition_count, settings))
+
+    def create_topic_steps(
+        self, name: str, partition_count: int, settings: Mapping[str, str | None]
+    ) -> CreationSteps:
+        """As `create_topic`, with one partition in each step."""
         self.check_new_topic(name, partition_count, settings)
         explicit = {key: value for key, value in settings.items() if value is not None}
         entry = TopicEntry(name, uuid.uuid4(), partition_count, explicit)
-        self._create_partitions(entry, 0)
+        yield from self._create_partitions(entry, 0)
         self._names[entry.topic_id] = name
         return entry
 
-    def add_partitions(self, name: str, partition_count: int) -> None:
-        """Adds partitions to a topic, up to `partition_count`; durable on return.
+    def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
+        """Adds partitions to a topic, up to `partition_count`, with one in each step; durable at the end.
 
         Raises: ApiError.
         """
         entry = self.topic(name)
-        self._create_partitions(
-            TopicEntry(name, entry.topic_id, partition_count, entry.settings), entry.partition_count
-        )
+        self._check_not_creating(name)
+        grown = TopicEntry(name, entry.topic_id, partition_count, entry.settings)
+        return (yield from self._create_partitions(grown, entry.partition_count))
 
     def alter_topic(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
         """Replaces the settings of a topic, which apply at once; durable on return.
@@ -172,6 +193,7 @@ class LogManager:
         Raises: ApiError.
         """
         entry = self.topic(name)
+        self._check_not_creating(name)
         try:
             config = topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
@@ -202,6 +224,7 @@ class LogManager:
         Raises: ApiError.
         """
         entry = self.topic(name)
+        self._check_not_creating(name)
         try:
             self._data.remove_topic(name)
         except StorageError as error:
@@ -239,18 +262,29 @@ class LogManager:
         """The configuration of a topic: its settings over the broker's defaults."""
         return topic_config(entry.settings, self._topic_defaults)
 
-    def _create_partitions(self, entry: TopicEntry, first: int) -> None:
+    def _check_not_creating(self, name: str) -> None:
+        if name in self._creating:
+            text = f"Partitions of topic {name} are being created. Retry when they exist."
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text)
+
+    def _create_partitions(self, entry: TopicEntry, first: int) -> CreationSteps:
         new = entry.partitions[first:]
+        created = {}
+        self._creating.add(entry.name)
         try:
             self._data.prepare_new(new)
             for topic_partition in new:
-                self._new_partition(entry, topic_partition).log.create()
+                partition = created[topic_partition] = self._new_partition(entry, topic_partition)
+                partition.log.create()
+                yield
             self._data.put_topic(entry)
         except StorageError as error:
-            for topic_partition in new:
-                self._partitions.pop(topic_partition, None)
             self._report(f"[topic={entry.name}] Partitions were not created: {error}")
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        finally:
+            self._creating.discard(entry.name)
+        self._partitions.update(created)
+        return entry
 
     def _new_partition(self, entry: TopicEntry, topic_partition: TopicPartition) -> Partition:
         log = PartitionLog(
@@ -262,5 +296,4 @@ class LogManager:
             log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
             has_gaps=topic_partition in self._data.cleaner_offsets,
         )
-        partition = self._partitions[topic_partition] = Partition(entry.topic_id, log, self._report)
-        return partition
+        return Partition(entry.topic_id, log, self._report)

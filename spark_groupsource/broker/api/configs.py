@@ -18,7 +18,7 @@ from spark_groupsource.broker.dynamic_config import (
     STATIC_SOURCE,
 )
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
@@ -63,17 +63,24 @@ _Synonym = tuple[str, "str | None", int]
 # --- DescribeConfigs ---
 
 
-def describe_configs(
-    broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest
-) -> DescribeConfigsResponse:
-    """Describes the settings of topics and of this broker; no other resource has any."""
+def describe_configs(broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest) -> Steps:
+    """Describes the settings of topics and of this broker; no other resource has any.
+
+    A resource that is named repeatedly is described once; topics with equal settings share their entries.
+    """
     results = []
-    for resource in request.resources:
+    known: dict[object, list[_ConfigEntry]] = {}
+    for resource, names in _distinct(request.resources):
         # as Kafka, the message of a success is empty and not null
         code, message = ErrorCode.NONE, ""
         entries: list[_ConfigEntry] = []
         try:
-            entries = _describe(broker, context, resource, request)
+            topic = broker.partitions.topics.get(resource.resource_name)
+            is_topic = resource.resource_type == _TOPIC_RESOURCE and topic is not None
+            key = (names, tuple(sorted(topic.settings.items()))) if is_topic and topic is not None else None
+            entries = known[key] if key in known else _describe(broker, context, resource, request)
+            if key is not None:
+                known[key] = entries
         except ApiError as error:
             code, message = error.code, error.message
         result = DescribeConfigsResponse.DescribeConfigsResult(
@@ -84,7 +91,18 @@ def describe_configs(
             configs=entries,
         )
         results.append(result)
+        yield None
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _distinct(resources: Sequence[_Resource]) -> list[tuple[_Resource, tuple[str, ...] | None]]:
+    """Returns the resources with their requested names of settings, without repetitions."""
+    distinct: dict[object, tuple[_Resource, tuple[str, ...] | None]] = {}
+    for resource in resources:
+        keys = resource.configuration_keys
+        names = None if keys is None else tuple(keys)
+        distinct.setdefault((resource.resource_type, resource.resource_name, names), (resource, names))
+    return list(distinct.values())
 
 
 def _describe(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import GeneratorType
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
 from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
 from spark_groupsource.broker.node import Broker
@@ -27,8 +27,26 @@ from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
 Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction | Steps"]
-RunSteps = Callable[[int, Steps, Callable[[Any], None]], None]
-"""Runs the steps of the request with this token in time slices, and calls the function with their result."""
+_UPDATES = frozenset(
+    {
+        ApiKey.PRODUCE,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.DELETE_RECORDS,
+    }
+)
+
+
+class RunSteps(Protocol):
+    """Runs the remaining steps of the request with this token in time slices, and calls `on_result` with their result.
+
+    Args: `first`, what the first step has yielded; `is_update`, whether all steps run although the client disconnects.
+    """
+
+    def __call__(
+        self, token: int, steps: Steps, first: Any, on_result: Callable[[Any], None], is_update: bool
+    ) -> None: ...
 
 
 class ServedApi(NamedTuple):
@@ -72,8 +90,7 @@ class RequestDispatcher:
         try:
             request = decode_request(frame, header, position, INLINE_ELEMENTS)
         except TooManyElementsError:
-            steps = self._large_request(context, frame, header, position)
-            self._run_steps(context.token, steps, lambda response: self._respond(context.token, response))
+            self._start(context, self._large_request(context, frame, header, position))
         else:
             self.handle(context, request)
 
@@ -95,9 +112,20 @@ class RequestDispatcher:
         """Handles a request of a served API and version."""
         result = self.served[context.api_key].handler(self._broker, context, request)
         if isinstance(result, GeneratorType):
-            self._run_steps(context.token, result, lambda response: self._respond(context.token, response))
+            self._start(context, result)
         else:
             self._respond(context.token, result)
+
+    def _start(self, context: ApiRequestContext, steps: Steps) -> None:
+        """Performs the first step, which is the only one of most requests."""
+        token = context.token
+        try:
+            first = next(steps)
+        except StopIteration as end:
+            self._respond(token, end.value)
+        else:
+            is_update = context.api_key in _UPDATES
+            self._run_steps(token, steps, first, lambda response: self._respond(token, response), is_update)
 
     def _respond(self, token: int, response: Any) -> None:
         if response is NO_RESPONSE:

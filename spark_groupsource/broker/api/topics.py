@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Sequence, TypedDict
+from typing import Generator, Sequence, TypedDict
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext
+from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -34,6 +34,11 @@ TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
+_MAX_PARTITIONS_PER_REQUEST = 10_000
+"""Partitions that one request creates: Kafka's `QuorumController.MAX_RECORDS_PER_BATCH`."""
+_MAX_CREATED_BY_METADATA = 1_000
+_TOPICS_PER_STEP = 20
+_PARTITIONS_PER_STEP = 100
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
@@ -59,14 +64,27 @@ class PartitionFields(TypedDict):
 # --- metadata ---
 
 
-def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> MetadataResponse:
-    """Returns running nodes and topics with their leaders; may create a topic that is requested by name."""
+def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> Steps:
+    """Returns running nodes and topics with their leaders; may create topics that are requested by name.
+
+    The names beyond the largest number of new topics stay unknown, so that clients retry.
+    """
     requested = request.topics
+    topics: list[_MetadataTopic] = []
     if requested is None or (context.api_version == 0 and not requested):
-        topics = [_describe_topic(broker, entry, request) for entry in broker.partitions.topics.values()]
+        for entry in tuple(broker.partitions.topics.values()):
+            try:
+                topics.append((yield from _describe_topic(broker, entry, request)))
+            except ApiError:
+                continue  # deleted since the first step
     else:
-        unique = {(topic.name, topic.topic_id): topic for topic in requested}
-        topics = [_requested_topic(broker, context, request, topic) for topic in unique.values()]
+        left = _MAX_CREATED_BY_METADATA
+        for number, topic in enumerate({(topic.name, topic.topic_id): topic for topic in requested}.values(), 1):
+            is_unknown = topic.name is not None and topic.name not in broker.partitions.topics
+            topics.append((yield from _requested_topic(broker, context, request, topic, left > 0)))
+            left -= is_unknown and not topics[-1].error_code
+            if number % _TOPICS_PER_STEP == 0:
+                yield None
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -86,14 +104,15 @@ def _requested_topic(
     context: ApiRequestContext,
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
-) -> _MetadataTopic:
+    may_create: bool,
+) -> Generator[None, None, _MetadataTopic]:
     name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
         if name is None:
             name = broker.partitions.topic_name(topic_id)
         elif name not in broker.partitions.topics:
-            _auto_create(broker, context, request, name)
-        return _describe_topic(broker, broker.partitions.topic(name), request)
+            yield from _auto_create(broker, context, request, name, may_create)
+        return (yield from _describe_topic(broker, broker.partitions.topic(name), request))
     except ApiError as error:
         # null from version 12, empty before
         response_name = name if name is not None or context.api_version >= 12 else ""
@@ -108,9 +127,11 @@ def _requested_topic(
         )
 
 
-def _auto_create(broker: Broker, context: ApiRequestContext, request: MetadataRequest, name: str) -> None:
+def _auto_create(
+    broker: Broker, context: ApiRequestContext, request: MetadataRequest, name: str, may_create: bool
+) -> Generator[None, None, None]:
     allowed = context.api_version < 4 or request.allow_auto_topic_creation
-    if not (allowed and broker.config.auto_create_topics_enable):
+    if not (allowed and may_create and broker.config.auto_create_topics_enable):
         # an illegal name has an error of its own
         broker.partitions.check_new_topic(name, 1, {})
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -119,11 +140,19 @@ def _auto_create(broker: Broker, context: ApiRequestContext, request: MetadataRe
     elif name == TRANSACTIONS_TOPIC:
         broker.transaction_coordinator.shards.ensure_topic()
     else:
-        broker.create_topic(name, broker.config.num_partitions, {})
+        yield from broker.create_topic_steps(name, broker.config.num_partitions, {})
 
 
-def _describe_topic(broker: Broker, entry: TopicEntry, request: MetadataRequest) -> _MetadataTopic:
-    partitions = [_MetadataPartition(**partition_fields(broker, each)) for each in entry.partitions]
+def _describe_topic(
+    broker: Broker, entry: TopicEntry, request: MetadataRequest
+) -> Generator[None, None, _MetadataTopic]:
+    partitions: list[_MetadataPartition] = []
+    for number, topic_partition in enumerate(entry.partitions, 1):
+        if topic_partition not in broker.partitions:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
+        partitions.append(_MetadataPartition(**partition_fields(broker, topic_partition)))
+        if number % _PARTITIONS_PER_STEP == 0:
+            yield
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
@@ -186,8 +215,9 @@ def describe_cluster(
 # --- changes ---
 
 
-def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """Creates each topic independently of the others."""
+def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> Steps:
+    """Creates each topic independently of the others, up to the largest number of partitions of one request."""
+    created = 0
     named = Counter(topic.name for topic in request.topics)
     results = []
     # a duplicate name is an error, with one entry in the response
@@ -195,7 +225,10 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
-            results.append(_create_topic(broker, context, topic, request.validate_only))
+            count = _partition_count(broker, topic)
+            _check_batch(created + count)
+            results.append((yield from _create_topic(broker, context, topic, count, request.validate_only)))
+            created += count
         except ApiError as error:
             results.append(
                 _CreatedTopic(
@@ -211,8 +244,15 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
-def _create_topic(broker: Broker, context: ApiRequestContext, topic: _NewTopic, validate_only: bool) -> _CreatedTopic:
-    count = _partition_count(broker, topic)
+def _check_batch(partitions: int) -> None:
+    if partitions > _MAX_PARTITIONS_PER_REQUEST:
+        text = f"A request creates at most {_MAX_PARTITIONS_PER_REQUEST} partitions. Create the others in further ones."
+        raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+
+
+def _create_topic(
+    broker: Broker, context: ApiRequestContext, topic: _NewTopic, count: int, validate_only: bool
+) -> Generator[None, None, _CreatedTopic]:
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
         if value is None:
@@ -221,7 +261,7 @@ def _create_topic(broker: Broker, context: ApiRequestContext, topic: _NewTopic, 
         config = broker.partitions.check_new_topic(topic.name, count, settings)
         topic_id = uuid.uuid4()
     else:
-        entry = broker.create_topic(topic.name, count, settings)
+        entry = yield from broker.create_topic_steps(topic.name, count, settings)
         config, topic_id = broker.partitions.config_of(entry), entry.topic_id
     return _CreatedTopic(
         name=topic.name,
@@ -263,7 +303,7 @@ def _partition_count(broker: Broker, topic: _NewTopic) -> int:
     return broker.config.num_partitions if topic.num_partitions == -1 else topic.num_partitions
 
 
-def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTopicsRequest) -> Steps:
     """Deletes topics by name, or by id from version 6."""
     requested: list[tuple[str | None, uuid.UUID]]
     if context.api_version >= 6:
@@ -290,14 +330,13 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
         except ApiError as error:
             code, message = error.code, error.message
         results.append(_DeletedTopic(name=name, topic_id=topic_id, error_code=code, error_message=message))
+        yield None
     return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
 
 
-def create_partitions(
-    broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest
-) -> CreatePartitionsResponse:
-    """Adds partitions to topics."""
-    results = []
+def create_partitions(broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest) -> Steps:
+    """Adds partitions to topics, up to the largest number of one request."""
+    results, created = [], 0
     named = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
@@ -305,8 +344,11 @@ def create_partitions(
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
             _check_new_count(broker, topic)
+            added = topic.count - broker.partitions.topic(topic.name).partition_count
+            _check_batch(created + added)
+            created += added
             if not request.validate_only:
-                broker.add_partitions(topic.name, topic.count)
+                yield from broker.add_partitions_steps(topic.name, topic.count)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(_GrownTopic(name=topic.name, error_code=code, error_message=message))

@@ -34,6 +34,7 @@ class ResponseRouter:
         self._connections: dict[int, Connection] = {}
         self._steps: dict[int, StepsTask] = {}
         self._waiting: dict[int, Callable[[], StepsTask]] = {}
+        self._updates: set[int] = set()
         self._last_token = 0
 
     def new_token(self, connection: Connection) -> int:
@@ -48,33 +49,40 @@ class ResponseRouter:
         if connection is not None:
             connection.send_response(response)
 
-    def run_steps(self, token: int, steps: Steps, on_result: Callable[[Any], None]) -> None:
-        """Runs a request in time slices, a few at a time; an error closes its connection."""
+    def run_steps(
+        self, token: int, steps: Steps, first: Any, on_result: Callable[[Any], None], is_update: bool
+    ) -> None:
+        """Runs a request in time slices, a few at a time; an error closes its connection. Implements `RunSteps`."""
 
         def on_end(result: Any) -> None:
-            del self._steps[token]
-            self._start_waiting()
+            self._end(token)
             try:
                 on_result(result)
             except Exception as error:
                 self._fail(token, error)
 
         def on_error(error: Exception) -> None:
-            del self._steps[token]
-            self._start_waiting()
+            self._end(token)
             self._fail(token, error)
 
-        self._waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error)
+        self._waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
+        if is_update:
+            self._updates.add(token)
         self._start_waiting()
 
     def cancel(self, token: int) -> None:
-        """Forgets a request whose client has disconnected, and drops its remaining steps."""
+        """Forgets a request whose client has disconnected, and drops its remaining steps unless it is an update."""
         self._connections.pop(token, None)
-        self._waiting.pop(token, None)
-        steps = self._steps.pop(token, None)
-        if steps is not None:
-            steps.cancel()
-            self._start_waiting()
+        if self._waiting.pop(token, None) is not None:
+            self._updates.discard(token)
+        elif token in self._steps and token not in self._updates:
+            self._steps[token].cancel()
+            self._end(token)
+
+    def _end(self, token: int) -> None:
+        del self._steps[token]
+        self._updates.discard(token)
+        self._start_waiting()
 
     def _start_waiting(self) -> None:
         while self._waiting and len(self._steps) < _MAX_RUNNING:

@@ -86,7 +86,10 @@ class Scheduler:
 
 
 class StepsTask:
-    """Runs the steps of one request; calls `on_result` with their result, or `on_error`, unless cancelled."""
+    """Runs the steps of one request; calls `on_result` with their result, or `on_error`, unless cancelled.
+
+    Args: `first`, what a first step has yielded that was performed already.
+    """
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class StepsTask:
         steps: Steps,
         on_result: Callable[[Any], None],
         on_error: Callable[[Exception], None],
+        first: Callable[[], Any] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._steps = steps
@@ -101,7 +105,10 @@ class StepsTask:
         self._on_error = on_error
         self._advance: Callable[[], Any] = partial(next, steps)
         self._task = Task(self._run_step)
-        scheduler.submit(self._task)
+        if first is None:
+            scheduler.submit(self._task)
+        else:
+            scheduler.call_in_worker(first, self._resume)
 
     def cancel(self) -> None:
         self._task.cancel()
