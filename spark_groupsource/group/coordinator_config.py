@@ -51,6 +51,12 @@ class GroupConfig:
         "Time after which a new member is removed that has not received its first JoinGroup response, in milliseconds.",
         low=1, unit="ms",
     )
+    group_coordinator_max_state_bytes: int = _group_setting(
+        "group.coordinator.max.state.bytes", 67_108_864,
+        "Memory of all groups, members and offsets, about, above which no group or member is added; no setting of "
+        "Kafka.",
+        low=1, unit="bytes", type_=ConfigType.LONG,
+    )
     offset_metadata_max_bytes: int = _group_setting(
         "offset.metadata.max.bytes", 4_096, "Largest metadata string of a committed offset, in bytes.",
         low=0, unit="bytes",

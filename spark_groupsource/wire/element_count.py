@@ -1,4 +1,4 @@
-"""Number of array elements of a message, which decides how long its encoding takes."""
+"""Size of a message in array elements, which decides how long its encoding takes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,43 @@ from typing import Any
 
 from spark_groupsource.wire.messages import BaseField
 
-_Arrays = tuple[tuple[str, "_Arrays"], ...]
-"""Names of the array fields of a structure, each with the array fields of its elements."""
+_BYTES_PER_ELEMENT = 1_000  # take as long
+_Arrays = tuple[tuple[str, "_Arrays | None"], ...]
+"""Names of the array fields of a structure, each with the fields of its elements; None for a field with bytes."""
 
 
 def has_more_elements(message: Any, limit: int) -> bool:
-    """Returns whether `message` has more than `limit` array elements. Takes time in proportion to `limit`."""
+    """Returns whether `message` has more than `limit` array elements, with 1,000 bytes of data as one.
+
+    Takes time in proportion to `limit`.
+    """
     message_class: Any = type(message)  # mypy does not accept a class as Hashable
     arrays = _arrays_of_class(message_class)
     return bool(arrays) and _count(message, arrays, limit) > limit
+
+
+def data_bytes(message: Any) -> int:
+    """Returns the bytes of record sets and other data in `message`."""
+    message_class: Any = type(message)
+    return _data_bytes(message, _arrays_of_class(message_class))
+
+
+def _data_bytes(value: Any, arrays: _Arrays) -> int:
+    total = 0
+    for name, inner in arrays:
+        elements = getattr(value, name, None) or ()
+        if inner is None:
+            total += len(elements)
+        elif inner:
+            total += sum(_data_bytes(element, inner) for element in elements)
+    return total
 
 
 def _count(value: Any, arrays: _Arrays, limit: int) -> int:
     total = 0
     for name, inner in arrays:
         elements = getattr(value, name, None) or ()
-        total += len(elements)
+        total += len(elements) if inner is not None else len(elements) // _BYTES_PER_ELEMENT
         if total > limit:
             return total
         if inner:
@@ -39,9 +60,11 @@ def _arrays_of_class(message_class: Any) -> _Arrays:
 
 
 def _arrays(struct: BaseField) -> _Arrays:
-    found: list[tuple[str, _Arrays]] = []
+    found: list[tuple[str, _Arrays | None]] = []
     for field in struct.fields.values():
         if field.is_array():
             element = field.array_of
             found.append((field.name, _arrays(element) if element.is_struct() else ()))
+        elif field.type_str in ("bytes", "records"):
+            found.append((field.name, None))
     return tuple(found)

@@ -72,12 +72,17 @@ def encode_request(request: Request[Any], version: int, correlation_id: int, cli
     return frame
 
 
-def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
-    """Encodes a response at `version`, with length and header. Does not change `response`."""
+def encode_response(response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0) -> bytearray:
+    """Encodes a response at `version`, with length and header. Does not change `response`.
+
+    Args: `data_bytes`, bytes of its record sets and other data, if they are many: the buffer is then not copied.
+    """
     message_class: Any = type(response)
     write_body, has_tags = _body_writer(message_class, version)
     # without the header object of the library, which takes longer to create than a Heartbeat takes to handle
     with EncodeBufferPool.acquire() as out:
+        if data_bytes > _POOLED_BYTES:
+            out.ensure(data_bytes + _POOLED_BYTES)
         out.pos = _RESPONSE_HEAD.size
         if has_tags:
             out.buf[out.pos] = 0

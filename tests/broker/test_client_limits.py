@@ -17,7 +17,12 @@ from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.element_count import has_more_elements
 from spark_groupsource.wire.frames import decode_request, encode_request, read_request_header
-from spark_groupsource.wire.messages import HeartbeatResponse, MetadataRequest, SaslHandshakeRequest
+from spark_groupsource.wire.messages import (
+    DescribeGroupsResponse,
+    HeartbeatResponse,
+    MetadataRequest,
+    SaslHandshakeRequest,
+)
 
 KB = 1024
 
@@ -104,7 +109,7 @@ def test_fetch_responses_shrink_with_the_unread_bytes_of_all_clients():
     memory, peers = ResponseMemory(), [Peer(str(number)) for number in range(100)]
     for peer in peers:
         size = memory.largest_bytes
-        assert size <= 8 << 20
+        assert size <= 4 << 20
         memory.set_size(peer, size)
     assert memory.total <= 64 << 20
     memory.set_size(Peer("large"), 64 << 20)
@@ -151,6 +156,10 @@ def test_the_elements_of_a_message_are_counted_up_to_a_limit():
     request = MetadataRequest(topics=[topic(name="t")] * 50, allow_auto_topic_creation=False)
     assert has_more_elements(request, 49) and not has_more_elements(request, 50)
     assert not has_more_elements(HeartbeatResponse(throttle_time_ms=0, error_code=0), 0)
+    member = DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(member_metadata=bytes(50_000))
+    group = DescribeGroupsResponse.DescribedGroup(members=[member])
+    response = DescribeGroupsResponse(groups=[group])
+    assert has_more_elements(response, 51) and not has_more_elements(response, 52)  # group, member, 50 kB
 
 
 # --- through a broker ---
@@ -225,6 +234,22 @@ def test_a_request_above_the_limits_of_its_api_closes_the_connection(broker, fra
     with attacks.Target(broker.bootstrap_servers, None).connect() as client:
         assert client.call(frame) is None
     assert reason in broker.reports[-1]
+
+
+def test_new_groups_are_rejected_above_the_memory_of_all_groups():
+    config = {
+        "offsets.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "group.coordinator.max.state.bytes": "1000000",
+    }
+    with EmbeddedBroker(config=config) as small:
+        target = attacks.Target(small.bootstrap_servers, None)
+        with target.connect() as client:
+            answers = [client.call(attacks.join_group(f"g{number}", bytes(20_000))) for number in range(40)]
+        codes = [int.from_bytes(answer[8:10], "big") for answer in answers]
+        first_rejected = codes.index(15)
+        assert 10 < first_rejected < 40 and set(codes[:first_rejected]) == {0}
+        assert sum("group.coordinator.max.state.bytes=1000000" in line for line in small.reports) == 1
 
 
 # --- before authentication ---

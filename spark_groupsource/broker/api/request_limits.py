@@ -27,8 +27,10 @@ class RequestLimit(NamedTuple):
 _RECORDS = RequestLimit(None, 100_000)
 _LISTS = RequestLimit(8_388_608, 100_000)
 # member metadata and assignments are stored in one record of the group
-_MEMBERS = RequestLimit(8_388_608, 10_000)
+_MEMBERS = RequestLimit(2_097_152, 10_000)
 _SINGLE = RequestLimit(262_144, 1_000)
+# the offsets of one request are stored in one batch, which has at most 1 MB by default
+_OFFSETS = RequestLimit(8_388_608, 10_000)
 
 _SINGLE_APIS = (
     ApiKey.HEARTBEAT,
@@ -46,6 +48,8 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
     {
         **{int(key): _SINGLE for key in _SINGLE_APIS},
         int(ApiKey.PRODUCE): _RECORDS,
+        int(ApiKey.OFFSET_COMMIT): _OFFSETS,
+        int(ApiKey.TXN_OFFSET_COMMIT): _OFFSETS,
         int(ApiKey.JOIN_GROUP): _MEMBERS,
         int(ApiKey.SYNC_GROUP): _MEMBERS,
         int(ApiKey.LEAVE_GROUP): _MEMBERS,

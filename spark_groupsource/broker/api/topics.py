@@ -37,7 +37,6 @@ _TOPIC_SOURCE = 1
 _MAX_PARTITIONS_PER_REQUEST = 10_000
 """Partitions that one request creates: Kafka's `QuorumController.MAX_RECORDS_PER_BATCH`."""
 _MAX_CREATED_BY_METADATA = 1_000
-_TOPICS_PER_STEP = 20
 _PARTITIONS_PER_STEP = 100
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
@@ -71,19 +70,26 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
     """
     requested = request.topics
     topics: list[_MetadataTopic] = []
+    described = 0
     if requested is None or (context.api_version == 0 and not requested):
         for entry in tuple(broker.partitions.topics.values()):
             try:
                 topics.append((yield from _describe_topic(broker, entry, request)))
             except ApiError:
                 continue  # deleted since the first step
+            described += len(entry.partitions) + 1
+            if described >= _PARTITIONS_PER_STEP:
+                described = 0
+                yield None
     else:
         left = _MAX_CREATED_BY_METADATA
-        for number, topic in enumerate({(topic.name, topic.topic_id): topic for topic in requested}.values(), 1):
+        for topic in {(topic.name, topic.topic_id): topic for topic in requested}.values():
             is_unknown = topic.name is not None and topic.name not in broker.partitions.topics
             topics.append((yield from _requested_topic(broker, context, request, topic, left > 0)))
             left -= is_unknown and not topics[-1].error_code
-            if number % _TOPICS_PER_STEP == 0:
+            described += len(topics[-1].partitions) + 1
+            if described >= _PARTITIONS_PER_STEP:
+                described = 0
                 yield None
     return MetadataResponse(
         throttle_time_ms=0,

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
+from spark_groupsource.broker.coordinators.state_size import GroupStateSize
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
@@ -45,6 +46,7 @@ from spark_groupsource.wire.messages import ApiMessage, JoinGroupRequest, ListGr
 _RECORD_OVERHEAD = 21 + 5 + 5 + 1
 
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
+_FULL_REPORT_MS = 60_000
 
 
 class _ShardToken(NamedTuple):
@@ -93,6 +95,8 @@ class GroupRuntime:
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
         self._expiry_timer = services.timers.timer(self._expire_offsets)
+        self._state_size = GroupStateSize(config.group.group_coordinator_max_state_bytes)
+        self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
@@ -137,6 +141,7 @@ class GroupRuntime:
 
     def unload(self, partition: int) -> None:
         """Unloads the shard of a partition with a new leader; pending requests get NOT_COORDINATOR."""
+        self._state_size.forget(partition)
         shard = self.shards.unload(partition)
         if shard is not None:
             self._apply(shard, shard.state_machine.on_unloaded(self._clock.instant()))
@@ -205,6 +210,10 @@ class GroupRuntime:
             return
         # a random uuid takes as long as a whole heartbeat, and only a join may need one
         new_uuid = str(uuid.uuid4()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
+        if not self._state_size.may_add(shard.state_machine, request):
+            self._report_full()
+            self._reply(token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version))
+            return
         shard_context = RequestContext(
             token,
             context.api_version,
@@ -219,6 +228,15 @@ class GroupRuntime:
             self._reply(token, error_response(request, ErrorCode.UNKNOWN_SERVER_ERROR, context.api_version))
             return
         self._apply(shard, outcome)
+
+    def _report_full(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._full_reported_ms is None or self._full_reported_ms <= now_ms - _FULL_REPORT_MS:
+            self._full_reported_ms = now_ms
+            self._services.report(
+                "[groups] Rejecting new groups and members: the state of all groups exceeds "
+                f"group.coordinator.max.state.bytes={self._config.group_coordinator_max_state_bytes}."
+            )
 
     # --- decide, append, replay, reply ---
 

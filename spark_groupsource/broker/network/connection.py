@@ -27,7 +27,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.element_count import has_more_elements
+from spark_groupsource.wire.element_count import data_bytes, has_more_elements
 from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
@@ -181,7 +181,8 @@ class Connection(asyncio.BufferedProtocol):
         elif response is None:
             self._send_frame(None)
         elif has_more_elements(response, SLICE_ELEMENTS):
-            encode = partial(encode_response, response, version, correlation_id)
+            self._owner.responses.reserve(self)
+            encode = partial(encode_response, response, version, correlation_id, data_bytes(response))
             self._owner.scheduler.call_in_worker(encode, self._send_encoded)
         else:
             try:
@@ -207,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(frame)
             self.last_activity_ms = self._now_ms()
             unsent = self._transport.get_write_buffer_size()
-            if unsent:
+            if unsent or len(frame) > _WRITE_BUFFER_BYTES:
                 self._owner.responses.set_size(self, unsent)
         if not self._is_processing:
             self._wait_for_turn()

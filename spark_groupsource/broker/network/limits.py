@@ -15,7 +15,7 @@ _SMALL_BYTES = 16_384
 _STALLED_REQUEST_MS = 5_000
 _STALLED_RESPONSE_MS = 2_000
 _MIN_BYTES_PER_S = 65_536
-_LARGEST_RESPONSE_BYTES = 8_388_608
+_LARGEST_RESPONSE_BYTES = 4_194_304
 _RESPONSE_BYTES = 67_108_864
 
 
@@ -152,6 +152,10 @@ class ResponseMemory:
         """Bytes of records for the next Fetch response, 0 while the limit is reached."""
         return min((_RESPONSE_BYTES - self.total) // 4, _LARGEST_RESPONSE_BYTES) if not self.is_full else 0
 
+    def reserve(self, connection: BoundedConnection) -> None:
+        """Counts the largest response of a connection until its size is known."""
+        self.set_size(connection, _LARGEST_RESPONSE_BYTES)
+
     def set_size(self, connection: BoundedConnection, size: int) -> None:
         """Records the unsent bytes of a connection: after a response, and when the client has read."""
         self.total += size - self._unsent.pop(connection, 0)
@@ -176,7 +180,8 @@ class ResponseMemory:
     def close_stalled(self, now_ms: int) -> None:
         """Closes the connections that keep others waiting and do not read. To be called every second."""
         for connection in list(self._unsent):
-            self.set_size(connection, connection.unsent_bytes)
+            if connection.waits_for_client:  # else its response is being encoded
+                self.set_size(connection, connection.unsent_bytes)
         if not self.is_full:
             return
         for connection, size in list(self._unsent.items()):
