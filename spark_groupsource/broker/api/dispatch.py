@@ -34,6 +34,7 @@ _UPDATES = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
         ApiKey.DELETE_RECORDS,
+        ApiKey.WRITE_TXN_MARKERS,
     }
 )
 

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from typing import Collection, Mapping
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -156,6 +153,10 @@ def _matching(transactional_ids: Collection[str], pattern: str | None) -> Collec
     """
     if not pattern:
         return transactional_ids
+    # imported here: the memory of a broker doubles with pyarrow
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     ids = pa.array(["", *transactional_ids], pa.string())  # the pattern of an empty array is not checked
     try:
         return set(ids.filter(pc.match_substring_regex(ids, rf"\A(?:{pattern})\z")).to_pylist())
