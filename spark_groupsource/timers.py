@@ -12,6 +12,9 @@ from typing import Any, Callable, Generic, Hashable, TypeVar
 
 from spark_groupsource.deadlines import DeadlineHeap
 
+SLICE_MS = 10
+"""Longest time that expired timers hold their caller, apart from the last callback."""
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -80,8 +83,14 @@ class Timers:
         """The earliest deadline, None without timers."""
         return self._heap.next_deadline_ms()
 
-    def run_expired(self, now_ms: Callable[[], int]) -> None:
-        """Runs the callback of each timer that is due, the earliest first, including those that callbacks set."""
+    def run_expired(self, now_ms: Callable[[], int], slice_ms: int = SLICE_MS) -> None:
+        """Runs the callback of each timer that is due, the earliest first, including those that callbacks set.
+
+        Returns after `slice_ms`: thousands of sessions can end at once. The next call runs the others.
+        """
+        started_ms = now_ms()
         while (entry := self._heap.pop_expired(now_ms())) is not None:
             queue, key = entry
             queue.on_expiry(key)
+            if now_ms() - started_ms >= slice_ms:
+                return

@@ -260,7 +260,8 @@ def serve_forever(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 50)
+    # and each collection of the middle generation is short: it stops all clients
+    gc.set_threshold(_GC_THRESHOLD, 5, 50)
 
     async def run(write_line: ReportWriter) -> None:
         server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)

@@ -68,3 +68,21 @@ def test_group_timers_of_different_kinds_are_different_keys():
     keys = [JoinTimer("g"), SyncTimer("g"), SessionTimer("g", "join"), SessionTimer("g", "sync"), SessionTimer("g", "")]
     assert len({*keys, *map(tuple, keys)}) == len(keys)
     assert SessionTimer("g", "m") == SessionTimer("g", "".join(("", "m"))) != SessionTimer("m", "g")
+
+
+def test_many_expired_timers_run_in_slices():
+    timers, expired, now = Timers(), [], 1_000
+
+    def expire(key):
+        nonlocal now
+        now += 4
+        expired.append(key)
+
+    queue = timers.queue(expire)
+    for number in range(10):
+        queue.set(number, number)
+    timers.run_expired(lambda: now, slice_ms=10)
+    assert expired == [0, 1, 2] and timers.next_deadline_ms() == 3
+    while timers.next_deadline_ms() is not None:
+        timers.run_expired(lambda: now, slice_ms=10)
+    assert expired == list(range(10))
