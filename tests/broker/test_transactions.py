@@ -206,7 +206,7 @@ def test_an_illegal_transition_is_an_error_response(broker, connection, topic, g
     assert producer.end(True) is ErrorCode.UNKNOWN_SERVER_ERROR
     monkeypatch.undo()
     assert producer.end(True) is NONE, "the connection is open"
-    unexpected = f"[transactional.id={group}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR."
+    unexpected = f"[transactional.id={group}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR: "
     assert [line for line in broker.reports if line.startswith(unexpected)]
 
 
