@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +22,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.driver_process import application_name, private_directory, process_identity
 from spark_groupsource.source.file_locks import hold, is_held, locked
 from spark_groupsource.source.options import is_embedded
+from spark_groupsource.source.signal_flag import SignalFlag
 
 _START_TIMEOUT_MS = 30_000
 _START_POLL_MS = 20
@@ -104,7 +104,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
     """Runs the broker until SIGTERM, or until no process listed in ``users`` is alive."""
     from spark_groupsource.broker.server import EmbeddedBroker
 
-    ended = threading.Event()
+    ended = SignalFlag()
 
     def end(signal_number: int, frame: FrameType | None) -> None:
         ended.set()
