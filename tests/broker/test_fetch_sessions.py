@@ -98,6 +98,28 @@ def test_an_incremental_response_contains_changed_partitions_only(now, included)
         assert include(entry()), "the response after the error contains the partition"
 
 
+def test_a_session_keeps_the_epochs_of_a_partition_until_a_request_changes_them():
+    def with_epochs(current, last_fetched, *, session=(0, 0)):
+        fetch = request(("t", 0, 0), ("t", 1, 0), session=session)
+        for topic in fetch.topics[:1]:
+            topic.partitions[0].current_leader_epoch = current
+            topic.partitions[0].last_fetched_epoch = last_fetched
+        return fetch
+
+    def epochs(fetch):
+        return [(each.current_leader_epoch, each.last_fetched_epoch) for each in fetch.partitions]
+
+    cache = sessions()
+    first = cache.new_context(with_epochs(5, 4), NAMES, 0)
+    assert epochs(first) == [(5, 4), (-1, -1)]
+    session_id = cache.update_and_respond(first, [(each, entry()) for each in first.partitions], 0).session_id
+    kept = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
+    assert epochs(kept) == [(5, 4), (-1, -1)]
+    cache.update_and_respond(kept, [], 0)
+    changed = cache.new_context(with_epochs(6, -1, session=(session_id, 2)), NAMES, 0)
+    assert epochs(changed) == [(6, -1), (-1, -1)]
+
+
 def test_session_epochs_wrap_around_to_1():
     assert [next_epoch(epoch) for epoch in (0, 1, INT32_MAX - 1, INT32_MAX)] == [1, 2, INT32_MAX, 1]
     cache = sessions()

@@ -47,7 +47,7 @@ _RecordError = _ProducedPartition.BatchIndexAndErrorMessage
 def produce(
     broker: Broker, context: ApiRequestContext, request: ProduceRequest
 ) -> ApiMessage | ResponseAction | Steps:
-    """Appends a batch to each partition; acks=1 and acks=-1 are the same with one copy of the log.
+    """Appends a batch to each partition; acks=-1 requires min.insync.replicas running nodes (`Leaders.check_in_sync`).
 
     Raises: RemoteProtocolError for an error with acks=0: the producer expects no response, so the connection is closed.
     """

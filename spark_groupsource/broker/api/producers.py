@@ -9,6 +9,7 @@ Source: KIP-664, KIP-994 (duration filter), KIP-1152 (pattern), KIP-1228 (transa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Collection, Mapping
 
 from spark_groupsource.broker.node import Broker
@@ -106,7 +107,7 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> _Described
 
 def list_transactions(
     broker: Broker, context: ApiRequestContext, request: ListTransactionsRequest
-) -> ListTransactionsResponse:
+) -> Steps:
     """Returns the transactional ids that this node coordinates, those that pass the filters of the request."""
     shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
@@ -116,7 +117,9 @@ def list_transactions(
         )
     pattern = request.transactional_id_pattern if context.api_version >= _PATTERN_SINCE else None
     try:
-        matches = _matching({name for shard in shards for name in shard.transactions}, pattern)
+        matches = {name for shard in shards for name in shard.transactions}
+        if pattern:
+            matches = yield partial(_matching, matches, pattern)
     except ApiError as error:
         return ListTransactionsResponse(
             throttle_time_ms=0, error_code=error.code, unknown_state_filters=[], transaction_states=[]
@@ -144,16 +147,14 @@ def list_transactions(
     )
 
 
-def _matching(transactional_ids: Collection[str], pattern: str | None) -> Collection[str]:
-    """Returns the ids that match a pattern as a whole, all without one.
+def _matching(transactional_ids: Collection[str], pattern: str) -> set[str]:
+    """Returns the ids that match a pattern as a whole. Pure.
 
     The expressions are those of RE2, as in Kafka: their time is linear in the length of an id.
 
     Raises: ApiError for an invalid pattern.
     """
-    if not pattern:
-        return transactional_ids
-    # imported here: the memory of a broker doubles with pyarrow
+    # imported here: it takes a second, and doubles the memory of a broker
     import pyarrow as pa
     import pyarrow.compute as pc
 
