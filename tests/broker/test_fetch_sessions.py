@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetched_values, produce
 
 from spark_groupsource.broker.fetch import sessions as fetch_sessions
+from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
@@ -83,6 +86,7 @@ def send_next(cache, session, now_ms, *more, forget=()):
         (entry(preferred=2), True),
     ],
 )
+@pytest.mark.conformance("FS-015", "FS-019")
 def test_an_incremental_response_contains_changed_partitions_only(now, included):
     partition = CachedPartition(("t", 0), "t", None, request(("t", 0, 0)).topics[0].partitions[0])
 
@@ -98,6 +102,7 @@ def test_an_incremental_response_contains_changed_partitions_only(now, included)
         assert include(entry()), "the response after the error contains the partition"
 
 
+@pytest.mark.conformance("FS-004", "FS-005")
 def test_a_session_keeps_the_epochs_of_a_partition_until_a_request_changes_them():
     def with_epochs(current, last_fetched, *, session=(0, 0)):
         fetch = request(("t", 0, 0), ("t", 1, 0), session=session)
@@ -129,6 +134,11 @@ def test_session_epochs_wrap_around_to_1():
     assert send_next(cache, (session_id, 1), 0) == ErrorCode.NONE
 
 
+@pytest.mark.conformance("FS-001")
+def test_session_ids_are_positive():
+    assert all(0 < new_session_id() <= INT32_MAX for _ in range(1_000))
+
+
 def test_session_ids_are_unique():
     drawn = iter([7, 7, 7, 8])
     cache = FetchSessionCache(9, drawn.__next__)
@@ -149,6 +159,7 @@ def test_session_ids_are_unique():
         ((2, -1), NAMES, ErrorCode.NONE),
     ],
 )
+@pytest.mark.conformance("FS-006", "FS-010")
 def test_session_errors_of_a_request(session, version, error):
     cache = sessions()
     assert create_session(cache, 2) == 1
@@ -156,6 +167,7 @@ def test_session_errors_of_a_request(session, version, error):
 
 
 @pytest.mark.parametrize("epoch, left", [(0, 1), (-1, 0)])
+@pytest.mark.conformance("FS-006")
 def test_a_full_fetch_closes_its_session(epoch, left):
     cache = sessions()
     first = create_session(cache, 2)
@@ -165,6 +177,7 @@ def test_a_full_fetch_closes_its_session(epoch, left):
     assert send_next(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
+@pytest.mark.conformance("FS-018")
 def test_a_session_without_partitions_is_closed():
     cache = sessions()
     session_id = create_session(cache, 2)
@@ -208,6 +221,7 @@ def test_a_session_evicted_during_a_delayed_fetch_gets_a_response():
         ({1: 1, 2: 1}, 9, LATER_MS, [1, 2]),
     ],
 )
+@pytest.mark.conformance("FS-002", "FS-016")
 def test_eviction_of_sessions(uses, size, now_ms, left):
     """A session unused for two minutes is evicted, else the smallest older session for a larger one."""
     cache = sessions()
@@ -218,6 +232,7 @@ def test_eviction_of_sessions(uses, size, now_ms, left):
     assert sorted(cache.session_ids) == left
 
 
+@pytest.mark.conformance("FS-003")
 def test_a_session_with_added_partitions_is_evicted_by_its_new_size():
     cache = sessions()
     small, large = create_session(cache, 1), create_session(cache, 2)
@@ -288,6 +303,29 @@ def test_a_session_remains_after_its_connection_is_closed(led, topic):
         answers = [other.call(request(session=(session_id, epoch)), 12) for epoch in (1, 2)]
         assert included(answers[-1]) == (0, [(0, 0)])
         assert fetched_values(answers[-1].responses[0].partitions[0]) == [b"v"]
+
+
+@pytest.mark.conformance("FS-013", "FS-022")
+def test_an_unknown_topic_id_is_looked_up_by_each_request(led, topic, monkeypatch):
+    wanted = uuid.uuid4()
+
+    def fetch(*topics, session):
+        message = request(session=session)
+        message.topics = [
+            FetchRequest.FetchTopic(topic_id=wanted, partitions=each.partitions) for each in request(*topics).topics
+        ]
+        return connection.call(message, IDS)
+
+    new = f"{topic}-new"
+    with RawConnection(led[0]) as connection:
+        first = fetch((new, 0, 0), session=(0, 0))
+        unknown = (0, [(0, ErrorCode.UNKNOWN_TOPIC_ID)])
+        assert included(first) == included(fetch(session=(first.session_id, 1))) == unknown
+        with monkeypatch.context() as fixed:
+            fixed.setattr("spark_groupsource.storage.log_manager.uuid", SimpleNamespace(uuid4=lambda: wanted))
+            assert create_topic(connection, new).error_code == 0
+        leader_error = included(fetch(session=(first.session_id, 2)))
+        assert leader_error in ((0, [(0, 0)]), (0, [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER)]))
 
 
 def test_a_session_belongs_to_its_node(broker, led, topic):

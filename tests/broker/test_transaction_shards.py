@@ -13,7 +13,7 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.transactions.states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
-from spark_groupsource.wire.messages import DescribeTransactionsRequest, ListTransactionsRequest
+from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
 
 NONE = ErrorCode.NONE
 LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -90,7 +90,7 @@ class Refusal:
 # --- loading and unloading
 
 
-@pytest.mark.conformance("TC-007", "TC-012", "TC-042", "TC-071", "TS-015")
+@pytest.mark.conformance("TC-007", "TC-012", "TC-042", "TC-068", "TS-015")
 def test_every_request_gets_an_error_while_the_log_is_loaded(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     broker.call(lambda b: b.transaction_coordinator.shards.pause_loading(True))
@@ -104,7 +104,7 @@ def test_every_request_gets_an_error_while_the_log_is_loaded(broker, connection,
         assert listed(other).error_code == 0
 
 
-@pytest.mark.conformance("TC-006", "TC-011", "TC-041", "TC-061", "TS-003", "TS-005", "TS-014", "TS-031")
+@pytest.mark.conformance("TC-006", "TC-011", "TC-041", "TC-060", "TS-003", "TS-005", "TS-014", "TS-031")
 def test_the_ids_of_a_partition_move_with_its_leader_and_return_with_their_state(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     move(broker, 2)
@@ -131,6 +131,16 @@ def test_a_partition_that_moves_while_it_is_loaded_is_not_served_by_the_former_l
     assert broker.call(lambda b: shards.find_loaded(0)) is not loading
     assert not loading.is_loaded and loading.state_machine.transactions == {}
     assert value_of(broker, group).status is ONGOING
+
+
+@pytest.mark.conformance("TC-002")
+def test_idempotent_producers_get_consecutive_producer_ids(connection):
+    request = InitProducerIdRequest(
+        transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+    )
+    first, second = (connection.call(request, 4) for _ in range(2))
+    assert (first.error_code, first.producer_epoch) == (second.error_code, second.producer_epoch) == (0, 0)
+    assert second.producer_id == first.producer_id + 1
 
 
 # --- failed appends
@@ -162,7 +172,7 @@ def test_a_failed_append_changes_nothing_and_is_an_error_of_the_coordinator(
     assert value_of(broker, group).status is COMPLETE_COMMIT
 
 
-@pytest.mark.conformance("TC-051")
+@pytest.mark.conformance("TC-052")
 def test_failed_appends_of_an_abort_do_not_raise_the_epoch_repeatedly(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 2)
@@ -173,7 +183,7 @@ def test_failed_appends_of_an_abort_do_not_raise_the_epoch_repeatedly(broker, co
     assert value_of(broker, group).producer_epoch == producer.epoch + 1
 
 
-@pytest.mark.conformance("TC-065")
+@pytest.mark.conformance("TC-064")
 def test_a_failed_append_of_a_timeout_does_not_raise_the_epoch_and_is_retried(broker, connection, topic, group):
     producer = RawTransactions(connection, group, timeout_ms=1_000)
     wait_until(lambda: producer.init() is NONE, "the coordinator is loaded")
@@ -269,7 +279,7 @@ def test_list_transactions_filters_by_state_producer_duration_and_pattern(broker
     assert listed(connection, state_filters=["Ongoing", "x"]).unknown_state_filters == ["x"]
 
 
-@pytest.mark.conformance("TC-069", "TC-070", "TC-072")
+@pytest.mark.conformance("TC-066", "TC-067", "TC-069", "TS-002")
 def test_describe_transactions_returns_the_stored_state(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     assert producer.add(topic, 1) == [NONE]

@@ -112,6 +112,7 @@ def test_a_fenced_producer_gets_the_error_of_its_request_version(connection, top
     assert read_committed(connection, topic)[1:] == ([(zombie.producer_id, 0)], 2)
 
 
+@pytest.mark.conformance("TC-008", "TC-024")
 def test_unknown_producers_and_invalid_requests_are_rejected(connection, topic, group):
     stranger = RawTransactions(connection, group)
     stranger.producer_id, stranger.epoch = 12_345, 0
@@ -138,6 +139,7 @@ def test_transactional_offsets_apply_when_the_transaction_commits(connection, to
     assert committed_offset(connection, group, topic, stable=True) == 5
 
 
+@pytest.mark.conformance("TC-061")
 def test_a_transaction_is_aborted_after_its_timeout(connection, topic, group):
     producer = begun(connection, topic, group, timeout_ms=2_000)
     wait_until(lambda: read_committed(connection, topic)[2] == 2, "the transaction is aborted")
@@ -285,6 +287,7 @@ def test_a_transaction_timeout_applies_after_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize("committed", (True, False))
+@pytest.mark.conformance("TS-018", "TS-019")
 def test_a_restart_writes_the_markers_of_a_prepared_transaction(tmp_path, committed):
     running, copy = tmp_path / "running", tmp_path / "copy"
     with EmbeddedBroker(running, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
@@ -302,6 +305,7 @@ def test_a_restart_writes_the_markers_of_a_prepared_transaction(tmp_path, commit
         assert read_committed(connection, "t")[1] == aborted
 
 
+@pytest.mark.conformance("TS-032")
 def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavailable(tmp_path):
     names = {0: "", 1: ""}
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:

@@ -234,6 +234,9 @@ def readers(pair: Pair) -> Iterator[Any]:
 
 @pytest.mark.parametrize("version", [7, 18])
 @pytest.mark.parametrize("sequence", [growth, turns, ends, topics, versions])
+@pytest.mark.conformance(
+    "FS-006", "FS-007", "FS-008", "FS-009", "FS-010", "FS-011", "FS-012", "FS-014", "FS-015", "FS-020",
+)  # fmt: skip
 def test_session_responses_are_equal(readers: Any, sequence: Any, version: int) -> None:
     pair = readers(version)
     for reader in pair:

@@ -106,6 +106,10 @@ AFTER = {
 
 @pytest.mark.parametrize("operation", TransactionOperation, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("status", TransactionStatus, ids=lambda status: status.name)
+@pytest.mark.conformance(
+    "TC-014", "TC-015", "TC-017", "TC-018", "TC-019", "TC-020", "TC-027", "TC-028", "TC-029", "TC-030", "TC-031",
+    "TC-032", "TC-037", "TC-038", "TC-046", "TC-047", "TC-048", "TC-049", "TC-061", "TS-006", "TS-017",
+)  # fmt: skip
 def test_every_operation_in_every_state_follows_the_table(
     status: TransactionStatus, operation: TransactionOperation
 ) -> None:
@@ -147,19 +151,25 @@ def test_only_the_transitions_of_the_table_are_allowed(old: TransactionStatus, n
 # --- producers
 
 
+@pytest.mark.conformance("TC-003", "TC-004", "TC-045")
 def test_first_producer_gets_a_producer_id_and_epoch_0() -> None:
     context = Context()
     assert context.init() is ErrorCode.NONE
     assert (context.producer, context.value.timeout_ms) == (ProducerIdAndEpoch(101, 0), TIMEOUT_MS)
     assert context.init(timeout_ms=7) is ErrorCode.NONE
     assert (context.producer, context.value.timeout_ms) == (ProducerIdAndEpoch(101, 1), 7)
+    unknown = Context()
+    assert unknown.init(expected=ProducerIdAndEpoch(55, 3)) is ErrorCode.NONE
+    assert unknown.producer == ProducerIdAndEpoch(101, 0)
 
 
 @pytest.mark.parametrize("timeout_ms", (0, -1, 10_001))
+@pytest.mark.conformance("TS-001")
 def test_timeout_out_of_bounds_is_rejected(timeout_ms: int) -> None:
     assert Context().init(timeout_ms=timeout_ms) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
 
+@pytest.mark.conformance("TC-001", "TC-009", "TC-040")
 def test_empty_and_too_long_transactional_ids_are_rejected() -> None:
     shard = TransactionShard()
     assert shard.init_producer_id("ä" * 2**14, 1, None, 0, int).error is ErrorCode.INVALID_REQUEST
@@ -171,18 +181,20 @@ def test_empty_and_too_long_transactional_ids_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("status", TransactionStatus, ids=lambda status: status.name)
+@pytest.mark.conformance("TC-013", "TC-016", "TC-025", "TC-026", "TC-043", "TC-044")
 def test_other_producers_are_rejected_in_every_state(status: TransactionStatus) -> None:
     context = Context().in_state(status)
-    stranger, zombie = ProducerIdAndEpoch(55, 0), ProducerIdAndEpoch(
-        context.producer.producer_id, context.producer.epoch - 1
-    )
-    for who, code in ((stranger, ErrorCode.INVALID_PRODUCER_ID_MAPPING), (zombie, ErrorCode.PRODUCER_FENCED)):
+    stranger, current = ProducerIdAndEpoch(55, 0), context.producer
+    zombie, future = (ProducerIdAndEpoch(current.producer_id, current.epoch + step) for step in (-1, 1))
+    fenced = ErrorCode.PRODUCER_FENCED
+    for who, code in ((stranger, ErrorCode.INVALID_PRODUCER_ID_MAPPING), (zombie, fenced), (future, fenced)):
         assert context.add(P1, producer=who) is code
         assert context.end(True, who) is code
         assert context.shard.verify(T, who, P0) is code
     assert context.shard.verify("unknown", stranger, P0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
+@pytest.mark.conformance("TC-050")
 def test_new_producer_aborts_the_open_transaction_and_gets_an_epoch_after_the_markers() -> None:
     context = Context().in_state(ONGOING)
     assert context.init() is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -201,6 +213,7 @@ def with_epoch(epoch: int, status: TransactionStatus = EMPTY) -> Context:
 
 
 @pytest.mark.parametrize("expects", (True, False))
+@pytest.mark.conformance("TC-005", "TC-058", "TC-059")
 def test_last_epoch_is_followed_by_a_new_producer_id(expects: bool) -> None:
     context = with_epoch(LAST_EPOCH)
     last = context.producer
@@ -209,9 +222,11 @@ def test_last_epoch_is_followed_by_a_new_producer_id(expects: bool) -> None:
     assert context.value.previous_producer_id == last.producer_id
     # a retry after a lost response gets the same result, if the first request had the expected epoch
     assert context.init(last) is (ErrorCode.NONE if expects else ErrorCode.PRODUCER_FENCED)
+    assert context.init(ProducerIdAndEpoch(last.producer_id, last.epoch - 1)) is ErrorCode.PRODUCER_FENCED
     assert context.producer == ProducerIdAndEpoch(102, 0)
 
 
+@pytest.mark.conformance("TC-053")
 def test_open_transaction_is_fenced_in_the_last_epoch() -> None:
     context = with_epoch(LAST_EPOCH, ONGOING)
     assert context.init() is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -224,6 +239,7 @@ def test_open_transaction_is_fenced_in_the_last_epoch() -> None:
 # --- a producer that recovers from an error (KIP-360)
 
 
+@pytest.mark.conformance("TC-056")
 def test_producer_raises_its_epoch_and_may_retry() -> None:
     context = Context().in_state(COMPLETE_ABORT)
     before = context.producer
@@ -235,12 +251,15 @@ def test_producer_raises_its_epoch_and_may_retry() -> None:
     assert len(context.log) == records + 1
 
 
+@pytest.mark.conformance("TC-054", "TC-055", "TC-057")
 def test_replaced_producer_is_fenced() -> None:
     context = Context().in_state(EMPTY)
     before = context.producer
     context.init()
     assert context.init(before) is ErrorCode.PRODUCER_FENCED
     assert context.init(ProducerIdAndEpoch(55, 0)) is ErrorCode.PRODUCER_FENCED
+    loaded = with_epoch(4)  # from a log, which does not have the epoch before
+    assert loaded.init(ProducerIdAndEpoch(loaded.producer.producer_id, 3)) is ErrorCode.PRODUCER_FENCED
 
 
 def test_last_epoch_is_kept_during_a_transaction() -> None:
@@ -257,6 +276,7 @@ def test_last_epoch_is_kept_during_a_transaction() -> None:
 # --- partitions and timeouts
 
 
+@pytest.mark.conformance("TC-021")
 def test_known_partitions_add_no_record() -> None:
     context = Context().in_state(ONGOING)
     start = context.value.start_ms
@@ -267,6 +287,7 @@ def test_known_partitions_add_no_record() -> None:
     assert context.value.partitions == {P0, P1} and context.value.start_ms == start
 
 
+@pytest.mark.conformance("TC-013", "TC-022", "TC-023")
 def test_only_partitions_of_the_open_transaction_are_verified() -> None:
     context = Context().in_state(ONGOING)
     verify = context.shard.verify
@@ -291,6 +312,7 @@ def test_transaction_timeout_starts_with_the_transaction() -> None:
     assert context.shard.abort_timed_out("gone", context.timestamp_ms).value is None
 
 
+@pytest.mark.conformance("TS-020", "TS-021", "TS-022", "TS-024", "TS-025", "TS-026")
 def test_unused_ids_expire_unless_a_transaction_is_open() -> None:
     for status in TransactionStatus:
         context = Context().in_state(status)
@@ -300,6 +322,7 @@ def test_unused_ids_expire_unless_a_transaction_is_open() -> None:
         assert list(context.shard.expired_ids(limit)) == ([T] if closed else [])
 
 
+@pytest.mark.conformance("TS-005", "TS-034")
 def test_replay_restores_transactions_and_tombstones_remove_them() -> None:
     for status in TransactionStatus:
         context = Context().in_state(status)
