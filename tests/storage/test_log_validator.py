@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from spark_groupsource.records.header import BatchHeader, check_crc, iter_batche
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import RejectedBatchError, validate_batch
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
@@ -68,6 +70,7 @@ def rejected(data, config=TopicConfig(), now=NOW) -> ApiError:
 # --- the header ---
 
 
+@pytest.mark.conformance("LV-009", "LV-051")
 @codecs
 @sizes
 def test_a_valid_batch_does_not_change(codec, count):
@@ -75,6 +78,7 @@ def test_a_valid_batch_does_not_change(codec, count):
     assert validated(data) == (data, next(iter_batches(data)))
 
 
+@pytest.mark.conformance("LV-003")
 @codecs
 def test_a_batch_without_records_is_rejected(codec):
     empty = changed(batch(1, codec), record_count=0)
@@ -82,6 +86,7 @@ def test_a_batch_without_records_is_rejected(codec):
     assert error.code is ErrorCode.INVALID_RECORD and "0 records" in error.message
 
 
+@pytest.mark.conformance("LV-001", "LV-011")
 @pytest.mark.parametrize("last_offset_delta, count", [(0, 3), (15, 3), (-3, 3), (2**31 - 1, 3), (2, -1), (2, 0)])
 @codecs
 def test_record_count_and_offsets_must_agree(codec, last_offset_delta, count):
@@ -89,6 +94,7 @@ def test_record_count_and_offsets_must_agree(codec, last_offset_delta, count):
     assert error.code is ErrorCode.INVALID_RECORD and "records for the offsets" in error.message
 
 
+@pytest.mark.conformance("LV-012")
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 1000, 2**31 - 1])
 @codecs
 def test_the_record_count_must_be_that_of_the_records(codec, count):
@@ -96,17 +102,20 @@ def test_the_record_count_must_be_that_of_the_records(codec, count):
     assert rejected(data).code is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.conformance("LV-010")
 def test_a_record_count_that_matches_is_accepted():
     data = changed(batch(3), last_offset_delta=2, record_count=3)
     assert validated(data)[0] == data
 
 
+@pytest.mark.conformance("LV-002")
 @codecs
 def test_one_batch_per_partition(codec):
     error = rejected(batch(1, codec) + batch(2, codec))
     assert error.code is ErrorCode.INVALID_RECORD and "exactly one whole record batch" in error.message
 
 
+@pytest.mark.conformance("LV-016")
 @codecs
 def test_a_wrong_checksum_is_corrupt(codec):
     data = bytearray(batch(3, codec))
@@ -114,12 +123,14 @@ def test_a_wrong_checksum_is_corrupt(codec):
     assert rejected(data).code is ErrorCode.CORRUPT_MESSAGE
 
 
+@pytest.mark.conformance("LV-017")
 @codecs
 def test_a_producer_id_needs_a_sequence(codec):
     error = rejected(batch(3, codec, producer_id=1234, producer_epoch=0, base_sequence=-1))
     assert error.code is ErrorCode.INVALID_RECORD and "base sequence" in error.message
 
 
+@pytest.mark.conformance("LV-030")
 @codecs
 def test_control_records_of_a_producer_are_rejected(codec):
     data = batch(1, codec, control=True, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
@@ -183,6 +194,7 @@ def test_offset_deltas_must_be_contiguous(codec, count, first):
         assert error.code is ErrorCode.INVALID_RECORD and f"are not 0 to {count - 1}" in error.message
 
 
+@pytest.mark.conformance("LV-018", "LV-045")
 @sizes
 @codecs
 def test_keys_are_required_on_compacted_topics(codec, count):
@@ -205,6 +217,7 @@ def test_a_bounded_number_of_record_errors_is_returned():
 # --- timestamps ---
 
 
+@pytest.mark.conformance("LV-015", "LV-019", "LV-044", "LV-047", "LV-048")
 @codecs
 @sizes
 @pytest.mark.parametrize("timestamp_ms", [NOW - 1_001, NOW + 1_001, -2, 0])
@@ -227,6 +240,7 @@ def test_timestamps_at_the_bounds_and_none_are_valid(count):
         assert validated(data, BOUNDED)[0] == data
 
 
+@pytest.mark.conformance("LV-046")
 @sizes
 def test_an_invalid_timestamp_decides_the_code_of_several_errors(count):
     written = records(count)
@@ -237,6 +251,7 @@ def test_an_invalid_timestamp_decides_the_code_of_several_errors(count):
     assert list(error.record_errors) == [0, 2]
 
 
+@pytest.mark.conformance("LV-009", "LV-051")
 @codecs
 @sizes
 def test_the_largest_timestamp_is_that_of_the_records(codec, count):
@@ -261,6 +276,7 @@ def test_a_producer_must_not_set_log_append_time():
 # --- codecs and sizes ---
 
 
+@pytest.mark.conformance("LV-007", "LV-050")
 @codecs
 @sizes
 def test_another_codec_of_the_topic_recompresses(codec, count):
@@ -276,6 +292,7 @@ def test_another_codec_of_the_topic_recompresses(codec, count):
         assert list(decode_records(found, header)) == list(decode_records(source, before))
 
 
+@pytest.mark.conformance("LV-049")
 def test_another_level_of_the_same_codec_does_not_recompress():
     data = encode_batch([Record(None, b"some" * 256, -1), Record(None, b"data" * 256, -1)], codec=1)
     assert validated(data, TopicConfig(compression_type="gzip", compression_gzip_level=1))[0] == data
@@ -314,3 +331,42 @@ def test_a_batch_that_expands_is_validated_in_small_steps():
     for _ in range(20):
         assert next(steps) is None
     steps.close()
+
+
+# --- after the append ---
+
+
+def stored(tmp_path, config, *batches):
+    """The batches as they are in the log of a partition."""
+    log = PartitionLog(tmp_path, TopicPartition("t", 0), config, FileCache(), print)
+    log.create()
+    partition = Partition(uuid.uuid4(), log, print)
+    for data in batches:
+        partition.append(data, NOW)
+    partition.append_transaction_marker(5, 0, True, 0, NOW)
+    data = bytes(log.read(0, 1 << 20))
+    return data, list(iter_batches(data))
+
+
+@pytest.mark.conformance("LV-023", "LV-025", "LV-031")
+@pytest.mark.parametrize("compression", ["producer", "gzip"])
+@codecs
+def test_offsets_are_assigned_from_the_log_end_offset(tmp_path, codec, compression):
+    data, headers = stored(tmp_path, TopicConfig(compression_type=compression), batch(3, codec), batch(300, codec))
+    offsets = [record.offset for header in headers for record in decode_records(data, header)]
+    assert offsets == list(range(304))
+    # control batches keep their codec
+    assert [header.codec for header in headers] == [codec if compression == "producer" else 1] * 2 + [0]
+
+
+@pytest.mark.conformance("LV-052", "LV-053", "LV-054")
+@pytest.mark.parametrize("compression", ["producer", "gzip"])
+@codecs
+def test_log_append_time_is_stored(tmp_path, codec, compression):
+    config = TopicConfig(compression_type=compression, message_timestamp_type="LogAppendTime")
+    data, headers = stored(tmp_path, config, encode_batch(records(3, 1_234), codec=codec))
+    for header in headers:
+        check_crc(data, header)
+        assert header.is_log_append_time and header.max_timestamp == NOW
+        assert {record.timestamp_ms for record in decode_records(data, header)} == {NOW}
+    assert headers[0].codec == (codec if compression == "producer" else 1)

@@ -9,6 +9,7 @@ from support.partition_logs import batch, values_from
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.compaction import retain_records
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
@@ -70,6 +71,7 @@ def logged(tmp_path) -> Logged:
     return Logged(tmp_path / "t-0")
 
 
+@pytest.mark.conformance("PS-034")
 def test_open_transactions_hold_the_last_stable_offset(logged):
     assert logged.partition.last_stable_offset == 0
     logged.send(1, 0, b"a", b"b")
@@ -85,6 +87,7 @@ def test_open_transactions_hold_the_last_stable_offset(logged):
     assert logged.state[1] == []
 
 
+@pytest.mark.conformance("PS-052", "PS-053")
 def test_aborted_transactions_are_indexed_with_the_last_stable_offset(logged):
     logged.send(1, 0, b"a")
     logged.send(2, 0, b"b")
@@ -110,6 +113,7 @@ def test_markers_are_control_batches_of_their_producer(logged):
     assert value == bytes.fromhex("0000 00000007")
 
 
+@pytest.mark.conformance("PS-007", "PS-015", "PS-037", "PS-038")
 def test_old_producer_and_coordinator_epochs_are_fenced(logged):
     logged.send(1, 0, b"a", epoch=3)
     assert logged.rejected(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -133,6 +137,7 @@ def test_a_marker_of_transaction_version_2_has_a_greater_epoch_than_its_transact
     assert logged.rejected(end, 5) is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+@pytest.mark.conformance("PS-016")
 def test_a_non_transactional_batch_during_a_transaction_is_rejected(logged):
     logged.send(1, 0, b"a")
     assert logged.rejected(logged.send, 1, 1, b"b", transactional=False) is ErrorCode.INVALID_TXN_STATE
@@ -172,6 +177,7 @@ def scenario(logged: Logged) -> None:
     logged.send(5, 1, b"f")
 
 
+@pytest.mark.conformance("PS-020", "PS-021", "PS-029")
 @pytest.mark.parametrize("clean", (True, False))
 def test_a_restart_recovers_producers_and_transactions(logged, clean):
     scenario(logged)
@@ -220,6 +226,71 @@ def test_transaction_index_rows_lost_in_a_crash_are_restored(logged):
     assert active.read_bytes() == valid
     logged.reopen()
     assert len(logged.state[1]) == 3, "not duplicated"
+
+
+@pytest.mark.conformance("PS-002", "PS-022", "PS-039")
+def test_a_marker_without_records_sets_the_epochs_also_after_a_restart(logged):
+    logged.end(9, True, epoch=3, coordinator_epoch=5)
+    for clean in (False, True):
+        logged.partition.close()
+        logged.reopen(logged.partition.log.log_end_offset if clean else None)
+        assert logged.state[2] == {9: (3, 5, None)}
+        assert logged.rejected(logged.send, 9, 0, b"a", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+        code = logged.rejected(logged.end, 9, True, epoch=3, coordinator_epoch=4)
+        assert code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert logged.send(9, 0, b"a", epoch=3) == 1
+
+
+def snapshots(logged) -> list[int]:
+    return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
+
+
+@pytest.mark.conformance("PS-018", "PS-019", "PS-027", "PS-047")
+def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segment(logged):
+    scenario(logged)
+    assert snapshots(logged) == [3, 6]
+    (logged.directory / f"{3:020d}.snapshot").unlink()
+    logged.partition.log.delete_records(6)
+    assert snapshots(logged) == [6]
+    logged.partition.close()
+    assert snapshots(logged) == [6, logged.partition.log.log_end_offset]
+
+
+@pytest.mark.conformance("PS-017", "PS-045")
+def test_snapshots_of_no_segment_are_removed(logged):
+    scenario(logged)
+    known = logged.state
+    valid = (logged.directory / f"{3:020d}.snapshot").read_bytes()
+    for offset in (1, 4, 5, 10**6):
+        (logged.directory / f"{offset:020d}.snapshot").write_bytes(valid)
+    logged.reopen()
+    assert snapshots(logged) == [3, 6] and logged.state == known
+
+
+@pytest.mark.conformance("PS-040", "PS-041", "PS-042")
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:]])
+def test_a_corrupt_snapshot_is_ignored_and_removed(logged, damage):
+    scenario(logged)
+    known = logged.state
+    logged.partition.close()
+    end = logged.partition.log.log_end_offset
+    newest = logged.directory / f"{end:020d}.snapshot"
+    newest.write_bytes(damage(newest.read_bytes()))
+    logged.reopen(end)
+    assert logged.state == known and not newest.exists()
+
+
+@pytest.mark.conformance("PS-043")
+def test_a_control_batch_without_records_does_not_change_the_state(logged):
+    logged.send(1, 0, b"a")
+    log = logged.partition.log
+    logged.end(2, True)
+    (header,) = iter_batches(bytes(log.read(1, 1000)))
+    emptied = retain_records(header._replace(producer_id=1, base_offset=0), b"", [])
+    log.append(bytearray(emptied), next(iter_batches(emptied)))
+    known = logged.state
+    logged.reopen()
+    assert logged.state == known and known[2][1] == (0, -1, 0)
 
 
 def test_delete_records_removes_transaction_index_files(logged):

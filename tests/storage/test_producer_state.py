@@ -31,6 +31,7 @@ def refused(states, header) -> ErrorCode:
     return caught.value.code
 
 
+@pytest.mark.conformance("PS-001")
 def test_batches_with_consecutive_sequence_numbers_are_accepted():
     states = stored(numbered(0), numbered(2), numbered(4))
     assert states.check(numbered(6)) is None
@@ -49,6 +50,7 @@ def test_an_unknown_producer_may_start_at_any_sequence_number():
     assert ProducerStateManager().check(numbered(500)) is None
 
 
+@pytest.mark.conformance("PS-033", "PS-035")
 def test_inactive_producers_without_open_transaction_expire():
     values = {"producer_epoch": 0, "base_sequence": 0}
     old = next(iter_batches(batch(b"x", producer_id=1, timestamp_ms=1_000, **values)))
@@ -65,6 +67,7 @@ def test_inactive_producers_without_open_transaction_expire():
     assert states.check(old) is None  # the producer is unknown now
 
 
+@pytest.mark.conformance("PS-001")
 def test_a_new_producer_epoch_starts_at_sequence_0_and_fences_the_old_one():
     states = stored(numbered(0), numbered(2))
     assert refused(states, numbered(4, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -74,6 +77,7 @@ def test_a_new_producer_epoch_starts_at_sequence_0_and_fences_the_old_one():
     assert states.check(numbered(2, epoch=1)) is None
 
 
+@pytest.mark.conformance("PS-003", "PS-004")
 def test_sequence_numbers_wrap_to_0():
     last = 2**31 - 1
     states = stored(numbered(last - 1), numbered(0))
@@ -90,6 +94,7 @@ def test_batches_without_producer_id_have_no_state():
     assert len(states) == 0
 
 
+@pytest.mark.conformance("PS-031", "PS-054")
 def test_a_snapshot_retains_the_batches_of_each_producer():
     states = stored(numbered(0), numbered(2), numbered(0, producer_id=8, epoch=3))
     again = ProducerStateManager.decode(states.encode())
@@ -108,3 +113,44 @@ def test_a_snapshot_with_any_corrupt_byte_is_rejected():
             ProducerStateManager.decode(bytes(changed))
         with pytest.raises(CorruptRecordError):
             ProducerStateManager.decode(data[:position])
+
+
+@pytest.mark.conformance("PS-005")
+def test_a_sequence_that_does_not_wrap_to_0_is_out_of_order():
+    states = stored(numbered(2**31 - 1, count=1))
+    assert refused(states, numbered(1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refused(states, numbered(2**31 - 1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.conformance("PS-006")
+def test_replay_of_the_log_accepts_any_first_sequence():
+    states = ProducerStateManager()
+    states.update(numbered(16), 100)
+    assert states.check(numbered(18)) is None
+    assert refused(states, numbered(20)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.conformance("PS-013")
+def test_a_check_does_not_change_the_state():
+    states = stored(numbered(0))
+    before = states.encode()
+    assert states.check(numbered(2)) is None and states.check(numbered(0, epoch=3)) is None
+    assert states.check(numbered(0)) is not None and refused(states, numbered(9))
+    assert states.encode() == before
+
+
+@pytest.mark.conformance("PS-014", "PS-023")
+def test_a_transaction_keeps_its_first_offset_until_its_marker():
+    def begun(sequence):
+        values = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence, "transactional": True}
+        return next(iter_batches(batch(b"x", b"y", **values)))
+
+    states = stored(begun(0), begun(2))
+    entry = states.entries()[7]
+    assert (entry.first_offset, entry.batches[-1].last_sequence, entry.batches[-1].last_offset) == (0, 3, 3)
+    assert states.complete_transaction(7, 0, 5, 1_000) == 0
+    assert (entry.first_offset, entry.coordinator_epoch, len(entry.batches)) == (None, 5, 2)
+    states.update(begun(4), 5)
+    # the coordinator fences the producer
+    assert states.complete_transaction(7, 1, 6, 1_000) == 5
+    assert (entry.epoch, entry.first_offset, len(entry.batches), states.first_unstable_offset()) == (1, None, 0, None)
