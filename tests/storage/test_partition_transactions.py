@@ -241,22 +241,15 @@ def test_a_marker_without_records_sets_the_epochs_also_after_a_restart(logged):
     assert logged.send(9, 0, b"a", epoch=3) == 1
 
 
-def snapshots(logged) -> list[int]:
-    return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
-
-
-@pytest.mark.conformance("PS-018", "PS-019", "PS-027", "PS-047")
-def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segment(logged):
+@pytest.mark.conformance("PS-047")
+def test_a_segment_without_its_snapshot_is_deleted(logged):
     scenario(logged)
-    assert snapshots(logged) == [3, 6]
     (logged.directory / f"{3:020d}.snapshot").unlink()
     logged.partition.log.delete_records(6)
     assert snapshots(logged) == [6]
-    logged.partition.close()
-    assert snapshots(logged) == [6, logged.partition.log.log_end_offset]
 
 
-@pytest.mark.conformance("PS-017", "PS-045")
+@pytest.mark.conformance("PS-045")
 def test_snapshots_of_no_segment_are_removed(logged):
     scenario(logged)
     known = logged.state
@@ -333,6 +326,7 @@ def snapshots(logged: Logged) -> list[int]:
     return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
 
 
+@pytest.mark.conformance("PS-018", "PS-019", "PS-027")
 def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(logged):
     logged.send(1, 0, b"a", transactional=False)
     logged.partition.log.roll()
@@ -354,6 +348,7 @@ def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(log
     assert snapshots(logged) == [3] and logged.state[2] == {1: (0, -1, None)}
 
 
+@pytest.mark.conformance("PS-017")
 def test_snapshots_above_a_truncated_end_are_deleted(logged):
     scenario(logged)
     first, second, third = (segment.path for segment in logged.partition.log.segments)
