@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -186,7 +187,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
     """Runs the attacks, prints the table and returns the problems."""
     randomness = random.Random(options.seed)
     attacks = {**ATTACKS, "long_names": long_names, "invalid_batches": invalid_batches}
-    chosen = [name for name in attacks if not options.only or name in options.only]
+    chosen = [name for name in options.only or attacks if name not in options.without]
     rows = {name: Row() for name in (IDLE, FUZZ, *chosen)}
     problems: list[str] = []
     with ExitStack() as stack:
@@ -197,13 +198,17 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
         os.nice(5)  # of three processes on two cores, this one waits
         deadline_s = time.monotonic() + options.minutes * 60
         problems += attack(target, neighbors, _idle, rows[IDLE])
+        stack.callback(_print_table, rows)  # also of a run that is interrupted
         for name in _schedule(chosen, randomness, deadline_s):
             function = _fuzz(randomness.randrange(2**32)) if name == FUZZ else attacks[name]
+            began_s = time.monotonic()
             failures = attack(target, neighbors, function, rows[name])
+            print(f"{name} {time.monotonic() - began_s:.0f} s{'; '.join(['', *failures])}", file=sys.stderr, flush=True)
             if failures:
                 problems += [f"{name}: {failure}" for failure in failures]
-                neighbors.restart()
-        _print_table(rows)
+                if not neighbors.restart():
+                    problems.append(f"{name}: the broker serves no new client afterwards")
+                    break
     if broker.log is not None:
         problems += unexpected_errors(broker.log.read_text(errors="replace").splitlines())
     return problems + _exceeded(rows, options.limit_ms, options.limit_mb)
@@ -254,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--only", nargs="*", default=[], metavar="ATTACK")
+    parser.add_argument("--without", nargs="*", default=[], metavar="ATTACK")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--kafka", action="store_true", help="a real Apache Kafka, fetched for it")
     where.add_argument("--bootstrap", metavar="HOST:PORT", help="a running broker of one node")
@@ -264,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.kafka and not options.bootstrap:
         options.limit_ms = LIMIT_MS if options.limit_ms is None else options.limit_ms
         options.limit_mb = LIMIT_MB if options.limit_mb is None else options.limit_mb
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="groupsource-hostile-") as directory:
         problems = run(options, Path(directory))
