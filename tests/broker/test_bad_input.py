@@ -179,6 +179,7 @@ BAD_RECORDS = {
 }
 
 
+@pytest.mark.conformance("UL-060")
 @pytest.mark.parametrize("data, code, reason", BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
 def test_invalid_batches_are_rejected_and_not_stored(broker, other_client, data, code, reason):
     end = produce(other_client, "other_client", batch(b"x")).base_offset + 1
@@ -351,6 +352,7 @@ def test_a_corrupt_batch_is_reported_and_ends_reads(stored, unclean):
     assert path.read_bytes() == spoilt(data, fifth.position + 66)
 
 
+@pytest.mark.conformance("UL-081")
 def test_a_missing_partition_directory_takes_only_that_partition_offline(stored):
     for path in (stored / "harmed-0").iterdir():
         path.unlink()

@@ -227,6 +227,7 @@ def test_records_carry_the_leader_epoch_and_epoch_ends_are_known(tmp_path, topic
         check(broker)
 
 
+@pytest.mark.conformance("UL-068")
 def test_list_offsets_returns_the_epoch_of_the_record_found(broker, nodes, topic):
     create_topic(nodes[1], topic, retention_ms="-1")
     for timestamp_ms in (1_000, 3_000, 2_000):

@@ -41,6 +41,7 @@ def read_all(connection, topic, partition=0):
         offset = len(values)
 
 
+@pytest.mark.conformance("LL-030")
 @pytest.mark.slow
 def test_a_broker_stopped_by_sigterm_continues_after_a_restart(tmp_path):
     with BrokerProcess(tmp_path) as broker:

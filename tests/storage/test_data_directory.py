@@ -22,6 +22,7 @@ def opened(path) -> DataDirectory:
     return data
 
 
+@pytest.mark.conformance("LL-001", "UL-064")
 def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     data = opened(tmp_path)
     entry = TopicEntry("t", uuid.uuid4(), 3, {"retention.ms": "5"})
@@ -170,3 +171,16 @@ def test_corrupt_recovery_points_are_reported_and_count_as_unflushed(tmp_path):
     data.open(1)
     assert data.recovery_points == {} and "every segment is recovered" in reports[0]
     data.close(is_clean=False)
+
+
+@pytest.mark.conformance("UL-122")
+def test_records_above_the_log_end_cannot_be_deleted(tmp_path):
+    data = opened(tmp_path)
+    manager = LogManager(data, TopicConfig(), print)
+    manager.create_topic("t", 1, {})
+    manager.partition("t", 0).append(batch(b"x"), 1_000)
+    with pytest.raises(ApiError) as refused:
+        manager.delete_records(TopicPartition("t", 0), 2)
+    assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert manager.delete_records(TopicPartition("t", 0), -1) == 1
+    data.close(manager.close_all())

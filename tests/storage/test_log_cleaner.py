@@ -106,6 +106,7 @@ def fill(store: Store, seed: int, batches: int = 80, keys: int = 12, tombstones:
     return written
 
 
+@pytest.mark.conformance("LC-003", "LC-039")
 @pytest.mark.parametrize("seed", range(scaled(8)))
 def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path, seed):
     store = Store(tmp_path)
@@ -132,6 +133,7 @@ def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path,
     assert store.contents() == compacted(written, active)
 
 
+@pytest.mark.conformance("LC-023", "LC-046")
 def test_tombstones_are_removed_after_delete_retention(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"), (b"b", b"1"))
@@ -149,6 +151,7 @@ def test_tombstones_are_removed_after_delete_retention(tmp_path):
     assert [key for _, key, _ in store.contents()] == [b"b", b"c", b"d0", b"d1"]
 
 
+@pytest.mark.conformance("LC-029", "LC-031")
 def test_records_younger_than_min_compaction_lag_are_retained(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), min_compaction_lag_ms=1_000))
     for stamp in (1_000, 2_000, 3_000):
@@ -160,6 +163,7 @@ def test_records_younger_than_min_compaction_lag_are_retained(tmp_path):
     assert store.data.cleaner_offsets[store.log.topic_partition] == 2
 
 
+@pytest.mark.conformance("LC-030")
 def test_dirty_ratio_and_max_compaction_lag_select_a_log(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), max_compaction_lag_ms=5_000))
     for _ in range(4):
@@ -172,6 +176,7 @@ def test_dirty_ratio_and_max_compaction_lag_select_a_log(tmp_path):
     assert log_to_clean(store.log, 4, 6_001) is None
 
 
+@pytest.mark.conformance("LC-028", "LC-043")
 def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
     store = Store(tmp_path)
     written = fill(store, 1, keys=40, tombstones=False)
@@ -183,6 +188,7 @@ def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
     assert store.contents() == compacted(written, active)
 
 
+@pytest.mark.conformance("LC-035")
 def test_small_segments_are_merged(tmp_path):
     store = Store(tmp_path)
     fill(store, 3, batches=300, keys=3)
@@ -199,6 +205,7 @@ def test_small_segments_are_merged(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.conformance("LC-006", "LC-025", "UL-022", "UL-023")
 def test_producer_state_survives_compaction_of_its_records(tmp_path):
     store = Store(tmp_path)
     for sequence in range(3):
@@ -216,6 +223,7 @@ def test_producer_state_survives_compaction_of_its_records(tmp_path):
     assert store.append((b"k", b"3"), producer_id=7, producer_epoch=0, base_sequence=3) == 44
 
 
+@pytest.mark.conformance("LC-013", "LC-034")
 def test_log_end_is_reachable_if_the_last_records_are_removed(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
@@ -265,6 +273,7 @@ def test_undecodable_batches_are_retained(tmp_path):
     assert [header.base_offset for header in headers] == [0, 1, 3]
 
 
+@pytest.mark.conformance("LC-032")
 def test_records_without_key_are_removed(tmp_path):
     """They were produced before the topic became compacted."""
     store = Store(tmp_path, TopicConfig(segment_bytes=1024))
@@ -278,6 +287,7 @@ def test_records_without_key_are_removed(tmp_path):
     assert store.contents() == [(0, b"a", b"1"), (2, b"b", b"2"), (4, b"c", b"3")]
 
 
+@pytest.mark.conformance("LC-021", "LC-022")
 def test_a_corrupt_batch_ends_the_pass_and_leaves_the_log_unchanged(tmp_path):
     store = Store(tmp_path)
     fill(store, 6, batches=20)
@@ -294,6 +304,7 @@ def test_a_corrupt_batch_ends_the_pass_and_leaves_the_log_unchanged(tmp_path):
     assert store.clean()
 
 
+@pytest.mark.conformance("LC-019", "LC-020")
 def test_large_batches_are_compacted(tmp_path):
     store = Store(tmp_path)
     for number in range(3):
@@ -309,6 +320,7 @@ class SizedSegment(NamedTuple):
     size: int
 
 
+@pytest.mark.conformance("LC-035", "LC-036", "LC-037", "LC-038")
 def test_segments_are_grouped_by_size_and_offset_range(tmp_path):
     def grouped(*segments: tuple[int, int, int]) -> list[int]:
         return [len(group) for group in group_segments_by_size([SizedSegment(*each) for each in segments], 100)]
@@ -318,6 +330,7 @@ def test_segments_are_grouped_by_size_and_offset_range(tmp_path):
     assert grouped((0, 2**31, 10), (2**31, 2**31 + 2, 0), (2**31 + 2, 2**32, 10)) == [1, 2]
 
 
+@pytest.mark.conformance("LC-047")
 def test_a_pass_starts_at_the_log_start_if_dirty_records_were_deleted(tmp_path):
     store = Store(tmp_path)
     fill(store, 8, batches=40)
@@ -327,6 +340,35 @@ def test_a_pass_starts_at_the_log_start_if_dirty_records_were_deleted(tmp_path):
     assert task.first_dirty_offset == store.log.log_start_offset > 0
     assert store.clean()
     assert store.contents() == compacted(written, store.log.segments[-1].base_offset)
+
+
+@pytest.mark.conformance("LC-004")
+def test_a_pass_ends_if_its_segments_are_deleted(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 9, batches=40)
+    task = log_to_clean(store.log, 0, 2_000)
+    cleaner = Cleaner(store.partition, task, store.data, FileCache(), 2_000)
+    run = cleaner.run()
+    next(run)
+    assert not cleaner.is_obsolete
+    store.log.delete_records(store.log.segments[1].base_offset)
+    assert cleaner.is_obsolete
+    run.close()
+    assert not list((tmp_path / "t-0").glob("*.cleaned")) and store.clean()
+
+
+@pytest.mark.conformance("UL-030")
+def test_snapshots_of_merged_segments_are_removed(tmp_path):
+    store = Store(tmp_path)
+    for sequence in range(6):
+        store.append((b"k", b"%d" % sequence), producer_id=7, producer_epoch=0, base_sequence=sequence)
+        store.log.roll()
+    store.append((b"k", b"active"))
+    assert len(list((tmp_path / "t-0").glob("*.snapshot"))) == 6
+    assert store.clean()
+    assert [int(path.stem) for path in (tmp_path / "t-0").glob("*.snapshot")] == [6]
+    store.restart(clean=False)
+    assert store.append((b"k", b"5"), producer_id=7, producer_epoch=0, base_sequence=5) == 5
 
 
 # --- transactions ---
@@ -376,6 +418,7 @@ def visible(store: Store) -> dict[bytes, bytes | None]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+@pytest.mark.conformance("LC-008")
 def test_committed_records_supersede_and_aborted_records_are_removed(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -404,6 +447,7 @@ def test_committed_records_supersede_and_aborted_records_are_removed(tmp_path):
         assert visible(store) == before and store.partition.last_stable_offset == store.log.log_end_offset
 
 
+@pytest.mark.conformance("LC-007", "LC-010", "LC-012", "LC-016")
 def test_markers_are_removed_after_their_transaction_and_delete_retention(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -454,6 +498,7 @@ def test_the_last_marker_of_a_producer_is_retained_if_it_has_no_batch_of_its_epo
     assert shape(store)[0] == (2, "data"), "the producer is no longer active"
 
 
+@pytest.mark.conformance("LC-018", "LC-026")
 def test_the_last_batch_of_a_producer_is_retained_if_its_transaction_was_aborted(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -470,6 +515,7 @@ def test_the_last_batch_of_a_producer_is_retained_if_its_transaction_was_aborted
     assert transactions.send(1, (b"a", b"3")) == 7, "the sequence number continues"
 
 
+@pytest.mark.conformance("LC-017")
 def test_batches_of_earlier_epochs_are_removed_if_sequence_numbers_start_again(tmp_path):
     """The group coordinator sends each transactional batch with sequence number 0."""
     store = Store(tmp_path)
@@ -483,6 +529,7 @@ def test_batches_of_earlier_epochs_are_removed_if_sequence_numbers_start_again(t
     assert shape(store)[:2] == [(4, "data"), (5, "marker")]
 
 
+@pytest.mark.conformance("LC-027")
 def test_a_marker_does_not_supersede_a_record_with_the_same_key(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -496,6 +543,7 @@ def test_a_marker_does_not_supersede_a_record_with_the_same_key(tmp_path):
     assert visible(store) == {control_key(0): b"0", control_key(1): b"1", b"a": b"1", b"b": b"active"}
 
 
+@pytest.mark.conformance("LC-009")
 def test_compaction_ends_at_the_first_open_transaction(tmp_path):
     store = Store(tmp_path)
     transactions = Transactions(store)
@@ -516,6 +564,7 @@ def test_compaction_ends_at_the_first_open_transaction(tmp_path):
     assert visible(store) == {b"a": b"2", b"b": b"3"}
 
 
+@pytest.mark.conformance("LC-015")
 def test_transaction_index_is_compacted_with_its_segment(tmp_path):
     """An aborted transaction over two segments, of which the later one is not compacted yet."""
     store = Store(tmp_path)
@@ -538,6 +587,7 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
         assert store.partition.transaction_index.overlapping(0, 100) == known and visible(store) == before
 
 
+@pytest.mark.conformance("LC-014")
 @pytest.mark.parametrize("seed", range(scaled(4)))
 def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
     rng = random.Random(seed)
@@ -571,6 +621,7 @@ def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, see
 # --- crashes ---
 
 
+@pytest.mark.conformance("LC-041", "LL-018")
 def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
     store = Store(tmp_path / "d")
     written = fill(store, 11, batches=60)
@@ -614,6 +665,7 @@ def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
     assert len(before) in seen and len(after) in seen
 
 
+@pytest.mark.conformance("LC-041")
 def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
     store = Store(tmp_path)
     fill(store, 2)
@@ -632,6 +684,7 @@ def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
     assert len(store.log.segments) == 2 and store.contents() == expected
 
 
+@pytest.mark.conformance("LC-033")
 def test_a_write_error_during_compaction_leaves_the_log_unchanged(tmp_path, monkeypatch):
     store = Store(tmp_path)
     written = fill(store, 4)
@@ -647,6 +700,7 @@ def test_a_write_error_during_compaction_leaves_the_log_unchanged(tmp_path, monk
     assert store.clean()
 
 
+@pytest.mark.conformance("LC-039")
 def test_long_keys_are_distinguished():
     latest = OffsetMap()
     keys = [b"x" * 31, b"x" * 32, b"x" * 33, b"x" * 34, b"#" * 32, b""]
@@ -656,6 +710,7 @@ def test_long_keys_are_distinguished():
     assert latest.get(b"y") == -1
 
 
+@pytest.mark.conformance("LC-011", "UL-049")
 def test_reads_continue_after_a_segment_without_batches(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), segment_bytes=1024, max_message_bytes=5000))
     for number in range(6):
@@ -666,6 +721,7 @@ def test_reads_continue_after_a_segment_without_batches(tmp_path):
     assert [offset for offset, _ in values_from(store.log, 0)] == [5, 6]
 
 
+@pytest.mark.conformance("LC-006")
 def test_duplicates_are_detected_after_a_kill_wherever_the_segment_rolled(tmp_path):
     store = Store(tmp_path)
 

@@ -197,6 +197,7 @@ def test_offset_deltas_must_be_contiguous(codec, count, first):
 @pytest.mark.conformance("LV-018", "LV-045")
 @sizes
 @codecs
+@pytest.mark.conformance("UL-059")
 def test_keys_are_required_on_compacted_topics(codec, count):
     keyless = {1, count - 1}
     written = [Record(None if index in keyless else b"k", b"v", NOW) for index in range(count)]

@@ -23,6 +23,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "t-0"
 
 
+@pytest.mark.conformance("UL-003", "UL-047")
 def test_offsets_are_consecutive_and_every_record_is_read(directory):
     log, _ = open_log(directory)
     stored = fill(log)
@@ -32,6 +33,7 @@ def test_offsets_are_consecutive_and_every_record_is_read(directory):
     assert bytes(log.read(90, 1000)) == b""
 
 
+@pytest.mark.conformance("UL-008", "UL-051", "UL-052", "UL-055")
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
 @pytest.mark.parametrize("reopened", [False, True])
 def test_reads_start_at_any_offset_with_any_limit(directory, config, reopened):
@@ -53,6 +55,7 @@ def test_reads_start_at_any_offset_with_any_limit(directory, config, reopened):
         assert values_from(log, offset, 300) == stored[offset:]
 
 
+@pytest.mark.conformance("UL-045")
 def test_segments_roll_and_are_named_by_their_base_offset(directory):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
@@ -76,6 +79,7 @@ def test_an_index_entry_has_the_last_offset_of_its_batch(directory):
         assert times[-1] == (largest.max_timestamp, largest.last_offset - base)
 
 
+@pytest.mark.conformance("UL-069")
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
 def test_lookup_by_timestamp_returns_the_first_record_at_or_after_it(directory, config):
     log, _ = open_log(directory, config=config)
@@ -88,6 +92,7 @@ def test_lookup_by_timestamp_returns_the_first_record_at_or_after_it(directory, 
     assert log.offset_for_timestamp(0) == (1011, 4)
 
 
+@pytest.mark.conformance("UL-069")
 def test_lookup_by_timestamp_with_descending_timestamps(directory):
     log, _ = open_log(directory, config=SMALL)
     for stamp in (5000, 1000, 3000, 7000, 2000) * 10:
@@ -97,6 +102,7 @@ def test_lookup_by_timestamp_with_descending_timestamps(directory):
     assert log.latest_timestamp() == (7000, 3)
 
 
+@pytest.mark.conformance("UL-053", "UL-091", "UL-093")
 def test_delete_records_removes_records_and_segments(directory):
     log, _ = open_log(directory, config=SMALL)
     stored = fill(log)
@@ -111,6 +117,7 @@ def test_delete_records_removes_records_and_segments(directory):
     assert (log.log_start_offset, values_from(log, 50)) == (50, stored[50:])
 
 
+@pytest.mark.conformance("UL-094", "UL-095", "UL-096", "UL-097")
 def test_retention_deletes_old_and_excess_segments(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, retention_ms=100))
     fill(log)
@@ -123,6 +130,7 @@ def test_retention_deletes_old_and_excess_segments(directory):
     assert sum(s.size for s in log.segments if s.base_offset >= limit) >= 2_000
 
 
+@pytest.mark.conformance("UL-098")
 def test_retention_ignores_compacted_topics(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy=("compact",)))
     fill(log)
@@ -132,6 +140,7 @@ def test_retention_ignores_compacted_topics(directory):
 # --- recovery ---
 
 
+@pytest.mark.conformance("LL-012")
 @pytest.mark.parametrize("config", [TopicConfig(), SMALL], ids=["one segment", "many"])
 def test_a_log_is_complete_after_an_unclean_shutdown(directory, config):
     log, _ = open_log(directory, config=config)
@@ -141,6 +150,7 @@ def test_a_log_is_complete_after_an_unclean_shutdown(directory, config):
     assert append(log, batch(b"next")) == 90
 
 
+@pytest.mark.conformance("LL-019")
 def test_every_incomplete_tail_is_truncated_and_nothing_before_it(directory):
     log, _ = open_log(directory)
     stored = fill(log, batches=3)
@@ -266,6 +276,7 @@ def test_corruption_in_a_completed_segment_is_found_by_a_read(directory):
     assert values_from(log, second.next_offset) == stored[second.next_offset :]
 
 
+@pytest.mark.conformance("LL-013", "LL-015")
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "overwritten"])
 def test_a_bad_index_is_rebuilt(directory, suffix, damage):
@@ -335,6 +346,7 @@ def test_a_segment_shorter_than_at_a_clean_shutdown_is_corrupt(tmp_path):
     assert append(log, batch(b"x")) == 9
 
 
+@pytest.mark.conformance("UL-013", "UL-147")
 def test_a_segment_rolls_by_segment_ms(tmp_path):
     config = TopicConfig(segment_ms=1_000)
     log, _ = open_log(tmp_path / "t-0", config=config)
@@ -352,6 +364,7 @@ def test_a_segment_rolls_by_segment_ms(tmp_path):
 # --- recovery points ---
 
 
+@pytest.mark.conformance("LL-019")
 def test_damage_from_the_recovery_point_on_is_truncated_with_everything_after_it(directory):
     log, _ = open_log(directory, config=SMALL)
     stored = fill(log)
@@ -380,6 +393,7 @@ def test_a_missing_end_of_an_unflushed_segment_truncates_the_log(directory):
     assert len(logs(directory)) == 1 and "Deleted segments" in reports[0]
 
 
+@pytest.mark.conformance("LL-012", "LL-033")
 def test_only_segments_from_the_recovery_point_on_are_recovered(directory):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
@@ -391,6 +405,7 @@ def test_only_segments_from_the_recovery_point_on_are_recovered(directory):
     assert log.first_recovered_offset == log.log_end_offset == active and len(reports) == 1
 
 
+@pytest.mark.conformance("LL-037")
 def test_an_empty_active_segment_is_recovered(directory):
     log, _ = open_log(directory)
     stored = fill(log)
@@ -402,6 +417,7 @@ def test_an_empty_active_segment_is_recovered(directory):
     assert append(log, batch(b"next")) == 90
 
 
+@pytest.mark.conformance("LL-035")
 def test_a_log_that_ends_below_its_start_is_emptied(directory):
     """The log start offset was stored, and the records below it were never flushed."""
     log, _ = open_log(directory, config=SMALL)
@@ -412,6 +428,7 @@ def test_a_log_that_ends_below_its_start_is_emptied(directory):
     assert append(log, batch(b"next")) == 200 and values_from(log, 200) == [(200, b"next")]
 
 
+@pytest.mark.conformance("LL-016")
 def test_indexes_without_a_segment_are_removed(directory):
     log, _ = open_log(directory)
     stored = fill(log)
@@ -422,6 +439,7 @@ def test_indexes_without_a_segment_are_removed(directory):
     assert values_from(log, 0) == stored and not list(directory.glob(f"{5:020d}.*"))
 
 
+@pytest.mark.conformance("UL-137")
 def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directory, monkeypatch):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
@@ -445,6 +463,7 @@ def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directo
     assert (log.recovery_point, log.log_end_offset) == (91, 93)
 
 
+@pytest.mark.conformance("UL-016", "UL-101", "UL-102", "UL-103", "UL-104")
 def test_leader_epochs_follow_the_start_and_the_end_of_the_log(directory):
     log, _ = open_log(directory, config=SMALL)
     for epoch in range(1, 4):
@@ -471,6 +490,7 @@ def test_leader_epochs_follow_the_start_and_the_end_of_the_log(directory):
 # --- special batches and segments ---
 
 
+@pytest.mark.conformance("UL-046", "UL-054")
 def test_an_empty_log_is_opened_and_an_empty_active_segment_is_closed(directory):
     log, _ = open_log(directory)
     log.close()
@@ -483,6 +503,7 @@ def test_an_empty_log_is_opened_and_an_empty_active_segment_is_closed(directory)
     assert log.recovery_point == 1
 
 
+@pytest.mark.conformance("UL-028", "UL-057", "UL-091")
 def test_the_log_end_stays_when_every_record_is_deleted(directory):
     log, _ = open_log(directory, config=SMALL)
     fill(log)
@@ -494,6 +515,7 @@ def test_the_log_end_stays_when_every_record_is_deleted(directory):
     assert append(log, batch(b"next")) == 90
 
 
+@pytest.mark.conformance("UL-056", "UL-076", "UL-080")
 def test_null_values_missing_timestamps_and_every_codec_are_stored(directory):
     log, _ = open_log(directory)
     for codec in range(5):
@@ -503,6 +525,7 @@ def test_null_values_missing_timestamps_and_every_codec_are_stored(directory):
     assert log.latest_timestamp() is None
 
 
+@pytest.mark.conformance("LL-020", "LL-022")
 def test_a_segment_is_rolled_before_its_relative_offsets_overflow(directory):
     log, _ = open_log(directory)
     append(log, batch(b"first"))
@@ -513,6 +536,7 @@ def test_a_segment_is_rolled_before_its_relative_offsets_overflow(directory):
     assert [each.base_offset for each in log.segments] == [0, 2**31]
 
 
+@pytest.mark.conformance("UL-099", "UL-100")
 def test_retention_applies_to_topics_with_both_policies(directory):
     both = TopicConfig(segment_bytes=1024, retention_ms=100, cleanup_policy=("compact", "delete"))
     log, _ = open_log(directory, config=both)

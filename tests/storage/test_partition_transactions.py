@@ -71,7 +71,7 @@ def logged(tmp_path) -> Logged:
     return Logged(tmp_path / "t-0")
 
 
-@pytest.mark.conformance("PS-034")
+@pytest.mark.conformance("PS-034", "UL-106", "UL-117")
 def test_open_transactions_hold_the_last_stable_offset(logged):
     assert logged.partition.last_stable_offset == 0
     logged.send(1, 0, b"a", b"b")
@@ -87,7 +87,7 @@ def test_open_transactions_hold_the_last_stable_offset(logged):
     assert logged.state[1] == []
 
 
-@pytest.mark.conformance("PS-052", "PS-053")
+@pytest.mark.conformance("PS-052", "PS-053", "UL-108")
 def test_aborted_transactions_are_indexed_with_the_last_stable_offset(logged):
     logged.send(1, 0, b"a")
     logged.send(2, 0, b"b")
@@ -113,7 +113,7 @@ def test_markers_are_control_batches_of_their_producer(logged):
     assert value == bytes.fromhex("0000 00000007")
 
 
-@pytest.mark.conformance("PS-007", "PS-015", "PS-037", "PS-038")
+@pytest.mark.conformance("PS-007", "PS-015", "PS-037", "PS-038", "UL-042", "UL-110", "UL-112")
 def test_old_producer_and_coordinator_epochs_are_fenced(logged):
     logged.send(1, 0, b"a", epoch=3)
     assert logged.rejected(logged.send, 1, 0, b"b", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -145,6 +145,7 @@ def test_a_non_transactional_batch_during_a_transaction_is_rejected(logged):
     logged.send(1, 1, b"b", transactional=False)
 
 
+@pytest.mark.conformance("UL-132")
 def test_only_the_first_batch_of_a_transaction_is_verified(logged):
     verified = []
 
@@ -177,7 +178,7 @@ def scenario(logged: Logged) -> None:
     logged.send(5, 1, b"f")
 
 
-@pytest.mark.conformance("PS-020", "PS-021", "PS-029")
+@pytest.mark.conformance("LL-003", "LL-010", "PS-020", "PS-021", "PS-029", "UL-036", "UL-118")
 @pytest.mark.parametrize("clean", (True, False))
 def test_a_restart_recovers_producers_and_transactions(logged, clean):
     scenario(logged)
@@ -207,6 +208,7 @@ def test_a_corrupt_transaction_index_is_rebuilt_from_the_log(logged, damage, cle
     assert any("The log is replayed instead" in line for line in logged.reports) is clean
 
 
+@pytest.mark.conformance("LL-032")
 def test_an_empty_transaction_index_is_rebuilt_after_an_unclean_shutdown(logged):
     """The file may be empty after a power loss, and an abort marker in the log then has no row."""
     scenario(logged)
@@ -286,6 +288,7 @@ def test_a_control_batch_without_records_does_not_change_the_state(logged):
     assert logged.state == known and known[2][1] == (0, -1, 0)
 
 
+@pytest.mark.conformance("UL-114")
 def test_delete_records_removes_transaction_index_files(logged):
     scenario(logged)
     logged.partition.log.delete_records(6)
@@ -293,6 +296,7 @@ def test_delete_records_removes_transaction_index_files(logged):
     assert logged.partition.last_stable_offset == 6, "not below the log start offset"
 
 
+@pytest.mark.conformance("UL-011")
 def test_reads_end_at_the_last_stable_offset(logged):
     logged.send(1, 0, b"a")
     logged.end(1, True)
@@ -322,11 +326,23 @@ def test_transaction_index_rows_have_kafkas_format():
 # --- producer snapshots ---
 
 
+@pytest.mark.conformance("UL-010")
+def test_the_state_of_a_producer_has_its_epochs_sequence_and_transaction(logged):
+    logged.send(1, 0, b"a", b"b", epoch=3)
+    entry = logged.partition.producers()[1]
+    assert (entry.epoch, entry.batches[-1].last_sequence, entry.first_offset) == (3, 1, 0)
+    assert (entry.timestamp_ms, entry.coordinator_epoch) == (1_001, -1)
+    logged.end(1, True, epoch=3, coordinator_epoch=7)
+    assert (entry.first_offset, entry.coordinator_epoch, entry.timestamp_ms) == (None, 7, NOW)
+
+
 def snapshots(logged: Logged) -> list[int]:
     return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
 
 
-@pytest.mark.conformance("PS-018", "PS-019", "PS-027")
+@pytest.mark.conformance(
+    "LL-011", "PS-018", "PS-019", "PS-027", "UL-012", "UL-021", "UL-027", "UL-029", "UL-033", "UL-034", "UL-035", "UL-043",
+)  # fmt: skip
 def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(logged):
     logged.send(1, 0, b"a", transactional=False)
     logged.partition.log.roll()
@@ -348,7 +364,7 @@ def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(log
     assert snapshots(logged) == [3] and logged.state[2] == {1: (0, -1, None)}
 
 
-@pytest.mark.conformance("PS-017")
+@pytest.mark.conformance("LL-003", "LL-036", "PS-017", "UL-031")
 def test_snapshots_above_a_truncated_end_are_deleted(logged):
     scenario(logged)
     first, second, third = (segment.path for segment in logged.partition.log.segments)
@@ -363,6 +379,7 @@ def test_snapshots_above_a_truncated_end_are_deleted(logged):
     assert first.exists() and not third.exists()
 
 
+@pytest.mark.conformance("LL-034")
 def test_producers_are_recovered_without_snapshots(logged):
     scenario(logged)
     known = logged.state
@@ -372,6 +389,7 @@ def test_producers_are_recovered_without_snapshots(logged):
     assert logged.state == known
 
 
+@pytest.mark.conformance("LL-009", "LL-011")
 def test_producers_of_deleted_records_are_not_recovered(logged):
     logged.send(1, 0, b"a", transactional=False)
     logged.send(2, 0, b"b", transactional=False)
@@ -383,6 +401,7 @@ def test_producers_of_deleted_records_are_not_recovered(logged):
     assert set(logged.state[2]) == {2}
 
 
+@pytest.mark.conformance("LL-005")
 def test_markers_with_descending_coordinator_epochs_are_recovered(logged):
     logged.send(1, 0, b"a")
     logged.end(1, True, coordinator_epoch=5)
@@ -395,6 +414,7 @@ def test_markers_with_descending_coordinator_epochs_are_recovered(logged):
 # --- log start, fencing, errors ---
 
 
+@pytest.mark.conformance("UL-105", "UL-113")
 def test_the_last_stable_offset_is_not_below_the_log_start(logged):
     logged.partition.append(batch(b"plain"), NOW)
     assert logged.partition.last_stable_offset == 1
@@ -407,11 +427,13 @@ def test_the_last_stable_offset_is_not_below_the_log_start(logged):
     assert logged.partition.last_stable_offset == 6
 
 
+@pytest.mark.conformance("UL-111")
 def test_a_marker_without_transaction_fences_earlier_coordinators(logged):
     logged.end(1, True, coordinator_epoch=5)
     assert logged.rejected(logged.end, 1, True, coordinator_epoch=4) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
 
 
+@pytest.mark.conformance("UL-115")
 def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(logged, monkeypatch):
     logged.send(1, 0, b"a")
 

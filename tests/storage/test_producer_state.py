@@ -38,6 +38,7 @@ def test_batches_with_consecutive_sequence_numbers_are_accepted():
     assert refused(states, numbered(7)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+@pytest.mark.conformance("UL-038")
 def test_the_last_five_batches_are_duplicates_and_older_ones_out_of_order():
     states = stored(*(numbered(2 * number) for number in range(6)))
     for number in range(1, 6):
@@ -46,11 +47,12 @@ def test_the_last_five_batches_are_duplicates_and_older_ones_out_of_order():
     assert refused(states, numbered(10, count=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+@pytest.mark.conformance("UL-136")
 def test_an_unknown_producer_may_start_at_any_sequence_number():
     assert ProducerStateManager().check(numbered(500)) is None
 
 
-@pytest.mark.conformance("PS-033", "PS-035")
+@pytest.mark.conformance("PS-033", "PS-035", "UL-037")
 def test_inactive_producers_without_open_transaction_expire():
     values = {"producer_epoch": 0, "base_sequence": 0}
     old = next(iter_batches(batch(b"x", producer_id=1, timestamp_ms=1_000, **values)))
