@@ -341,7 +341,8 @@ def snapshots(logged: Logged) -> list[int]:
 
 
 @pytest.mark.conformance(
-    "LL-011", "PS-018", "PS-019", "PS-027", "UL-012", "UL-021", "UL-027", "UL-029", "UL-033", "UL-034", "UL-035", "UL-043",
+    "LL-011", "PS-018", "PS-019", "PS-027", "UL-012", "UL-021",
+    "UL-027", "UL-029", "UL-033", "UL-034", "UL-035", "UL-043",
 )  # fmt: skip
 def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(logged):
     logged.send(1, 0, b"a", transactional=False)
