@@ -103,10 +103,14 @@ class _Drain:
     def _connect(self, reader: str) -> None:
         for path in control_sockets(self._driver, reader):
             try:
-                self._channels[reader] = dial_local(str(path), 1000)
+                channel = dial_local(str(path), 1000)
             except NetworkError:
                 # the socket of a killed reader
                 continue
+            if reader in self._channels:
+                # a reader that is ending while its successor listens already
+                self._channels[reader].close()
+            self._channels[reader] = channel
             self._pending.add(reader)
             self._send(reader, None)
         if reader not in self._channels:
