@@ -49,6 +49,7 @@ _TYPE_CODES = {
 }
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _HOUR_MS = 3_600_000
+_MAX_REPEATED_ENTRIES = 10_000
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
@@ -66,23 +67,32 @@ _Synonym = tuple[str, "str | None", int]
 def describe_configs(broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest) -> Steps:
     """Describes the settings of topics and of this broker; no other resource has any.
 
-    A resource that is named repeatedly is described once; topics with equal settings share their entries.
+    Equal descriptions share their entries. A resource that is named repeatedly is described again while the response is
+    small.
     """
     results = []
     known: dict[object, list[_ConfigEntry]] = {}
-    for resource, names in _distinct(request.resources):
+    seen: set[object] = set()
+    size = 0
+    for resource in request.resources:
         # as Kafka, the message of a success is empty and not null
         code, message = ErrorCode.NONE, ""
         entries: list[_ConfigEntry] = []
+        names = None if resource.configuration_keys is None else tuple(resource.configuration_keys)
+        identity = (resource.resource_type, resource.resource_name, names)
         try:
+            if identity in seen and size > _MAX_REPEATED_ENTRIES:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "The request contains a resource too many times.")
             topic = broker.partitions.topics.get(resource.resource_name)
             is_topic = resource.resource_type == _TOPIC_RESOURCE and topic is not None
-            key = (names, tuple(sorted(topic.settings.items()))) if is_topic and topic is not None else None
-            entries = known[key] if key in known else _describe(broker, context, resource, request)
-            if key is not None:
-                known[key] = entries
+            key = (names, tuple(sorted(topic.settings.items()))) if is_topic and topic is not None else identity
+            if key not in known:
+                known[key] = _describe(broker, context, resource, request)
+            entries = known[key]
         except ApiError as error:
             code, message = error.code, error.message
+        seen.add(identity)
+        size += len(entries)
         result = DescribeConfigsResponse.DescribeConfigsResult(
             error_code=code,
             error_message=message,
@@ -93,16 +103,6 @@ def describe_configs(broker: Broker, context: ApiRequestContext, request: Descri
         results.append(result)
         yield None
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
-
-
-def _distinct(resources: Sequence[_Resource]) -> list[tuple[_Resource, tuple[str, ...] | None]]:
-    """Returns the resources with their requested names of settings, without repetitions."""
-    distinct: dict[object, tuple[_Resource, tuple[str, ...] | None]] = {}
-    for resource in resources:
-        keys = resource.configuration_keys
-        names = None if keys is None else tuple(keys)
-        distinct.setdefault((resource.resource_type, resource.resource_name, names), (resource, names))
-    return list(distinct.values())
 
 
 def _describe(
