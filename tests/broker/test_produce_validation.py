@@ -14,6 +14,7 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import ListOffsetsRequest
 
 
@@ -30,6 +31,17 @@ def test_each_invalid_record_is_named(connection, topic):
     assert answer.error_code == ErrorCode.INVALID_RECORD and "3 record errors" in answer.error_message
     assert [error.batch_index for error in answer.record_errors] == [0, 2, 4]
     assert f"without key in topic partition {topic}-0" in answer.record_errors[1].batch_index_error_message
+
+
+def test_requests_received_before_a_disconnect_are_handled(cluster, connection, topic):
+    assert create_topic(connection, topic).error_code == 0
+    count = 100
+    with RawConnection(cluster.bootstrap_servers.split(",")[0]) as producer:
+        frames = [
+            encode_request(produce_request(topic, batch(b"%d" % n), acks=0), 9, n, "test") for n in range(count)
+        ]
+        producer.send(b"".join(frames))
+    wait_until(lambda: len(fetched_values(fetch(connection, topic, 0))) == count, "all requests are handled", 20)
 
 
 def test_an_error_with_acks_0_closes_the_connection(cluster, connection, topic):

@@ -105,6 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading_paused = False
         self._is_processing = False
         self._is_ending = False  # no further request is handled
+        self._is_ended_by_client = False
         self._waits_for_memory = False
         self._is_counted = False  # in `requests`
         self._turn: Task | None = None  # of the requests in the buffer
@@ -144,6 +145,11 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.requests.set_size(self, 0)
         self._owner.responses.forget(self)
         self._owner.on_close(self)
+
+    def eof_received(self) -> bool:
+        """Keeps the connection until the requests that the client sent before its end are handled, as Kafka does."""
+        self._is_ended_by_client = True
+        return self._has_complete_request
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._owner.receive_buffer
@@ -276,11 +282,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _wait_for_turn(self) -> None:
         """Handles the next request of the buffer, if there is one, after requests of other connections."""
-        if self._turn is None and self._can_accept and len(self._buffer) >= _PREFIX_BYTES:
-            length = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big", signed=True)
-            if length <= len(self._buffer) - _PREFIX_BYTES:
-                self._turn = Task(self._take_turn)
-                self._owner.scheduler.submit(self._turn)
+        if self._turn is not None or not self._can_accept:
+            return
+        if self._has_complete_request:
+            self._turn = Task(self._take_turn)
+            self._owner.scheduler.submit(self._turn)
+        elif self._is_ended_by_client and self._transport is not None:
+            self._transport.close()
+
+    @property
+    def _has_complete_request(self) -> bool:
+        prefix = self._buffer[:_PREFIX_BYTES]
+        return len(prefix) == _PREFIX_BYTES and len(self._buffer) >= _PREFIX_BYTES + int.from_bytes(
+            prefix, "big", signed=True
+        )
 
     def _take_turn(self) -> bool:
         self._turn = None
