@@ -6,7 +6,7 @@ import struct
 from contextlib import ExitStack
 
 import pytest
-from chaos import attacks
+from support import attacks
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
 from support.waiting import wait_until

@@ -1,6 +1,6 @@
 """Attacks of one client on a broker, with plain sockets, and what they cost its other clients.
 
-    PYTHONPATH=jobs:tests python tests/chaos/attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
+    PYTHONPATH=jobs:tests python tests/support/attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
 
 Each attack runs while a neighbor sends a heartbeat every 10 ms. Printed are the worst response time of the neighbor,
 and the largest resident memory of the broker process during the attack. Without `--broker`, an embedded broker is
