@@ -35,7 +35,7 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 2 --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 4 --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first

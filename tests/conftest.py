@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
 
 # a deadline per example would fail on a busy machine
-hypothesis.settings.register_profile("soak", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("check", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("suite")

@@ -240,6 +240,7 @@ OTHER_TESTS = {
 
 BEYOND_SPARK = {
     "group.id", "members", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
+    "splitBetweenQueries",
 }  # fmt: skip
 
 

@@ -138,6 +138,7 @@ def test_process_identity_is_that_of_one_process():
     assert not process_identity(first.pid)
 
 
+@pytest.mark.slow
 def test_second_source_of_an_application_is_refused(cluster, topic, group, tmp_path):
     servers = cluster.bootstrap_servers
     names = [topic, f"{topic}-other"]

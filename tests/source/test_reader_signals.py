@@ -19,6 +19,8 @@ from spark_groupsource.errors import RequestTimeoutError
 from spark_groupsource.net import dial_local
 from spark_groupsource.source.control_socket import control_sockets
 
+pytestmark = pytest.mark.slow
+
 RECEIVED = "SIGTERM received; the driver decides when the query ends."
 
 

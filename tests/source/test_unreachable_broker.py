@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -10,6 +11,7 @@ from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.net import parse_addresses
 
 
+@pytest.mark.slow
 def test_outage_is_one_warning_and_one_line_when_the_broker_is_back(topic, group, tmp_path):
     with EmbeddedBroker(tmp_path / "data") as broker:
         servers = broker.bootstrap_servers

@@ -177,6 +177,7 @@ def test_dirty_ratio_and_max_compaction_lag_select_a_log(tmp_path):
 
 
 @pytest.mark.conformance("LC-028", "LC-043")
+@pytest.mark.slow
 def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
     store = Store(tmp_path)
     written = fill(store, 1, keys=40, tombstones=False)
@@ -622,6 +623,7 @@ def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, see
 
 
 @pytest.mark.conformance("LC-041", "LL-018")
+@pytest.mark.slow
 def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
     store = Store(tmp_path / "d")
     written = fill(store, 11, batches=60)

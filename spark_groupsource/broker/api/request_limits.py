@@ -27,7 +27,7 @@ class RequestLimit(NamedTuple):
 _RECORDS = RequestLimit(None, 100_000)
 _LISTS = RequestLimit(8_388_608, 100_000)
 # member metadata and assignments are stored in one record of the group
-_MEMBERS = RequestLimit(2_097_152, 10_000)
+_MEMBERS = RequestLimit(8_388_608, 10_000)
 _SINGLE = RequestLimit(262_144, 1_000)
 # the offsets of one request are stored in one batch, which has at most 1 MB by default
 _OFFSETS = RequestLimit(8_388_608, 10_000)
