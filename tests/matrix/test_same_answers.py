@@ -68,7 +68,7 @@ CASES: dict[int, list[Case]] = {
 }
 Pair = tuple[ComparedBroker, ComparedBroker]
 TOPICS: dict[str, tuple[int, dict[str, str]]] = {
-    **{name: (2, {}) for name in ("read", "made")},
+    **{name: (2, {}) for name in ("read", "made", "marked")},
     **{name: (1, {}) for name in ("cut", "squeezed", "grows", "set", *(f"away{n}" for n in range(1, 6)))},
     "small": (1, {"max_message_bytes": "1000"}),
     "compacted": (1, {"cleanup_policy": "compact"}),
@@ -104,6 +104,8 @@ def prepare(broker: ComparedBroker, topics: Collection[str] = tuple(TOPICS), gro
     ):
         for data in batches if name in topics else ():
             wait_until(lambda: _stores(broker, name, data), f"{name} can be written")
+    for number in (0, 1) if "marked" in topics else ():
+        wait_until(lambda: _stores(broker, "marked", batch(b"a"), number), "both partitions can be written")
     if "cut" in topics:
         broker.exchange(data_cases.delete_records(("cut", 0, 2))(broker), 2)
     wait_until(lambda: _has_producer_ids(broker), "the first block of producer ids is allocated")
@@ -111,8 +113,8 @@ def prepare(broker: ComparedBroker, topics: Collection[str] = tuple(TOPICS), gro
         wait_until(lambda: _commits(broker, group), f"group {group} has a coordinator")
 
 
-def _stores(broker: ComparedBroker, name: str, data: bytes) -> bool:
-    (topic,) = broker.exchange(data_cases.produce((name, 0, data))(broker), 9).responses
+def _stores(broker: ComparedBroker, name: str, data: bytes, partition: int = 0) -> bool:
+    (topic,) = broker.exchange(data_cases.produce((name, partition, data))(broker), 9).responses
     return bool(topic.partition_responses[0].error_code == 0)
 
 
@@ -188,11 +190,11 @@ def test_markers_of_write_txn_markers_are_checked_alike(pair: Pair) -> None:
     cases = [(5, 0, 2), (4, 0, 0), (5, 3, 0), (5, 2, 0), (6, 3, 2), (5, 3, 0), (6, 3, 2), (7, 4, 1)]
     found: list[list[int]] = [[], []]
     for broker, errors in zip(pair, found):
-        assert _stores(broker, "read", data)
+        assert _stores(broker, "marked", data)
         for epoch, coordinator_epoch, transaction_version in cases:
             for version in (1, 2):
                 request = marker_cases.markers(
-                    (producer_id, epoch, coordinator_epoch, (("read", [0]),)), transaction_version=transaction_version
+                    (producer_id, epoch, coordinator_epoch, (("marked", [0]),)), transaction_version=transaction_version
                 )
                 (result,) = broker.exchange(request(broker), version).markers
                 errors.append(result.topics[0].partitions[0].error_code)

@@ -34,16 +34,16 @@ def markers(
     return build
 
 
-MADE: Topics = (("made", [0, 1]),)
+MARKED: Topics = (("marked", [0, 1]),)
 WRITE_TXN_MARKERS = [
     Case("no markers", markers()),
     Case("no topics", markers((1, 0, 0, ()))),
-    Case("a producer without records", markers((99_000, 0, 0, MADE))),
-    Case("a commit", markers((99_001, 0, 0, MADE), committed=True)),
+    Case("a producer without records", markers((99_000, 0, 0, MARKED))),
+    Case("a commit", markers((99_001, 0, 0, MARKED), committed=True)),
     Case("no such topic", markers((99_002, 0, 0, (("gone", [0]),)))),
-    Case("no such partition", markers((99_003, 0, 0, (("made", [0, 9]),)))),
-    Case("a producer twice", markers((99_004, 0, 0, MADE), (99_004, 1, 0, (("made", [1]),)))),
-    Case("two producers", markers((99_005, 0, 0, MADE), (99_006, 0, 0, MADE))),
+    Case("no such partition", markers((99_003, 0, 0, (("marked", [0, 9]),)))),
+    Case("a producer twice", markers((99_004, 0, 0, MARKED), (99_004, 1, 0, (("marked", [1]),)))),
+    Case("two producers", markers((99_005, 0, 0, MARKED), (99_006, 0, 0, MARKED))),
 ]
 
 
