@@ -26,9 +26,10 @@ from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicEntry
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import CreationSteps, LogManager, run_to_end
+from spark_groupsource.storage.log_manager import CreationSteps, LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.timers import Timers
 
 
@@ -145,7 +146,7 @@ class Broker:
 
     def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
         """Creates a topic and elects its leaders. Raises: ApiError."""
-        return run_to_end(self.create_topic_steps(name, partition_count, settings))
+        return run_steps(self.create_topic_steps(name, partition_count, settings))
 
     def create_topic_steps(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]

@@ -19,22 +19,13 @@ from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 
 CreationSteps = Generator[None, None, TopicEntry]
 """Creates partitions, one in each step. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-def run_to_end(steps: Generator[None, None, TopicEntry]) -> TopicEntry:
-    """Runs all steps at once and returns their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            entry: TopicEntry = end.value
-            return entry
 
 
 class LogManager:
@@ -164,7 +155,7 @@ class LogManager:
 
         Raises: ApiError.
         """
-        return run_to_end(self.create_topic_steps(name, partition_count, settings))
+        return run_steps(self.create_topic_steps(name, partition_count, settings))
 
     def create_topic_steps(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
