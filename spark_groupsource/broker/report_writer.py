@@ -1,4 +1,4 @@
-"""Log lines of the broker, written by a thread of their own."""
+"""Writer of the broker's log lines, in a separate thread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class ReportWriter:
-    """Passes lines to `write`. A call returns at once and raises nothing, whatever `write` does.
+    """Passes lines to `write` in a separate thread; a call neither blocks nor raises.
 
-    An output that is full (a pipe without a reader) must not block the event loop, and one that is closed must not fail
-    the request that is being handled. Above 1,000 queued lines, further ones are dropped and counted.
+    A full output (a pipe without a reader) must not block the event loop, and a closed output must not fail a
+    request. Above 1,000 queued lines, further ones are dropped and counted.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -32,7 +32,7 @@ class ReportWriter:
             self._dropped += 1
 
     def close(self) -> None:
-        """Returns when the queued lines are written, or after two seconds of an output that accepts nothing."""
+        """Returns when the queued lines are written, at the latest after two seconds."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSE_TIMEOUT_S)
             self._thread.join(_CLOSE_TIMEOUT_S)
@@ -45,6 +45,6 @@ class ReportWriter:
                 self._write_line(f"[broker] Dropped log lines that the output did not accept: {dropped:,}.")
 
     def _write_line(self, line: str) -> None:
-        # an output that fails has no other place for a report of its failure
+        # a failure of the output cannot be reported anywhere else
         with suppress(Exception):
             self._write(line)

@@ -30,7 +30,7 @@ class ApiRequestContext(NamedTuple):
 
 
 class ResponseAction(Enum):
-    """What a handler returns when it has no response to send at once."""
+    """Result of a handler without a response to send at once."""
 
     DELAYED = "the response is sent later"
     NO_RESPONSE = "the client expects no response (Produce with acks=0)"
@@ -48,5 +48,5 @@ Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAct
 
 ``yield`` marks a point at which other requests may run, so the next step checks again what the previous ones have read.
 ``result = yield function`` calls `function` in the worker thread: it must be pure, and must not access the broker's
-state. ``return`` gives what a handler returns. The steps are dropped when the client disconnects.
+state. ``return`` gives the result of the handler. The steps are dropped when the client disconnects.
 """

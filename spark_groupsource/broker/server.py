@@ -48,7 +48,7 @@ class BrokerServer:
 
     Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise.
 
-    Attributes: `warning`, what is open to the network after `start`; empty if nothing is.
+    Attributes: `warning`, set by `start` if other machines can connect without authentication, else empty.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class BrokerServer:
     # --- timers ---
 
     def after_call(self) -> None:
-        """Must be called after changes that no request has made."""
+        """Must be called after a change outside of a request, because it may have set timers."""
         self._schedule_timers()
 
     def _schedule_timers(self) -> None:
@@ -208,8 +208,8 @@ class BrokerServer:
         if listener.is_loopback or self.broker.credentials.mechanisms:
             return ""
         return (
-            f"[broker] Clients need no authentication, and the broker listens on {listener.address}: everyone who can "
-            "reach this address can read, write and delete all topics, groups and users. Set sasl.enabled.mechanisms, "
+            f"[broker] Clients need no authentication, and the broker listens on {listener.address}: any client "
+            "that reaches this address can read, write and delete all topics, groups and users. Set sasl.enabled.mechanisms, "
             "or listen on 127.0.0.1."
         )
 
@@ -248,7 +248,7 @@ def serve_forever(
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
-    called with one log line at a time in a thread of its own, by default the logger; `brokers`, number of nodes, at
+    called with one log line at a time in a separate thread, by default the logger; `brokers`, number of nodes, at
     consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
     ``--add-scram``.
 
@@ -260,7 +260,7 @@ def serve_forever(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
     gc.freeze()
-    # and each collection of the middle generation is short: it stops all clients
+    # a collection blocks all requests, so those of the middle generation must be short
     gc.set_threshold(_GC_THRESHOLD, 5, 50)
 
     async def run(write_line: ReportWriter) -> None:

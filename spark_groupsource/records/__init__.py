@@ -1,0 +1,1 @@
+"""Record batches of format version 2: encoding, decoding, validation, compression."""

@@ -1,0 +1,1 @@
+"""Spark data source: options, planning, streaming session, read tasks."""

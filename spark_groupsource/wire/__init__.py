@@ -1,0 +1,1 @@
+"""Kafka protocol: messages, framing, version negotiation, SASL, coordinator records."""

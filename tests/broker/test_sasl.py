@@ -347,5 +347,5 @@ def test_one_warning_says_what_is_open(
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == is_warned
     if is_warned:
-        assert "everyone who can reach this address can read, write and delete all topics" in warnings[0]
+        assert "any client that reaches this address can read, write and delete all topics" in warnings[0]
         assert "Set sasl.enabled.mechanisms, or listen on 127.0.0.1." in warnings[0]

@@ -120,7 +120,7 @@ def _describe(
 
 def _check_node(context: ApiRequestContext, resource: _Resource | _AlteredResource) -> None:
     if resource.resource_name not in (ALL_NODES, str(context.node_id)):
-        text = f"This is broker {context.node_id}, not broker {resource.resource_name}. Ask that broker."
+        text = f"This is broker {context.node_id}, not broker {resource.resource_name}. Send it to that broker."
         raise ApiError(ErrorCode.INVALID_REQUEST, text)
 
 
@@ -158,7 +158,7 @@ def _describe_topic(
 def _describe_node(
     broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
 ) -> list[_ConfigEntry]:
-    """Every setting of one node, with those that were altered while it ran and are not in the table."""
+    """Every setting of one node, including altered settings that are not in the table."""
     entries = []
     for key in _requested(BROKER_SETTINGS, resource):
         value, source = broker.config.value(key.name), broker.dynamic.source(key.name, context.node_id)
@@ -225,7 +225,7 @@ def _broker_entry(
 
 
 def _default_synonym(key: BrokerConfigKey, broker_name: str, *, is_set: bool) -> list[_Synonym]:
-    """Kafka's default of a broker setting; a setting in hours is listed only where the one in milliseconds is set."""
+    """The default as a synonym. Kafka lists the default of a setting in hours only if the setting in ms is set."""
     if key.hours_name:
         return [(key.hours_name, str(key.default // _HOUR_MS), DEFAULT_SOURCE)] if is_set else []
     return [(broker_name, None if key.is_sensitive else format_value(key.default), DEFAULT_SOURCE)]
@@ -395,7 +395,7 @@ def _value(
 def describe_log_dirs(
     broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    """Describes the one data directory: the size of each partition, total and usable bytes."""
+    """Describes the only data directory: the size of each partition, total and usable bytes."""
     wanted = None
     if request.topics is not None:
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
@@ -414,7 +414,7 @@ def describe_log_dirs(
         usage = shutil.disk_usage(broker.data.path)
         code, total, free = ErrorCode.NONE, usage.total, usage.free
     except OSError as error:
-        broker.report(f"Data directory {broker.data.path} cannot be read: {error.strerror}. Check the disk.")
+        broker.report(f"[broker] Data directory {broker.data.path} cannot be read: {error.strerror}. Check the disk.")
         code, total, free = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
     result = _LogDir(
         error_code=code,

@@ -42,7 +42,8 @@ _UPDATES = frozenset(
 class RunSteps(Protocol):
     """Runs the remaining steps of the request with this token in time slices, and calls `on_result` with their result.
 
-    Args: `first`, what the first step has yielded; `is_update`, whether all steps run although the client disconnects.
+    Args: `first`, the value that the first step yielded; `is_update`, whether all steps run even if the client
+    disconnects.
     """
 
     def __call__(
@@ -84,7 +85,7 @@ class RequestDispatcher:
     def handle_frame(
         self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int
     ) -> None:
-        """Decodes and handles the request with its body at `position`; one with many elements in time slices.
+        """Decodes and handles the request whose body is at `position`; uses time slices for many elements.
 
         Raises: RemoteProtocolError if the body is invalid.
         """

@@ -1,4 +1,4 @@
-"""Execution of the first steps of a request at once: most requests need no time slice."""
+"""Runs the first steps of a request without a time slice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_groupsource.wire.messages import ApiMessage
 def run_inline(steps: Steps, limit_ns: int) -> ApiMessage | ResponseAction | Steps:
     """Runs steps for about `limit_ns`; returns their result, or the remaining steps.
 
-    Raises: what the steps raise.
+    Raises: the errors of the steps.
     """
     end_ns = monotonic_ns() + limit_ns
     try:

@@ -1,7 +1,7 @@
 """Handlers of DescribeProducers, DescribeTransactions, ListTransactions and WriteTxnMarkers.
 
-The coordinator of this broker writes its markers directly. WriteTxnMarkers is for operators, who abort a transaction
-that its coordinator does not know any more (``kafka-transactions abort``).
+The coordinator of this broker writes its markers directly. Operators send WriteTxnMarkers to abort a transaction that
+the coordinator no longer has (``kafka-transactions abort``).
 
 Source: KIP-664, KIP-994 (duration filter), KIP-1152 (pattern), KIP-1228 (transaction version of a marker); Kafka
 `KafkaApis`, `TransactionStateManager.listTransactionStates`.
@@ -108,7 +108,7 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> _Described
 def list_transactions(
     broker: Broker, context: ApiRequestContext, request: ListTransactionsRequest
 ) -> Steps:
-    """Returns the transactional ids that this node coordinates, those that pass the filters of the request."""
+    """Returns the transactional ids that this node coordinates and that match the filters of the request."""
     shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -150,11 +150,11 @@ def list_transactions(
 def _matching(transactional_ids: Collection[str], pattern: str) -> set[str]:
     """Returns the ids that match a pattern as a whole. Pure.
 
-    The expressions are those of RE2, as in Kafka: their time is linear in the length of an id.
+    Patterns have the syntax of RE2, as in Kafka: the time of a match is linear in the length of an id.
 
     Raises: ApiError for an invalid pattern.
     """
-    # imported here: it takes a second, and doubles the memory of a broker
+    # imported here: PyArrow takes a second to import and doubles the memory of a broker
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -166,7 +166,7 @@ def _matching(transactional_ids: Collection[str], pattern: str) -> set[str]:
 
 
 def write_txn_markers(broker: Broker, context: ApiRequestContext, request: WriteTxnMarkersRequest) -> Steps:
-    """Ends transactions in single partitions, whatever the state of their coordinator."""
+    """Ends transactions in single partitions, independent of the state of their coordinator."""
     results: dict[int, dict[TopicPartition, ErrorCode]] = {}
     for marker in request.markers:
         for topic in marker.topics:

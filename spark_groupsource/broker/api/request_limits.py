@@ -58,5 +58,5 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
 
 
 def request_limit(api_key: int) -> RequestLimit:
-    """The largest request of an API; other than these are lists of names, ids or partitions."""
+    """The largest request of an API; an API without a row takes a list of names, ids or partitions."""
     return _LIMITS.get(api_key, _LISTS)

@@ -66,7 +66,7 @@ class PartitionFields(TypedDict):
 def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> Steps:
     """Returns running nodes and topics with their leaders; may create topics that are requested by name.
 
-    The names beyond the largest number of new topics stay unknown, so that clients retry.
+    Names beyond the largest number of new topics get UNKNOWN_TOPIC_OR_PARTITION, so clients retry.
     """
     requested = request.topics
     topics: list[_MetadataTopic] = []
@@ -138,7 +138,7 @@ def _auto_create(
 ) -> Generator[None, None, None]:
     allowed = context.api_version < 4 or request.allow_auto_topic_creation
     if not (allowed and may_create and broker.config.auto_create_topics_enable):
-        # an illegal name has an error of its own
+        # raises another error for an illegal name
         broker.partitions.check_new_topic(name, 1, {})
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:

@@ -1,7 +1,7 @@
 """Handlers of InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit and EndTxn: transaction protocol 1.
 
 Protocol 2 increments the producer epoch with every transaction. Its request versions are not served, and ApiVersions
-advertises no ``transaction.version``, so every client uses protocol 1.
+advertises ``transaction.version`` up to 1, so every client uses protocol 1.
 
 Source: Kafka `KafkaApis` (checks before the coordinator), KIP-98, KIP-360, KIP-447, KIP-890.
 """

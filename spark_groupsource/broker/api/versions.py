@@ -1,8 +1,8 @@
 """Served APIs and features: version ranges, handlers, and differences from Apache Kafka 4.3.
 
 ApiVersions advertises exactly these tables. A range ends with the versions that tests compare with a real Kafka, not
-with those that the codec can decode. A row without a note serves the versions of Kafka 4.3, whose oldest ones are those
-that Kafka 4.0 kept (KIP-896). `NOT_SERVED` has the reason for each API of Kafka 4.3 that is missing.
+with those that the codec can decode. A row without a note serves the versions of Kafka 4.3, which has no versions older
+than those that Kafka 4.0 kept (KIP-896). `NOT_SERVED` has the reason for each API of Kafka 4.3 that is missing.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class GroupRuntime:
     ) -> None:
         """Passes a request to the shards it concerns; the response is sent when all of them have responded.
 
-        `complete_response` adds partitions to the response that no shard has seen.
+        `complete_response` adds the partitions to the response that were not passed to a shard.
         """
         if complete_response is not None:
             self._complete_response[context.token] = complete_response

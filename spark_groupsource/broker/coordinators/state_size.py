@@ -1,4 +1,4 @@
-"""Approximate memory of the groups of one coordinator, which bounds how many clients can create.
+"""Approximate memory of the groups of one coordinator, for a limit.
 
 The state of a shard is measured after requests have added a part of the limit, so a request costs nothing else.
 """

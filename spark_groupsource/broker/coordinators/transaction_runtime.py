@@ -1,8 +1,8 @@
 """Transaction coordinator runtime: decide, append, replay, write transaction markers.
 
 Each partition of `__transaction_state` has one shard. All partitions of a transaction belong to this broker, so the
-runtime writes the markers directly after it has stored the decision, and responds when both are done. A marker that an
-offline partition, or one with a newer producer or coordinator epoch, has refused is retried; until it is written, the
+runtime writes the markers directly after it has stored the decision, and responds when both are done. A marker is
+retried if its partition is offline or has a newer producer epoch or coordinator epoch; until it is written, the
 transactional id gets CONCURRENT_TRANSACTIONS. A deleted partition needs no marker.
 
 Loading a shard completes the transactions whose end is stored and restarts the timeouts of ongoing ones.
@@ -255,7 +255,7 @@ class TransactionRuntime:
         shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms() + _RETRY_MS)
 
     def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> str:
-        """Writes the markers that are not written yet; returns the failure of one that must be retried, else ""."""
+        """Writes the markers that are not written yet; returns the cause if one must be retried, else ""."""
         failure = ""
         committed = value.status is PREPARE_COMMIT
         producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)

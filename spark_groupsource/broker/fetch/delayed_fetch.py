@@ -39,7 +39,7 @@ _MAX_SESSION_ID = 2**31 - 1
 
 
 class _ReadResult(NamedTuple):
-    """Response entries; `partitions`, those whose appends can complete the fetch."""
+    """Response entries; `partitions` are the partitions whose appends can complete the fetch."""
 
     entries: PartitionEntries
     partitions: list[TopicPartition]
@@ -318,7 +318,7 @@ def _error_entry(partition: int, code: ErrorCode) -> _PartitionData:
 
 
 def _unknown_entry(partition: int, code: ErrorCode) -> _PartitionData:
-    """An error entry with an empty list of aborted transactions, as Kafka's for partitions that it does not know."""
+    """An error entry with an empty list of aborted transactions, as in Kafka for unknown partitions."""
     entry = _error_entry(partition, code)
     entry.aborted_transactions = []
     return entry

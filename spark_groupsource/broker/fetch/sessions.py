@@ -25,7 +25,7 @@ FINAL_EPOCH = -1
 TOPIC_IDS_SINCE = 13
 MIN_EVICTION_MS = 120_000
 MAX_PARTITIONS = 500_000
-"""Limit of all sessions of a node together (about 150 MB), against hostile clients. Kafka has no such limit."""
+"""Limit of all sessions of a node together, which bounds their memory to about 150 MB. Kafka has no such limit."""
 
 _RequestedPartition = FetchRequest.FetchTopic.FetchPartition
 _Entry = FetchResponse.FetchableTopicResponse.PartitionData
@@ -74,7 +74,7 @@ class CachedPartition:
         self.update(requested)
 
     def update(self, requested: _RequestedPartition) -> None:
-        """Takes the parameters of a later request."""
+        """Applies the parameters of a later request."""
         self.current_leader_epoch = requested.current_leader_epoch
         self.fetch_offset = requested.fetch_offset
         self.last_fetched_epoch = requested.last_fetched_epoch
@@ -95,7 +95,7 @@ class CachedPartition:
         )
 
     def record_response(self, entry: _Entry) -> None:
-        """Remembers the offsets of `entry` as those of the last response."""
+        """Stores the offsets of `entry` as those of the last response."""
         self.log_start_offset = entry.log_start_offset
         # after an error the next response includes the partition, even without other changes
         self.high_watermark = entry.high_watermark if entry.error_code == ErrorCode.NONE else _NO_OFFSET
@@ -205,7 +205,7 @@ class FetchSessionCache:
     def update_and_respond(self, context: FetchContext, entries: PartitionEntries, now_ms: int) -> SessionResponse:
         """Returns the session fields and the entries that the response must contain.
 
-        Returns INVALID_FETCH_SESSION_EPOCH if a later request of the session has come on another connection.
+        Returns INVALID_FETCH_SESSION_EPOCH if another connection has received a later request of the session.
         """
         session = context.session
         if session is None:
@@ -219,7 +219,7 @@ class FetchSessionCache:
             partition.record_response(entry)
         for partition, entry in included:
             if entry.records:
-                # move to the end, so that a byte limit does not starve the other partitions
+                # move to the end, so that the other partitions are first in the next response
                 session.partitions[partition.key] = session.partitions.pop(partition.key)
         return SessionResponse(ErrorCode.NONE, session.session_id, included)
 

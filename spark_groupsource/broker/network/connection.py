@@ -3,8 +3,8 @@
 A connection has at most one request in progress. Later requests wait in the buffer and, above a limit, in the client's
 socket. This keeps responses in order and bounds the memory of one connection to a frame, a response and the read-ahead.
 
-One request is handled when bytes arrive. Further complete requests take turns with those of other connections, so that
-a client with many requests in flight does not delay the others.
+One request is handled when bytes arrive. Further complete requests run round robin with those of other connections,
+so that a client with many requests in flight does not delay the others.
 
 Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its request is in progress.
 """

@@ -45,7 +45,7 @@ class ConnectionCounts:
 
 
 class BoundedConnection(Protocol):
-    """What the bounds use of a connection. `last_activity_ms`: when bytes were last received or sent."""
+    """Interface of a connection. `last_activity_ms`: when bytes were last received or sent."""
 
     last_activity_ms: int
 
@@ -63,7 +63,7 @@ class BoundedConnection(Protocol):
 
 
 class RequestMemory:
-    """The bytes of incomplete and waiting requests: counts what has arrived, not what a frame announces.
+    """The received bytes of incomplete and waiting requests; the announced length of a frame does not count.
 
     Above the limit, connections with small requests are still read, and of the others one at a time, so that large
     requests make progress. Connections that hold memory and send nothing, or send slowly, are closed.

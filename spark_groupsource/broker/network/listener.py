@@ -71,7 +71,7 @@ class ResponseRouter:
         self._start_waiting()
 
     def cancel(self, token: int) -> None:
-        """Forgets a request whose client has disconnected, and drops its remaining steps unless it is an update."""
+        """Removes a request whose client has disconnected, and drops its remaining steps unless it is an update."""
         self._connections.pop(token, None)
         if self._waiting.pop(token, None) is not None:
             self._updates.discard(token)

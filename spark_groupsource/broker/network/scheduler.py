@@ -1,7 +1,7 @@
 """Time slices for requests that take long, and a worker thread for pure functions.
 
 Each iteration of the event loop runs at most one slice of all waiting tasks, so that it polls the sockets in between.
-The tasks take turns after each step: a client that sends many or expensive requests delays itself.
+The tasks run round robin, one step each: a client that sends many or expensive requests delays its own responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Task:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """No further step runs; the function in the worker thread ends by itself."""
+        """Runs no further step; a running function of the worker thread is not interrupted."""
         self.is_cancelled = True
 
 
@@ -88,7 +88,7 @@ class Scheduler:
 class StepsTask:
     """Runs the steps of one request; calls `on_result` with their result, or `on_error`, unless cancelled.
 
-    Args: `first`, what a first step has yielded that was performed already.
+    Args: `first`, the value that the first step yielded, if the caller has run it.
     """
 
     def __init__(

@@ -1,0 +1,1 @@
+"""Message schemas of coordinator records, as JSON."""
