@@ -73,9 +73,9 @@ class ConfigKey:
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str, name: str | None = None) -> Any:
-        """Returns the value of `text`; `name` is what the user wrote where that is not the key's name.
+        """Returns the value of `text`; `name` is the name that the user gave, if it is not the key's.
 
-        Raises: ConfigurationError that names the setting, the bounds and what was given.
+        Raises: ConfigurationError that names the setting, the bounds and the given value.
         """
         name = name or self.name
         if self.parser is not None:
@@ -169,7 +169,7 @@ def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], pref
     Where a setting is given under its own name and under an alias, the alias is ignored.
 
     Args:
-        prefix: what the user writes before the names; for error messages.
+        prefix: of the names as the user writes them; for error messages.
     Raises: ConfigurationError.
     """
     values = {}

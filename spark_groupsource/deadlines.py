@@ -40,7 +40,7 @@ class DeadlineHeap(Generic[Key]):
         self._sequence += 1
         self._deadlines[key] = [deadline_ms, self._sequence]
         heapq.heappush(self._heap, (deadline_ms, self._sequence, key))
-        # entries of cancelled keys and of later deadlines stay until they are at the top or there are too many
+        # entries of canceled keys and of later deadlines stay until they are at the top or there are too many
         if len(self._heap) > 2 * len(self._deadlines) + 64:
             self._rebuild()
 

@@ -1,6 +1,6 @@
 """Kafka's error codes and the exceptions of this package.
 
-The class of an exception says whose fault it is:
+The class of an exception shows its cause:
 
 * the user's settings or credentials: `ConfigurationError`, `AuthenticationError`;
 * the network, or a broker that is down: `NetworkError`, `RequestTimeoutError`;
@@ -167,7 +167,7 @@ FENCING_ERRORS: Mapping[int, str] = {
 
 
 def error_name(code: int) -> str:
-    """Returns Kafka's name of an error code, ``ERROR_<n>`` for one that `ErrorCode` does not have."""
+    """Returns Kafka's name of an error code, ``ERROR_<n>`` for a number without a name in `ErrorCode`."""
     try:
         return ErrorCode(code).name
     except ValueError:
@@ -176,7 +176,7 @@ def error_name(code: int) -> str:
 
 def as_sentence(message: str | None) -> str:
     """Returns a broker's error message as a sentence in quotes, empty if there is none."""
-    return f"The broker says: {escaped(shortened(message, _MAX_MESSAGE_CHARS)).rstrip('.')}." if message else ""
+    return f"The broker's message: {escaped(shortened(message, _MAX_MESSAGE_CHARS)).rstrip('.')}." if message else ""
 
 
 class GroupSourceError(Exception):
@@ -208,10 +208,10 @@ class UnsupportedVersionError(GroupSourceError):
 
 
 class BrokerError(GroupSourceError):
-    """A broker responded with an error code. The code says whether the request or the broker is at fault.
+    """A broker responded with an error code. The code shows whether the request or the broker is at fault.
 
     Args:
-        code: error number, possibly one that `ErrorCode` does not have.
+        code: error number, possibly without a name in `ErrorCode`.
         operation: what failed, as a noun phrase that begins a sentence: ``Fetch of orders-0 at offset 5``.
         hint: sentences about the cause and what to do.
     """

@@ -21,7 +21,7 @@ from spark_groupsource.errors import (
 Socket = socket.socket
 """Type of a connected socket, for modules that do not import `socket`."""
 
-# OpenSSL's names; the alert internal_error is what a listener sends that is not ready or has run out of resources
+# OpenSSL's names; a listener that is not ready or out of resources sends the alert internal_error
 _LOST_IN_HANDSHAKE = frozenset({"UNEXPECTED_EOF_WHILE_READING", "TLSV1_ALERT_INTERNAL_ERROR"})
 _CLOCK = SystemClock()
 
@@ -81,7 +81,7 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         ) from error
     except (TimeoutError, socket.timeout) as error:
         raise NetworkError(
-            f"Connecting to {address} failed: no answer within {timeout_ms} ms. Check the address and the firewall."
+            f"Connecting to {address} failed: no response within {timeout_ms} ms. Check the address and the firewall."
         ) from error
     except OSError as error:
         raise NetworkError(

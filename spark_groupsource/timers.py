@@ -84,7 +84,7 @@ class Timers:
         return self._heap.next_deadline_ms()
 
     def run_expired(self, now_ms: Callable[[], int], slice_ms: int = SLICE_MS) -> None:
-        """Runs the callback of each timer that is due, the earliest first, including those that callbacks set.
+        """Runs the callback of each timer that is due, the earliest first, including timers set by callbacks.
 
         Returns after `slice_ms`: thousands of sessions can end at once. The next call runs the others.
         """

@@ -35,7 +35,7 @@ def test_an_unexpected_error_is_one_line() -> None:
 
 
 def test_texts_of_a_broker_are_escaped_and_cut() -> None:
-    assert as_sentence("no\nsuch topic.") == "The broker says: no\\nsuch topic."
+    assert as_sentence("no\nsuch topic.") == "The broker's message: no\\nsuch topic."
     error = ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, "x" * 40_000)
     assert len(error.message.encode()) < 0x7FFF and error.message.endswith("(39,000 more characters)")
 

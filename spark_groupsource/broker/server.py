@@ -209,8 +209,8 @@ class BrokerServer:
             return ""
         return (
             f"[broker] Clients need no authentication, and the broker listens on {listener.address}: any client "
-            "that reaches this address can read, write and delete all topics, groups and users. Set sasl.enabled.mechanisms, "
-            "or listen on 127.0.0.1."
+            "that reaches this address can read, write and delete all topics, groups and users. Set "
+            "sasl.enabled.mechanisms, or listen on 127.0.0.1."
         )
 
     def _advertise(self) -> None:

@@ -121,7 +121,7 @@ class Cluster(Router):
 
         def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
             request = _leader_epoch_request(chosen, view)
-            # earlier versions require the permission of a broker and know no current leader epoch
+            # earlier versions require CLUSTER_ACTION and have no field for the current leader epoch
             response = self.call_node(node_id, request, bound_ms, min_version=_EPOCH_OF_CONSUMERS_SINCE)
             return _move_epochs(response, pending, found)
 

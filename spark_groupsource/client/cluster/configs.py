@@ -32,7 +32,7 @@ def describe_config(
     request = DescribeConfigsRequest(
         resources=[row(resource_type=resource_type, resource_name=name, configuration_keys=None)]
     )
-    # only the broker itself knows its configuration
+    # a broker describes no settings of other brokers
     if resource_type == BROKER_RESOURCE:
         response = cluster.call_node(int(name), request, timeout_ms)
     else:

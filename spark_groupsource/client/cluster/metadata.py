@@ -45,7 +45,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class EpochEndOffset(NamedTuple):
-    """The largest leader epoch up to the requested one and its end offset; both -1 if the leader knows none."""
+    """The largest leader epoch up to the requested one and its end offset; both -1 if the leader has none."""
 
     leader_epoch: int
     end_offset: int
@@ -93,8 +93,8 @@ class ClusterMetadata:
 def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
     """Returns `received`, with the cached partitions whose leader epoch is larger.
 
-    The epochs of one topic only grow; a response with a smaller one is of a broker that lags behind (KIP-320, Kafka
-    `Metadata.updateLatestMetadata`).
+    The epochs of one topic only grow; a response with a smaller one is from a broker with older metadata (KIP-320,
+    Kafka `Metadata.updateLatestMetadata`).
     """
     if cached.topic_id != received.topic_id:
         return received

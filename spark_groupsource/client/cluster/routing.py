@@ -64,7 +64,7 @@ class Router:
         *,
         known_brokers: Iterable[Address] = (),
     ) -> None:
-        """`known_brokers`: addresses that another process has learned from this cluster; see `add_known_brokers`."""
+        """`known_brokers`: addresses from the metadata of another process; see `add_known_brokers`."""
         self.availability: BrokerAvailability | None = None
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
@@ -115,10 +115,10 @@ class Router:
             return tuple(sorted(self.node_address(node) for node in self._nodes.values()))
 
     def add_known_brokers(self, addresses: Iterable[Address]) -> None:
-        """Adds addresses that another process has learned from this cluster.
+        """Adds addresses of this cluster from the metadata of another process.
 
-        They are used as the bootstrap addresses are. Because the cluster exists, calls wait for it as long as their
-        timeout says, also before the first success.
+        They are used like bootstrap addresses. Because the cluster exists, calls are retried until their timeout even
+        before the first success.
         """
         with self._lock:
             self._known_brokers = tuple(addresses) or self._known_brokers

@@ -24,7 +24,7 @@ Fields without a lock:
 * A member thread's connection and coordinator belong to that thread. Another thread may call
   `BrokerConnection.abort` only, which ends a pending read or write.
 * `Membership.owned` and `SharedMembership.topics` are written by the owner's thread only, which may read them without
-  the lock. Log prefixes read the generation without it: a log line may show the one before.
+  the lock. Log prefixes read the generation without it: a log line may show the previous one.
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not use them.
 

@@ -21,7 +21,7 @@ def generation_mismatch(
 ) -> GenerationMismatchError:
     """Returns the error for a member that received the fencing error `code`.
 
-    Takes up to `FIND_TIMEOUT_MS` to read the group's generation from `__consumer_offsets`: error responses of the
+    Needs up to `FIND_TIMEOUT_MS` to read the group's generation from `__consumer_offsets`: error responses of the
     coordinator do not contain it.
     """
     # a static member is replaced within one generation, so there may be no newer one

@@ -1,7 +1,7 @@
 """Consumer group client: several members of one process with one owner.
 
-Partitions change in `poll` only, in the owner's thread: what the owner has committed before is where the next owner
-starts. Member threads send heartbeats between polls. `client.membership` states which thread may use which field.
+Partitions change in `poll` only, in the owner's thread: the offsets committed before are the start offsets of the next
+owner. Member threads send heartbeats between polls. `client.membership` states which thread may use which field.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GroupClient:
     def poll(self, timeout_ms: int) -> GroupView:
         """Restarts the poll timer, and joins or rejoins the group where that is needed.
 
-        The caller must have committed what it has read, because partitions may be revoked. Waits until all members are
+        The caller must have committed its positions, because partitions may be revoked. Waits until all members are
         settled, at most `timeout_ms`; a rebalance in progress continues after that and a later poll completes it.
 
         Raises: the error that stopped a member: BrokerError, GenerationMismatchError for a static member that was
@@ -154,7 +154,7 @@ class GroupClient:
     ) -> None:
         """Commits each offset by the member that owns the partition, in that member's generation.
 
-        A member that cannot commit does not keep the others from it. While the coordinator moves or loads, the commit
+        If one member cannot commit, the others still do. While the coordinator moves or loads, the commit
         is retried up to default.api.timeout.ms.
 
         Args:
@@ -242,7 +242,7 @@ class GroupClient:
     def leave(self, reason: str) -> None:
         """Stops every member: dynamic members leave the group, static members remain until the session timeout.
 
-        The caller must have committed what it has read. Takes about 10 s at most; if LeaveGroup fails, the coordinator
+        The caller must have committed its positions. Takes about 10 s at most; if LeaveGroup fails, the coordinator
         removes the members after the session timeout. Further calls do nothing.
         """
         if self._is_closed:
@@ -312,7 +312,7 @@ class GroupClient:
                 thread.start()
 
     def _advance(self) -> bool:
-        """Does what the members wait for; returns True once all are settled."""
+        """Performs the owner's part of pending rebalances; returns True once all members are settled."""
         shared = self.shared
         self._complete_rebalances()
         with shared.changed:
@@ -342,7 +342,7 @@ class GroupClient:
                 raise failure
 
     def _complete_rebalances(self) -> None:
-        """Takes over the assignments that were received, after the listener has been called for revoked partitions.
+        """Applies the received assignments, after the listener was called for revoked partitions.
 
         Raises: the first exception of the user's listener or assignor; everything else is done nevertheless.
         """
@@ -394,7 +394,7 @@ class GroupClient:
             _run_all(*(partial(call, partitions) for call, partitions in calls if partitions))
 
     def _trigger_heartbeats(self) -> None:
-        """While one member rejoins, lets the others send heartbeats early; the responses announce the rebalance."""
+        """While one member rejoins, the others send heartbeats early; the responses announce the rebalance."""
         if any(not member.membership.is_settled for member in self.shared.members):
             now_ms = self._clock.now_ms()
             for member in self.shared.members:

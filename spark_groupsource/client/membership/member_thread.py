@@ -1,4 +1,4 @@
-"""Thread of one group member: sends what the state machine decides.
+"""Thread of one group member: executes the actions of its state machine.
 
 `client.membership` states which thread may use which field under which lock.
 """
@@ -249,7 +249,7 @@ class MemberThread:
     def _run_assignor(self, joined: Joined) -> GroupAssignment | None:
         """Computes the assignment of the group; None if the member is no longer in the generation afterwards.
 
-        The assignor runs in a thread of its own, because it may take longer than the session timeout; this thread
+        The assignor runs in a separate thread, because it may take longer than the session timeout; this thread
         sends heartbeats meanwhile.
         """
         membership, computing = self.membership, Future[GroupAssignment]()
@@ -300,7 +300,7 @@ class MemberThread:
             self._shared.changed.notify_all()
 
     def _call_rebalance(self, request: Request[R], min_version: int) -> R | None:
-        """Sends JoinGroup or SyncGroup; None if no response came, which ends the rebalance of this member."""
+        """Sends JoinGroup or SyncGroup; None if no response was received, which ends the rebalance of this member."""
         config = self.membership.config
         timeout_ms = max(self._cluster.settings.request_timeout_ms, config.rebalance_timeout_ms + _JOIN_GRACE_MS)
         try:
@@ -369,7 +369,7 @@ class MemberThread:
             self.member.log_prefix,
             interval_ms,
         )
-        # as in Kafka's client, the member forgets its generation first: a commit meanwhile fails with this cause
+        # as in Kafka's client, the member resets its generation first: a commit meanwhile fails with this cause
         with self._shared.changed:
             request = membership.leave_request(POLL_EXPIRED)
             membership.on_leave(f"no batch was planned within kafka.max.poll.interval.ms={interval_ms}")
@@ -412,7 +412,7 @@ class MemberThread:
         self._connection, self._coordinator = connection, node
         with self._shared.changed:
             if self._shared.is_closing:
-                raise NetworkError("Connecting to the coordinator was cancelled: the group client is closing.")
+                raise NetworkError("Connecting to the coordinator was canceled: the group client is closing.")
         try:
             connection.open()
         except NetworkError as error:

@@ -57,7 +57,7 @@ class OffsetsTopicReader:
         return self._cluster.list_offsets(requested, read_committed=False, timeout_ms=self.left_ms)[partition].offset
 
     def windows(self, partition: TopicPartition, end: int) -> Iterator[OffsetRange]:
-        """Yields ranges from `end` back to the log start offset, each ten times as long as the one before."""
+        """Yields ranges from `end` back to the log start offset, each ten times as long as the previous one."""
         start = self._cluster.list_offsets({partition: EARLIEST}, timeout_ms=self.left_ms)[partition].offset
         count = _FIRST_RECORDS
         while end > start and not self.is_expired:

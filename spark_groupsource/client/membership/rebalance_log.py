@@ -73,7 +73,7 @@ class RebalanceRecorder:
             rebalance.reasons.append(reason)
 
     def led(self, generation_id: int, member_ids: Iterable[str], timestamp_ms: int) -> None:
-        """Records the members of the group, which the leader knows."""
+        """Records the members of the group, from the JoinGroup response to the leader."""
         self._rebalance(generation_id, timestamp_ms, timestamp_ms).group = frozenset(member_ids)
 
     def synced(self, generation_id: int, timestamp_ms: int, sync_ms: int) -> None:
@@ -86,8 +86,8 @@ class RebalanceRecorder:
     def record(self, up_to_generation: int, owned: Iterable[TopicPartition]) -> list[RebalanceEvent]:
         """Ends the rebalances up to a generation and returns their events.
 
-        The last event has the partitions gained and lost since the call before. A rebalance in which no member of this
-        process received an assignment was superseded by the next one and has no event.
+        The last event has the partitions gained and lost since the previous call. A rebalance in which no member of
+        this process received an assignment was superseded by the next one and has no event.
         """
         now_owned = frozenset(owned)
         ended = sorted(g for g, pending in self._pending.items() if g <= up_to_generation and pending.own_members)

@@ -26,7 +26,7 @@ class Reaction(Enum):
 
 
 class Reset(Enum):
-    """What the member forgets, if its generation is still the one of the request."""
+    """Fields that the member resets, if its generation is still that of the request."""
 
     NOTHING = "nothing"
     GENERATION = "generation"
@@ -98,7 +98,7 @@ HINTS: Mapping[int, str] = {
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "Grant the user READ on the group.",
     ErrorCode.UNSUPPORTED_VERSION: "The broker does not support kafka.group.instance.id. Remove it.",
 }
-"""Error code -> what the user can do."""
+"""Error code -> remedy."""
 
 
 def fatal_error(group_id: str, request: str, code: int) -> BrokerError:

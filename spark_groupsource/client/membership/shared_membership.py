@@ -50,7 +50,7 @@ class LocalMember:
 
 
 class SharedMembership:
-    """Members of one process and what they share.
+    """Members of one process and their shared state.
 
     Attributes:
         changed: guards this object and the members; see `client.membership`.
@@ -88,7 +88,7 @@ class SharedMembership:
         )
 
     def retains_partitions(self) -> bool:
-        """True while partitions are owned that no rebalance takes away before the next `poll`."""
+        """True while partitions are owned that no rebalance revokes before the next `poll`."""
         memberships = [member.membership for member in self.members]
         return (
             any(m.owned for m in memberships)

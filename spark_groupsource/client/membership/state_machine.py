@@ -1,8 +1,8 @@
 """Consumer group membership state machine (client side).
 
 Pure: time is an argument, requests are return values; `member_thread` has the thread and the connection. The owner of
-the partitions decides when a member may rejoin (`prepare`) and when it takes over an assignment (`complete`); between
-the two the member thread sends JoinGroup, SyncGroup and Heartbeat on its own.
+the partitions decides when a member may rejoin (`prepare`) and when it applies an assignment (`complete`); between
+the two the member thread sends JoinGroup, SyncGroup and Heartbeat.
 
 Source: Kafka's AbstractCoordinator, ConsumerCoordinator, Heartbeat; KIP-62, KIP-345, KIP-394, KIP-429, KIP-814.
 """
@@ -170,7 +170,7 @@ class Membership:
     def subscription_changed(self, reason: str) -> None:
         """Requests a rebalance, which follows one that is in progress with the old subscription.
 
-        Source: ConsumerCoordinator.rejoinNeededOrPending, which compares with what was joined with.
+        Source: ConsumerCoordinator.rejoinNeededOrPending, which compares with the subscription of the JoinGroup.
         """
         self._joined_with_old = self.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE)
         self.request_rejoin(reason)
@@ -187,7 +187,7 @@ class Membership:
 
     @property
     def is_settled(self) -> bool:
-        """True while the member owns its assignment of the current generation and has not to rejoin."""
+        """True while the member owns its assignment of the current generation and need not rejoin."""
         return self.state is MemberState.STABLE and self._assignment is None and not self.rejoin_needed
 
     @property
@@ -237,7 +237,7 @@ class Membership:
         return AssignmentChange(tuple(sorted(assigned - owned)), tuple(sorted(owned - assigned)))
 
     def complete(self, subscribed: Callable[[str], bool]) -> AssignmentChange | None:
-        """Takes over the assignment unless the subscription no longer has a topic of it; then the member rejoins.
+        """Applies the assignment unless the subscription no longer has a topic of it; then the member rejoins.
 
         Source: ConsumerCoordinator.onJoinComplete.
         """
@@ -447,7 +447,7 @@ class Membership:
     def leave_request(self, reason: str) -> LeaveGroupRequest | None:
         """Returns the LeaveGroup request; None for static members and members without an id, which do not leave.
 
-        The caller must call `on_leave`, whatever the response is.
+        The caller must call `on_leave` after any response.
         """
         if self.config.group_instance_id is not None or not self.generation.member_id:
             return None

@@ -28,13 +28,13 @@ _GENERATIONS_AHEAD = 16
 
 
 class TaskHeartbeat:
-    """Sends heartbeats for one member in one generation from a thread of its own, while the context is open.
+    """Sends heartbeats for one member in one generation from a separate thread, while the context is open.
 
     A heartbeat without a response is retried and is no error: only the coordinator decides whether a member is fenced.
 
     Args:
-        retains_partitions: the batch was planned during a rebalance in which the member retains what the task
-            reads. Later generations are then accepted too; the coordinator rejects all but the current one.
+        retains_partitions: the batch was planned during a rebalance in which the member retains the partitions
+            of the task. Later generations are then accepted too; the coordinator rejects all but the current one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Log lines when a broker becomes unreachable and when it is back, one each."""
+"""Logs once when a broker becomes unreachable and once when it is reachable."""
 
 from __future__ import annotations
 

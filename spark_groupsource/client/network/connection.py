@@ -49,7 +49,7 @@ _SOFTWARE = "spark-groupsource"
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
 
-# a broker answers these after a wait: Fetch, JoinGroup, SyncGroup
+# a broker may delay the response: Fetch, JoinGroup, SyncGroup
 _WAITING_APIS = frozenset({1, 11, 14})
 
 VERSION_CAPS: Mapping[int, int] = {

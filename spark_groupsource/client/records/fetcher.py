@@ -218,7 +218,7 @@ class PartitionFetcher:
 
     @staticmethod
     def _check_topic_id(reading: PartitionState, view: ClusterMetadata) -> None:
-        """Raises BrokerError if the topic of this name is not the one that is read."""
+        """Raises BrokerError if the topic of this name has another id than the topic of the range."""
         topic = view.topics.get(reading.topic_partition.topic)
         topic_id: UUID | None = topic.topic_id if topic and topic.topic_id and topic.topic_id.int else None
         if reading.topic_id is None:
@@ -345,7 +345,7 @@ class PartitionFetcher:
     ) -> tuple[FetchedBlock | None, GroupSourceError | None]:
         """Compares an out-of-range response with the bounds of the log at the present leader.
 
-        The response may be of a follower that lags behind or of a former leader; then the fetch is retried.
+        The response may be from a lagging follower or a former leader; then the fetch is retried.
         """
         tp, is_follower = reading.topic_partition, reading.replica >= 0
         reading.replica = -1
@@ -365,7 +365,7 @@ class PartitionFetcher:
         return reading.failed(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start, log_end_offset=end), None
 
     def _skip_compacted(self, reading: PartitionState, data: PartitionData) -> FetchedBlock | None:
-        """Completes a readable range without records if the topic is compacted; otherwise its records may come yet."""
+        """Completes a readable range without records if the topic is compacted; otherwise its records may follow."""
         readable = data.last_stable_offset if self._settings.read_committed else data.high_watermark
         if data.error_code or readable < reading.end:
             return None
@@ -380,7 +380,7 @@ class PartitionFetcher:
             try:
                 self._compacted[topic] = is_compacted(self._cluster, topic, self._settings.request_timeout_ms)
             except GroupSourceError as error:
-                _log.warning("[topic=%s] Cannot find out whether the topic is compacted, waiting: %s", topic, error)
+                _log.warning("[topic=%s] Cannot determine whether the topic is compacted, retrying: %s", topic, error)
                 if not isinstance(error, NetworkError):
                     self._compacted[topic] = False
         return self._compacted.get(topic, False)

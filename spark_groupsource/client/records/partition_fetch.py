@@ -20,7 +20,7 @@ PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
 
 class FetchedBlock(NamedTuple):
-    """Encoded record batches of one partition, or what keeps the partition from being read.
+    """Encoded record batches of one partition, or the reason why it cannot be read.
 
     Attributes:
         data: valid until the next block; may contain records before and after the range, which the caller skips.

@@ -159,7 +159,7 @@ class BatchProducer:
 
 
 def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Splits records into batches of about `MAX_BATCH_BYTES`; a larger record is a batch of its own."""
+    """Splits records into batches of about `MAX_BATCH_BYTES`; a larger record forms its own batch."""
     begin = size = 0
     for position, record in enumerate(records):
         needed = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
