@@ -1,6 +1,6 @@
 """Sticky assignment for members with different subscriptions.
 
-Assigns the unassigned partitions, then moves single partitions as long as that improves the balance.
+Assigns the unassigned partitions, then moves single partitions while a move improves the balance.
 
 Source: KIP-54, KIP-881; Kafka's AbstractStickyAssignor.GeneralAssignmentBuilder.
 """

@@ -136,7 +136,7 @@ class CooperativeStickyAssignor(StickyAssignor):
     def user_data(
         self, topics: Iterable[str], owned: Sequence[TopicPartition], generation_id: int
     ) -> bytes | None:
-        """Returns the generation, for leaders that do not know its field in the subscription."""
+        """Returns the generation, for leaders that do not decode its field in the subscription (before KIP-792)."""
         return encode_generation(generation_id)
 
     def member_data(self, subscription: Subscription) -> MemberData:
@@ -181,7 +181,7 @@ class _OwnedPartitions:
                     continue
                 other = claimed_by.get(partition)
                 if other is not None:
-                    # Kafka compares with the field of the other's subscription, whatever its user data says
+                    # as Kafka, compares with the field in the subscription of the other member, not with its user data
                     other_generation = generation_fields[other]
                     if generation_id < other_generation:
                         continue

@@ -319,8 +319,7 @@ class ClassicGroup:
 
 
 def _subscribed_topics(metadata: bytes) -> tuple[str, ...]:
-    # as Kafka's coordinator, decodes version 0 whatever the version: fields of newer versions do not make the topics
-    # unknown
+    # as Kafka's coordinator, decodes version 0 of every version: the topics of newer versions are known too
     if len(metadata) >= 2 and not metadata[0] & 0x80:
         metadata = b"\x00\x00" + metadata[2:]
     return decode_subscription(metadata).topics

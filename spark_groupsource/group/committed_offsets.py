@@ -343,7 +343,7 @@ def expired_offsets(
 ) -> Iterator[TopicPartition]:
     """Returns the partitions of a group whose offsets have expired.
 
-    An offset with an expiration time of its own expires then. Any other offset expires after `retention_ms`:
+    An offset with an expiration time expires at that time. Any other offset expires after `retention_ms`:
 
     - without a protocol type, since its commit;
     - in an Empty group, since the group became Empty (if unknown, since its commit);

@@ -45,7 +45,7 @@ class GroupConfig:
         "group.max.size", INT32_MAX, "Largest number of members of one group.", low=1, unit="members"
     )
     # A constant in Kafka (`ClassicGroup.NEW_MEMBER_JOIN_TIMEOUT_MS`): a member cannot send heartbeats before its first
-    # JoinGroup response, so this limits how long the group keeps one that has disconnected.
+    # JoinGroup response, so this limits how long the group keeps a disconnected new member.
     group_new_member_join_timeout_ms: int = _group_setting(
         "group.new.member.join.timeout.ms", 300_000,
         "Time after which a new member is removed that has not received its first JoinGroup response, in milliseconds.",
@@ -53,8 +53,8 @@ class GroupConfig:
     )
     group_coordinator_max_state_bytes: int = _group_setting(
         "group.coordinator.max.state.bytes", 67_108_864,
-        "Memory of all groups, members and offsets, about, above which no group or member is added; no setting of "
-        "Kafka.",
+        "Approximate memory of all groups, members and offsets above which no group or member is added; not a setting "
+        "of Kafka.",
         low=1, unit="bytes", type_=ConfigType.LONG,
     )
     offset_metadata_max_bytes: int = _group_setting(

@@ -55,7 +55,7 @@ _APPEND_ERRORS: Mapping[int, ErrorCode] = {
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 
-# raised by Kafka's CoordinatorRuntime, which knows no member id
+# raised by Kafka's CoordinatorRuntime, which has no member id
 _RUNTIME_ERRORS = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR, ErrorCode.UNKNOWN_SERVER_ERROR}
 )

@@ -22,7 +22,7 @@ from spark_groupsource.wire.messages import DeleteGroupsResponse, DescribeGroups
 GROUP_TYPE = "classic"
 _NOT_FOUND_VERSION = 6
 _MAX_RESPONSE_BYTES = 8_388_608
-_MEMBER_BYTES = 100  # ids and host of a member, about
+_MEMBER_BYTES = 100  # approximate size of the ids and the host of a member
 # there is no authorizer: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
 _ALL_OPERATIONS = frozenset({3, 6, 8, 10, 11})
 

@@ -2,7 +2,7 @@
 
 A request is handled in four steps: decide, append, replay, reply. `handle` and `expire` decide: they change the
 in-memory state (delayed requests, sessions, the state of each group) and return an `Outcome`. `replay` alone changes
-the stored state, `store`. `outcome.py` says what the caller does with an outcome.
+the stored state, `store`. `outcome.py` describes how the caller applies an outcome.
 
 The shard uses no clock, socket, log or randomness: the caller passes the time and new uuids. Not thread-safe.
 

@@ -4,8 +4,8 @@ The cases of a request are numbered: N without a member id, K with one; the firs
 group and checked the session timeout.
 
 Version notes: from version 4 a new dynamic member first gets its id with MEMBER_ID_REQUIRED, so that a lost response
-leaves no member behind; version 5 has static members, version 8 the client's reason; from version 9 the response to a
-returning static leader says that it is the leader and that it may skip the assignment.
+leaves no unused member; version 5 has static members, version 8 the client's reason; from version 9 the response to a
+returning static leader has its own id as the leader and permits it to skip the assignment.
 
 Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `classicGroupJoin*`.
 """

@@ -1,6 +1,6 @@
 """Heartbeat, LeaveGroup and session expiration.
 
-A heartbeat takes constant time, whatever the size of the group.
+The time of a heartbeat does not depend on the size of the group.
 
 Source: Kafka's GroupMetadataManager, `classicGroupHeartbeat`, `classicGroupLeave`, `expireClassicGroupMember`.
 """

@@ -2,7 +2,7 @@
 
 A call of the shard returns an `Outcome`. The caller, in this order:
 
-1. sets and cancels `timers` and logs `events`, whatever happens next: the in-memory state has already changed;
+1. sets and cancels `timers` and logs `events`, even if the append fails: the in-memory state has changed;
 2. appends `records`, all or none if `is_atomic`; without records it sends `replies` and is done;
 3. after a successful append replays each record into the shard, calls `append_succeeded(outcome, ...)` when the records
    are durable, and sends `outcome.replies`; after a failed append calls `append_failed(outcome, ...)` instead and does
@@ -135,7 +135,7 @@ AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets 
 
 
 class Outcome(NamedTuple):
-    """What one call of the shard decided; the module says what the caller does with it.
+    """Decisions of one call of the shard; the module describes how the caller applies them.
 
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
     `append_failed` continue from it. With a `producer`, the records belong to its transaction. Records that are not

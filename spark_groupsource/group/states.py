@@ -1,6 +1,6 @@
 """State tables of a classic group: transitions and rules of operations.
 
-What a group does with an operation depends on its state as these tables say; the handlers branch on the tables. Other
+The tables map the state of a group and an operation to an action; the handlers branch on the tables. Other
 modules look at a state only to order checks (Dead before members, Empty before generations), to run the join phase
 (`rebalance.py`), to expire offsets, and for descriptions and log lines. The tables contain no member, generation or
 timer: the handlers check those first.
@@ -93,7 +93,7 @@ class GroupOperation(Enum):
 
 
 class GroupAction(Enum):
-    """What the coordinator does with an operation; the handlers have one branch for each action."""
+    """Reaction of the coordinator to an operation; the handlers have one branch for each action."""
 
     REJECT = "return the error"
     ADD_MEMBER = "add the member, delay the response, start a join phase unless one is running"
@@ -147,7 +147,7 @@ GROUP_RULES: Mapping[GroupState, Mapping[GroupOperation, GroupRule]] = {
         GroupOperation.JOIN_KNOWN: GroupRule(GroupAction.AWAIT_JOIN),
         GroupOperation.REPLACE_STATIC: GroupRule(GroupAction.AWAIT_JOIN),
         GroupOperation.SYNC: _REBALANCING,
-        # the member is alive, and learns that it must rejoin
+        # the session is renewed, and the error makes the member rejoin
         GroupOperation.HEARTBEAT: GroupRule(GroupAction.REJECT, ErrorCode.REBALANCE_IN_PROGRESS, renews_session=True),
         GroupOperation.LEAVE: _ACCEPT,
         # members commit before they rejoin, with the generation that they have

@@ -73,7 +73,7 @@ class TransactionOperation(Enum):
 
 
 class TransactionAction(Enum):
-    """What the coordinator does with an operation."""
+    """Reaction of the coordinator to an operation."""
 
     REJECT = "return the error"
     CONFIRM = "succeed without a change: a retry"

@@ -270,7 +270,7 @@ def _is_exhausted(epoch: int) -> bool:
 
 
 def _may_expect(expected: ProducerIdAndEpoch, known: TransactionValue) -> bool:
-    """Whether the producer id is the current one or the one before; `_raise_epoch` checks the epoch."""
+    """Whether the producer id is the current or the previous one; `_raise_epoch` checks the epoch."""
     if expected.producer_id == known.producer_id:
         return True
     return expected.producer_id == known.previous_producer_id and _is_exhausted(expected.epoch)
