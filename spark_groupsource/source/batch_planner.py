@@ -25,7 +25,7 @@ class Limits:
 
 
 class BatchPlanner:
-    """Plans the batches of one query; remembers when the last one was planned."""
+    """Plans the batches of one query."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, log_ends: LogEndOffsets, clock: Clock) -> None:
         self._cluster = cluster

@@ -26,7 +26,7 @@ from spark_groupsource.source.tracebacks import without_traceback
 
 _log = logging.getLogger(__name__)
 
-# starting a task costs about 30 ms, so more tasks per processor do not pay
+# starting a task costs about 30 ms, so more tasks per processor are slower
 _TASKS_PER_PROCESSOR = 4
 
 

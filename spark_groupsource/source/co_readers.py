@@ -2,15 +2,15 @@
 
 Spark calls the sources of a query one after another on one thread. While one of them waits in `latestOffset` for a
 rebalance, Spark does not call the others, so their members cannot rejoin: the group waits for them, and they wait for
-Spark. The waiting reader therefore asks its co-readers over their control sockets:
+Spark. The waiting reader therefore sends a request to its co-readers over their control sockets:
 
 * a co-reader without a batch in flight rejoins at once, and the rebalance completes;
-* if a co-reader has a planned batch that Spark has not started, Spark waits for the asking reader: it yields (returns
-  without a batch) and continues with the next trigger. A source of another query has such a batch only while Spark
-  writes its offset log.
+* if a co-reader has a planned batch that Spark has not started, Spark waits for the requesting reader: it yields
+  (returns without a batch) and continues with the next trigger. A source of another query has such a batch only while
+  Spark writes its offset log.
 
-With ``once`` there is no next trigger. So the first reader that Spark calls has the others join before it plans; until
-Spark calls a reader, its control socket is named `NOT_STARTED`.
+With ``once`` there is no next trigger. So the first reader that Spark calls requests the others to join before it
+plans. Until Spark calls a reader, its control socket is named `NOT_STARTED`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOG_WRITE_MS = 500
 _AVAILABLE_NOW_LOG_WRITE_MS = 5_000
 _CONNECT_MS = 1_000
 _REPLY_MS = 3_000
-# time limit of a rejoin on behalf of a co-reader
+# time limit of a rejoin that a co-reader requested
 _REJOIN_MS = 1_000
 
 
@@ -56,7 +56,7 @@ class PeerReply(Enum):
 
 
 class ReaderState:
-    """What a reader does between two calls of Spark; protected by the session's lock."""
+    """State of a reader between two calls of Spark; protected by the session's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -110,7 +110,7 @@ class CoReaders:
         * `call_started`, `call_ended` and `batch_started` report the calls of Spark;
         * `join_not_started` before the first poll of the group, then `should_yield` after each poll: when it is True,
           return to Spark without a batch;
-        * `reply` answers a co-reader.
+        * `reply` returns the reply to a co-reader.
 
     Args:
         sockets: returns the control sockets of the application's readers, that of this process among them.
@@ -141,7 +141,7 @@ class CoReaders:
         return self._state.reply(least_ms, rejoin)
 
     def join_not_started(self) -> None:
-        """Has the readers that Spark has not called yet join the group."""
+        """Requests the readers that Spark has not called yet to join the group."""
         not_started = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
         if PeerReply.REJOINED in self._ask_all(not_started, 0):
             self._patience_ms = _FIRST_PATIENCE_MS

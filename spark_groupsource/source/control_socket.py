@@ -1,7 +1,7 @@
-"""Control socket of a reader process: drain requests and questions of co-readers.
+"""Control socket of a reader process: drain requests and requests of co-readers.
 
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
-repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader asks
+repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
 ``{"group": <group id>, "least_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. The sockets of an
 application are in one private directory named after the driver JVM; each reader holds a lock on it.
 """

@@ -56,7 +56,7 @@ class DataLossPolicy:
         self._report(self._deleted_class, f"{p} was deleted and recreated before offsets [{start}, {end}) were read.")
 
     def truncated_before_read(self, expected: OffsetRange, diverging_offset: int) -> None:
-        """Reports a range whose records were replaced: the log was truncated and has grown again (KIP-320)."""
+        """Reports a range whose records were replaced: the log was truncated and appended to (KIP-320)."""
         p, start, end = expected
         at = f"at offset {diverging_offset}" if diverging_offset >= 0 else "at an unknown offset"
         message = f"{p} was truncated {at} by a new leader before offsets [{start}, {end}) were read."
@@ -71,7 +71,7 @@ class DataLossPolicy:
             self._report("PARTITION_OFFSET_CHANGED", message)
 
     def replaced(self, begins: Offsets, diverging: Offsets) -> None:
-        """Reports logs that a new leader has truncated below the offset read, and that have grown again (KIP-320)."""
+        """Reports logs that a new leader has truncated below the offset read, and appended to (KIP-320)."""
         if begins:
             first = next(iter(begins))
             at = f"offset {diverging[first]}" if diverging[first] >= 0 else "an unknown offset"

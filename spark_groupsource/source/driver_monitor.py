@@ -1,8 +1,8 @@
 """Detects the end of the driver process and of its SparkContext.
 
 Spark notifies a reader process of neither. ``SparkContext.stop`` intends to end readers but does not
-(`PythonWorkerFactory` maps over the processes lazily), and a query without new data never notices. A stopping context
-does delete its directories: those of its files and those of its blocks.
+(`PythonWorkerFactory` maps over the processes lazily), and a query without new data never ends. A stopping context
+deletes its directories: those of its files and those of its blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DriverMonitor:
     Args:
         driver: process id of the driver.
         directories: directories that the SparkContext deletes when it stops. The context has stopped once all of those
-            that existed at the construction are gone.
+            that existed at the construction were deleted.
     """
 
     def __init__(self, driver: int, directories: Iterable[Path] = (), clock: Clock | None = None) -> None:
@@ -56,7 +56,7 @@ class DriverMonitor:
             try:
                 os.utime(directory)
             except OSError:
-                # deleted meanwhile, or another user's; a cleaner would have to remove all directories to mislead us
+                # deleted meanwhile, or another user's; the result is wrong only if a cleaner removes all directories
                 continue
 
 

@@ -47,13 +47,13 @@ def process_identity(pid: int) -> str:
         return _ps(pid, "lstart=")
     _, fields = _stat(pid)
     if not fields or fields[0] in "ZX":
-        # a process without a parent that waits for it is a zombie for good
+        # a process whose parent does not wait for it remains a zombie
         return ""
     return f"{_machine()} {pid} {fields[19]}"
 
 
 def _machine() -> str:
-    """Returns what distinguishes process ids of this machine since its start, and of this container, from others."""
+    """Returns a text that identifies this boot of the machine and this container's process ids."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -1,9 +1,9 @@
 """Starts the embedded broker of addresses ``embedded`` and ``embedded:DIR``.
 
-The broker is a separate process, because every process of the application needs it and none of them runs as long as the
-application. The first process that needs it starts it; its address is in a file. It exits when no application that uses
-it is left. Without DIR its data is in a temporary directory that is deleted with it. No other module of the source
-imports the broker.
+The broker is a separate process, because every process of the application needs it and none of them runs from the start
+to the end of the application. The first process that needs it starts it; its address is in a file. It exits when no
+application that uses it is left. Without DIR its data is in a temporary directory that is deleted with it. No other
+module of the source imports the broker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
-    """Returns ``host:port`` for an address as the user gave it; starts the embedded broker if it names one.
+    """Returns ``host:port`` for the option's value; starts the embedded broker if the value names one.
 
     Args:
         driver: process id of the driver JVM; the broker runs at least as long.
@@ -101,7 +101,7 @@ def _environment() -> dict[str, str]:
 
 
 def main(run_dir: Path, data_dir: str | None) -> None:
-    """Runs the broker until SIGTERM, or until no process listed in ``users`` is alive."""
+    """Runs the broker until SIGTERM, or until no process listed in ``users`` is running."""
     from spark_groupsource.broker.server import EmbeddedBroker
 
     ended = SignalFlag()
@@ -130,7 +130,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
 
 
 def _remove_ended_users(run_dir: Path) -> bool:
-    """Forgets the applications that have ended; returns True if one is running."""
+    """Removes the applications that have ended; returns True if one is running."""
     is_used = False
     for user in (run_dir / "users").iterdir():
         identity = user.read_text()

@@ -1,7 +1,7 @@
 """Locks on files and directories that end with the process that holds them.
 
 A lock shows whether its holder is running where a process id does not: ids are assigned again, and containers that
-share a directory have ids of their own.
+share a directory have separate process ids.
 """
 
 from __future__ import annotations

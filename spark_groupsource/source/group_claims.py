@@ -1,4 +1,4 @@
-"""Refuses a second reader of one application that would share a group and a topic.
+"""Rejects a second reader of one application with the same group and topic.
 
 Spark starts a reader process for each query and each ``load()`` in it. Two of them in one group split the records of
 a topic, where Spark's Kafka source gives all records to each. Each reader therefore keeps a locked file with its group
@@ -53,7 +53,7 @@ class GroupClaim:
 
 
 class ClaimedGroup:
-    """A claim that no other reader contradicts, until it is released.
+    """A claim without a conflict, until it is released.
 
     Attributes:
         query_file: path to which a read task writes the name of the query.
@@ -64,7 +64,7 @@ class ClaimedGroup:
         self.query_file = str(_query_file(path))
 
     def release(self) -> None:
-        """Lets another reader claim the group; further calls do nothing."""
+        """Permits another reader to claim the group; further calls do nothing."""
         for path in (self._path, Path(self.query_file)):
             path.unlink(missing_ok=True)
         for lock in self._locks:
@@ -146,7 +146,7 @@ def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> Configuration
     return ConfigurationError(
         f"Joining group '{claim.group_id}' failed: {_describe(path, other)} reads "
         f"{bounded_names(claim.shared_topics(other))} in the group, and each record would be delivered to one of the "
-        "two only. Give each query and each load() a kafka.group.id of its own, or set option splitBetweenQueries to "
+        "two only. Give each query and each load() its own kafka.group.id, or set option splitBetweenQueries to "
         "true in both."
     )
 

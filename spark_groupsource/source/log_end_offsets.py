@@ -65,7 +65,7 @@ class LogEndOffsets:
         self._fetched_ms = None
 
     def reset(self) -> None:
-        """Expires the cache and forgets the deleted partitions, because the assignment has changed."""
+        """Expires the cache and removes the deleted partitions from it, because the assignment has changed."""
         self.expire()
         self._deleted = {}
 
@@ -126,7 +126,7 @@ class LogEndOffsets:
         return {p: ends[p] for p in shorter}
 
     def _diverged(self, begins: Offsets, ends: Offsets) -> Offsets:
-        """Returns the positions in logs that a new leader has truncated and that have grown again since."""
+        """Returns the positions in logs that a new leader has truncated and appended to since."""
         diverged = self._epochs.diverged(begins, ends)
         # the others were reported as truncated
         self._data_loss.replaced({p: begins[p] for p in diverged if ends[p] >= begins[p]}, diverged)

@@ -30,9 +30,9 @@ class SourceOffset:
         topic_ids: ids of the topics; a recreated topic has another id.
         partition_counts: number of partitions of each subscribed topic when the query started; partitions beyond it
             were added later.
-        starting: what `startingOffsets` meant for each partition when the query started; empty for earliest.
-        committed: the group's committed offsets when the batch was planned, as far as the query knew them; none
-            for a partition without a commit.
+        starting: `startingOffsets` as resolved for each partition when the query started; empty for earliest.
+        committed: the group's committed offsets when the batch was planned, as far as known; none for a
+            partition without a commit.
         delivered: positions of partitions that this query has lost, where the group's committed offset was below.
     """
 
@@ -86,8 +86,8 @@ def decode_offset(encoded: Mapping[str, Any], *, is_restart: bool = True) -> Sou
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The checkpoint contains an offset that is not of a Kafka source: {str(encoded)[:200]}. Give the query a "
-            "checkpoint location of its own."
+            f"The checkpoint contains an offset that is not of a Kafka source: {str(encoded)[:200]}. Give the query "
+            "its own checkpoint location."
         ) from error
 
 
@@ -120,7 +120,7 @@ def _checked_end(begin: int, topic_partition: TopicPartition, end: SourceOffset)
     if stop < begin:
         raise ConfigurationError(
             f"The checkpoint contains a batch that reads {topic_partition} backward, from {begin} to {stop}: it was "
-            "edited or is shared with another query. Give the query a checkpoint location of its own."
+            "edited or is shared with another query. Give the query its own checkpoint location."
         )
     return stop
 

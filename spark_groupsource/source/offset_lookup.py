@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _NO_ID = str(UUID(int=0))
 
-# not every broker knows a topic that was created a moment ago
+# the metadata of some brokers lack a topic that was just created
 _NEW_TOPIC_ATTEMPTS = 6
 _NEW_TOPIC_PAUSE_MS = 200
 

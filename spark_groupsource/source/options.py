@@ -39,7 +39,7 @@ STREAM: frozenset[QueryKind] = frozenset({"stream"})
 BATCH: frozenset[QueryKind] = frozenset({"batch"})
 BOTH = STREAM | BATCH
 
-# stands for the address of an embedded broker that is not started yet
+# placeholder for the address of an embedded broker that is not started yet
 _UNRESOLVED = "localhost:9092"
 
 
@@ -243,7 +243,7 @@ class SourceOptions:
             ConfigType.BOOLEAN,
             False,
             "Whether several queries of one application, or several loads in a query, may share a group and a topic; "
-            "each record is then delivered to one of them. If false in one of them, the later one is refused.",
+            "each record is then delivered to one of them. If false in one of them, the later one is rejected.",
             queries=STREAM,
             elsewhere="ignored",
         )
@@ -334,7 +334,7 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     """Parses the options of one query.
 
     Args:
-        options: names in any case and texts, as the user gave them.
+        options: name in any case -> text.
         query: the kind of query; None checks only what does not depend on it.
 
     Raises: ConfigurationError that names the option.

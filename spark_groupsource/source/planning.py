@@ -42,7 +42,7 @@ def decide_position(
         last_committed: the last offset that this query committed; None if it committed none.
         is_retained: this run of the query owned the partition before, so `checkpoint` is its own position.
 
-    A committed offset ahead of the checkpoint was processed by another member and is followed. One behind the last
+    A committed offset ahead of the checkpoint was processed by another member and is followed. One before the last
     commit of this query is an operator's reset; a running query does not follow it. One between the two is the
     progress of another member over records that this query has delivered.
     """
@@ -79,8 +79,8 @@ class Backlog:
 def limit_ends(backlog: Backlog, max_offsets: int | None) -> dict[TopicPartition, int]:
     """Returns the end of each partition's range when at most `max_offsets` are read in all.
 
-    The limit is shared in proportion to the backlog. Every partition with a backlog gets at least one offset, so none
-    starves; a limit below the number of such partitions is exceeded, as in Spark's Kafka source.
+    The limit is shared in proportion to the backlog. Every partition with a backlog gets at least one offset; a
+    limit below the number of such partitions is exceeded, as in Spark's Kafka source.
     """
     if max_offsets is None or backlog.total <= max_offsets:
         return dict(backlog.ends)
@@ -155,8 +155,8 @@ def limit_bytes(
 ) -> dict[TopicPartition, int]:
     """Returns the end of each partition's range when about `max_bytes` are read in all, in proportion to the backlog.
 
-    Every partition with a backlog gets at least one offset, so none starves and a record larger than the limit does not
-    stop the query.
+    Every partition with a backlog gets at least one offset, so a record larger than the limit does not stop the
+    query.
 
     Args:
         sizes: estimates; a partition without one is assumed to have the mean record size of the others.

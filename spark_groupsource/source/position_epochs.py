@@ -38,10 +38,10 @@ class PositionEpochs:
     def restore(
         self, commits: Mapping[TopicPartition, OffsetAndMetadata | None], retained: Iterable[TopicPartition]
     ) -> None:
-        """Takes over the epochs of committed offsets for the partitions of a new assignment.
+        """Stores the epochs of committed offsets for the partitions of a new assignment.
 
         Args:
-            retained: partitions that were owned before; what is known of them remains.
+            retained: partitions that were owned before; their epochs are kept.
         """
         kept = {p: self._known[p] for p in retained if p in self._known}
         restored = {

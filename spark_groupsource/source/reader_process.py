@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Spark does not wait for a reader that it stops; an unreachable coordinator must not keep the process alive
+# Spark does not wait for a reader that it stops; an unreachable coordinator must not delay the end of the process
 _STOP_S = 5.0
 _DRIVER_CHECK_S = 1.0
 # Spark closes its connection to a reader directly after the signal that stops it
@@ -149,7 +149,7 @@ class ReaderProcess:
             previous.close()
 
     def _reply_not_started(self, group_id: str, least_ms: int) -> PeerReply:
-        """Answers a co-reader before Spark's first call: joins the group together with it."""
+        """Replies to a co-reader before Spark's first call: joins the group together with it."""
         if group_id != self.options.group_id:
             return PeerReply.OTHER_GROUP
         try:
@@ -205,7 +205,7 @@ class ReaderProcess:
         try:
             self._claim = self._claim or claim_group(control_directory(self._driver), claim)
         except OSError as error:
-            _log.warning("%s Cannot find out whether another query uses the group: %s.", self._entity, error)
+            _log.warning("%s Cannot determine whether another query uses the group: %s.", self._entity, error)
 
     def _release_claim(self) -> None:
         if self._claim is not None:
@@ -226,8 +226,8 @@ class ReaderProcess:
     def _watch_driver(self) -> None:
         """Ends this process after Spark has stopped it, the driver has exited, or its SparkContext has stopped.
 
-        Spark's runner notices an exited driver only when a callback returns, which a callback that waits for a broker
-        does not. It does not notice a stopped SparkContext.
+        Spark's runner detects an exited driver only when a callback returns, which takes long while it waits for a
+        broker. It does not detect a stopped SparkContext.
         """
         while self._driver_monitor.is_driver_alive and not self._driver_monitor.is_context_stopped:
             if self._availability is not None:
@@ -240,7 +240,7 @@ class ReaderProcess:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_stopped_by_spark(self) -> bool:
-        """True if SIGTERM came from Spark.
+        """True if Spark sent SIGTERM.
 
         Service managers, ``timeout`` and container runtimes signal every process of an application. The driver then
         drains the query, which needs this process.

@@ -38,7 +38,7 @@ def load_rebalance_listener(name: str) -> UserRebalanceListener:
 class UserRebalanceListener:
     """Calls the user's object with sorted lists of (topic, partition).
 
-    Raises: ConfigurationError for any exception of the user's code, so the query fails and no change goes unnoticed.
+    Raises: ConfigurationError for any exception of the user's code, so the query fails instead of missing a change.
     """
 
     def __init__(self, name: str, listener: Any) -> None:

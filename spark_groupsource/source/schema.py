@@ -30,7 +30,7 @@ _SPARK_TYPES: dict[str, DataType] = {
 
 
 class SelectedColumns(NamedTuple):
-    """Names of the selected columns in the selected order; `not_null` are those that the user declared NOT NULL."""
+    """Names of the selected columns in the selected order; `not_null`: columns that the user declared NOT NULL."""
 
     names: tuple[str, ...]
     not_null: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
 """Session of one streaming query: commits, group membership, batch planning.
 
-Spark's callbacks arrive on one thread; the control socket's thread requests drains and answers co-readers. The order
-inside `latest_offset` is what the source guarantees:
+Spark's callbacks arrive on one thread; the control socket's thread requests drains and replies to co-readers. The
+order of steps in `latest_offset` gives the source's guarantees:
 
 1. commit `start`: Spark calls with it only after it has checkpointed everything before it;
 2. poll the group, which may revoke partitions: an uncommitted position would be read again by the new owner;
@@ -96,7 +96,7 @@ class StreamSession:
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
-        """From now on nothing is read beyond the end offsets of the next call."""
+        """Limits all further batches to the end offsets of the next call."""
         self._planner.is_available_now = True
 
     def latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class StreamSession:
                 return start_json
             is_committed = self._positions.is_committed(start, self._existing_owners())
             self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
-            # the object that Spark passed if nothing is new: Spark compares offsets as text
+            # without a new batch the same object that Spark passed: Spark compares offsets as text
             self._last_end = start_json if end is None else encode_offset(end)
             return self._last_end
 
@@ -174,9 +174,9 @@ class StreamSession:
         return ranges
 
     def _replayed(self, ranges: Iterable[OffsetRange], end: SourceOffset) -> list[OffsetRange]:
-        """Returns what is read of a batch of an earlier run: not what other members have processed since.
+        """Returns the ranges of a logged batch, without records that other members have processed since.
 
-        Raises: DataLossError for a topic that was recreated since; without failOnDataLoss nothing is read of it.
+        Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped.
         """
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
@@ -236,9 +236,9 @@ class StreamSession:
         return self.drained.is_set()
 
     def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
-        """Answers a co-reader that waits for the group; while no batch is in flight, rejoins the group.
+        """Replies to a co-reader that waits for the group; while no batch is in flight, rejoins the group.
 
-        The next call of Spark takes over the new assignment.
+        The next call of Spark applies the new assignment.
         """
         if group_id != self._options.group_id or self._options.assign is not None:
             return PeerReply.OTHER_GROUP
@@ -267,7 +267,7 @@ class StreamSession:
         self._positions = self._start_positions.start_query(start, positions) if is_first else positions
 
     def _existing_owners(self) -> frozenset[TopicPartition]:
-        """Owned partitions without those that were deleted: their commits would be rejected, and delay the group."""
+        """Owned partitions that exist: commits of deleted ones would be rejected, and delay the group."""
         return frozenset(self._ownership.owners()) - self._log_ends.deleted
 
     def _commit(self, start: SourceOffset) -> None:

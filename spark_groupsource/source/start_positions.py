@@ -54,8 +54,8 @@ class StartPositions:
     def start_query(self, start: SourceOffset, positions: StreamPositions) -> StreamPositions:
         """Returns the positions at the first call of a query, which does not own a partition yet.
 
-        What `startingOffsets` means is resolved for every partition of the subscription: this query may acquire any of
-        them later from a member that has not committed. The checkpoint keeps it.
+        `startingOffsets` is resolved for every partition of the subscription: this query may acquire any of them later
+        from a member that has not committed. The checkpoint stores the result.
 
         Raises: BrokerError, NetworkError.
         """
@@ -128,7 +128,7 @@ class StartPositions:
     def _last_commits(
         self, start: SourceOffset, checkpoint: Offsets, commits: Commits, previous: StreamPositions
     ) -> Offsets:
-        """Returns the last commit of this query for each partition whose committed offset is behind the checkpoint.
+        """Returns the last commit of this query for each partition whose committed offset is below the checkpoint.
 
         The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is
         found in `__consumer_offsets`. Where that is not readable, the commit itself must show its author: consumers
@@ -156,7 +156,7 @@ class StartPositions:
     def _initial_to_commit(self, initial: Offsets, positions: StreamPositions) -> Offsets:
         """Returns the first positions that must be committed before anything is read.
 
-        "latest" moves on: a new owner that takes over before the first commit must start at the same offset.
+        "latest" changes with each record: an owner that starts before the first commit must start at the same offset.
         """
         if self._spec.default == EARLIEST:
             return {}
@@ -272,7 +272,7 @@ def _is_followed(commit: OffsetAndMetadata, position: int | None, checkpoint: in
     """True if the query continues at the commit of a member that is not of this source.
 
     Such a commit is repeated under the name of this query. If this query crashed before its first commit, the foreign
-    commit behind the checkpoint would look like an operator's reset.
+    commit below the checkpoint would look like an operator's reset.
     """
     is_foreign = not commit.metadata.startswith(commit_metadata(""))
     return is_foreign and commit.offset > checkpoint and position == commit.offset

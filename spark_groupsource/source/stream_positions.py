@@ -25,7 +25,7 @@ class StreamPositions:
         topic_ids: topic -> id of the subscribed topics.
         partition_counts: topic -> number of partitions for each subscribed topic when the query started. A partition
             beyond it was added later, as was every partition of a topic that was recreated since.
-        starting: what `startingOffsets` meant when the query started; empty for earliest.
+        starting: `startingOffsets` as resolved when the query started; empty for earliest.
         checkpoint: text of the checkpointed offset that `acquired` refers to; None before the first call.
     """
 
@@ -88,7 +88,7 @@ class StreamPositions:
         return replace(self, uncommitted=dict(offsets))
 
     def commit_dropped(self) -> StreamPositions:
-        """Returns the positions after the coordinator has fenced the commit, or nothing is left to commit."""
+        """Returns the positions without uncommitted ones, after the coordinator has fenced the commit."""
         return replace(self, uncommitted={}) if self.uncommitted else self
 
     def is_committed(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> bool:
@@ -112,7 +112,7 @@ class StreamPositions:
             acquired=dict(acquired),
             delivered=dict(delivered),
             committed={p: commit.offset for p, commit in commits.items() if commit is not None},
-            # the others were decided anew
+            # the others were resolved again
             uncommitted={p: offset for p, offset in self.uncommitted.items() if p in owned and p not in acquired},
         )
 
@@ -124,7 +124,7 @@ class StreamPositions:
         return replace(self, acquired={**self.acquired, **offsets}, uncommitted=uncommitted)
 
     def with_topic_ids(self, topic_ids: Mapping[str, str]) -> StreamPositions:
-        """Returns the positions with the present ids; what was known of a recreated topic is dropped."""
+        """Returns the positions with the present ids, without facts about recreated topics."""
         recreated = {topic for topic, topic_id in topic_ids.items() if self.topic_ids.get(topic, topic_id) != topic_id}
         return replace(
             self,

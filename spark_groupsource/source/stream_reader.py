@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spark_groupsource.source.reader_process import ReaderProcess
 
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
-"""Default limit without options; `ReadAllAvailable` is what Spark replaces any limit by for the trigger `once`."""
+"""Default limit without options; for the trigger `once`, Spark replaces any limit by `ReadAllAvailable`."""
 
 
 class InvalidStreamReader(DataSourceStreamReader):
@@ -97,7 +97,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_groupsource.source.batch_planner import Limits
 
-        # Spark returns the one limit of getDefaultReadLimit, or ReadAllAvailable for the trigger once
+        # Spark passes the limit of getDefaultReadLimit, or ReadAllAvailable for the trigger once
         min_offsets, max_bytes = self._options.min_offsets_per_trigger, self._options.max_bytes_per_trigger
         if isinstance(limit, ReadAllAvailable):
             self._open().warn_trigger_once()

@@ -49,7 +49,7 @@ class TaskMembership:
 
 
 class GroupInputPartition(InputPartition):
-    """Ranges of one read task, with what the reader process knows about the cluster.
+    """Ranges of one read task, with metadata of the cluster from the reader process.
 
     Attributes:
         membership: None for batch reads, option assign and replays.
@@ -157,7 +157,7 @@ def _discard(cluster: Cluster) -> None:
 
 
 def open_heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
-    """Returns the heartbeat of a task; one that does nothing without membership."""
+    """Returns the heartbeat of a task; without membership it does nothing."""
     if membership is None:
         return nullcontext(_NoHeartbeat())
     from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat

@@ -1,7 +1,7 @@
 """Removes tracebacks from errors that Spark shows to the user.
 
 Spark prints the traceback of an error in a Python worker before its message. The message of a `GroupSourceError` names
-cause and remedy, and the traceback would bury it.
+cause and remedy, and the user would have to search it below the traceback.
 """
 
 from __future__ import annotations

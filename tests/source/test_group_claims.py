@@ -62,7 +62,7 @@ def test_second_reader_is_refused_with_the_name_of_the_first(tmp_path, claims, m
     )
     assert str(refused.value).endswith(
         ") reads orders in the group, and each record would be delivered to one of the two only. Give each query and "
-        "each load() a kafka.group.id of its own, or set option splitBetweenQueries to true in both."
+        "each load() its own kafka.group.id, or set option splitBetweenQueries to true in both."
     )
     properties = {"spark.job.description": "late orders<br/>id = 7f<br/>batch = 3", "sql.streaming.queryId": "7f"}
     context = type("Context", (), {"getLocalProperty": lambda self, key: properties[key]})()

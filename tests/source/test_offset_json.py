@@ -47,7 +47,7 @@ def test_offset_of_sparks_kafka_source_is_decoded():
 
 @pytest.mark.parametrize("text", ['{"logOffset": 3}', '{"a": {"x": 1}}', '{"a": {"0": null}}', '{"a": [1]}'])
 def test_offset_of_another_source_is_rejected(text):
-    with pytest.raises(ConfigurationError, match="checkpoint location of its own"):
+    with pytest.raises(ConfigurationError, match="its own checkpoint location"):
         decode_offset(json.loads(text))
 
 
