@@ -77,12 +77,12 @@ class BrokerConfig:
     )
     connection_failed_authentication_delay_ms: int = _broker_setting(
         "connection.failed.authentication.delay.ms", ConfigType.INT, 100,
-        "Time after which a failed authentication is answered and its connection closed, in milliseconds.",
+        "Delay of the response to a failed authentication and of the close of its connection, in milliseconds.",
         unit="ms", low=0, high=INT32_MAX,
     )
     authentication_timeout_ms: int = _broker_setting(
         "authentication.timeout.ms", ConfigType.INT, 30_000,
-        "Time after which a connection without authentication is closed, in milliseconds; no setting of Kafka.",
+        "Time after which a connection without authentication is closed, in milliseconds; not a setting of Kafka.",
         unit="ms", low=1, high=INT32_MAX,
     )
     sasl_server_max_receive_size: int = _broker_setting(
@@ -160,7 +160,7 @@ class BrokerConfig:
 
 
 class _Place(NamedTuple):
-    """Where `BrokerConfig` keeps a setting: in the field `section`, or empty in the configuration itself."""
+    """Field of a setting in `BrokerConfig`: `attribute` of the field `section`, or of the object if it is empty."""
 
     section: str
     attribute: str

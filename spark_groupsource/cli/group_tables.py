@@ -1,4 +1,4 @@
-"""Tables of ``kafka-consumer-groups``, identical to the character.
+"""Tables of ``kafka-consumer-groups``, character for character.
 
 Existing scripts parse these columns, so widths, the empty line before the header and trailing blanks are those of
 Kafka's tool.

@@ -1,6 +1,6 @@
 """Columns of the source: names, types and nullability.
 
-The schemas of Arrow and of Spark are derived from this table. Spark asks for the schema in `load()`, so this module
+The schemas of Arrow and of Spark are derived from this table. Spark requests the schema in `load()`, so this module
 imports neither PyArrow nor NumPy.
 """
 

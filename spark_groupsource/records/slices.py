@@ -44,7 +44,7 @@ def record_slices(
     """Yields the records of one batch in order, and None between the parts of a record larger than a slice.
 
     Args:
-        max_slice_bytes: maximum size of a slice, decompressed; a larger record is a slice of its own.
+        max_slice_bytes: maximum size of a slice, decompressed; a larger record forms its own slice.
         max_slice_items: maximum records of a slice, and about the maximum of its records and headers together.
 
     Raises: CorruptRecordError if the bytes are not the records that the header announces; SizeLimitError if a record
@@ -116,7 +116,7 @@ class _Stream:
         self._is_complete = False
 
     def fill(self, size: int) -> bool:
-        """Reads a part of the bytes that are missing to `size`; returns whether nothing is missing, or at the end."""
+        """Reads a part of the next `size` bytes; returns True if all of them, or the last ones, are in memory."""
         missing = size - self._size
         if missing > 0 and not self._is_complete:
             wanted = min(missing, _CHUNK_BYTES)

@@ -30,7 +30,7 @@ _FREE_HEADERS = 1_000_000
 
 
 class RecordRules(NamedTuple):
-    """What is required of every record.
+    """Requirements for every record.
 
     Attributes:
         needs_key: the topic is compacted.
@@ -48,7 +48,7 @@ class RecordRules(NamedTuple):
 
 
 class RecordsSummary:
-    """What the records of a batch have in common.
+    """Summary of the records of a batch.
 
     Attributes:
         max_timestamp: the largest, `NO_TIMESTAMP` without any.

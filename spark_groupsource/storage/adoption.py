@@ -102,7 +102,7 @@ def read_kafka_directory(
     directories = _partition_directories(path)
     image = _read_metadata_log(path / f"{_METADATA_TOPIC}-0")
     if image is None:
-        report(f"Data directory {path} has no {_METADATA_TOPIC}-0: its topics get the default settings.")
+        report(f"[broker] Data directory {path} has no {_METADATA_TOPIC}-0: its topics get the default settings.")
         image = _image_of_directories(directories)
     content = KafkaDirectory(next_producer_id=image.next_producer_id)
     for topic_id, name in sorted(image.names.items(), key=lambda item: item[1]):
@@ -112,7 +112,8 @@ def read_kafka_directory(
         content.topics.append(TopicEntry(name, uuid.UUID(bytes=topic_id), len(numbers), settings))
     known = {topic_partition for topic in content.topics for topic_partition in topic.partitions}
     for topic_partition in sorted(set(directories) - known):
-        report(f"Directory {directories[topic_partition].path} belongs to no existing topic and is ignored.")
+        stray = directories[topic_partition].path
+        report(f"[partition={topic_partition}] Directory {stray} belongs to no existing topic and is ignored.")
     for topic_partition in sorted(known):
         directory = directories[topic_partition].path
         _read_log(content, topic_partition, directory, log_starts.get(topic_partition, 0))

@@ -19,7 +19,7 @@ from spark_groupsource.storage.transaction_index import AbortedTransaction
 class CleanedTransactionMetadata:
     """Transaction state at the current offset of a compaction.
 
-    `retained` are the aborted transactions of which a batch was seen, in the order of their markers.
+    `retained` are the aborted transactions with a batch so far, in the order of their markers.
     """
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:

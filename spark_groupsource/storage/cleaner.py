@@ -1,6 +1,6 @@
 """Log cleaner: compaction in small slices on the broker's event loop.
 
-Each pass compacts one log, the one with the highest dirty ratio. It builds a map from each key of the uncompacted part
+Each pass compacts the log with the highest dirty ratio. It builds a map from each key of the uncompacted part
 to its last offset, then rewrites the segments below the active one without superseded records and replaces them.
 Offsets do not change. These batches are retained, if necessary without records: the last batch of each idempotent
 producer, and the last batch of the compacted part, so that a consumer gets past it. The last marker of a producer
@@ -68,7 +68,7 @@ class OffsetMap:
 
 
 def _digest(key: bytes) -> bytes:
-    # as in Kafka, digests stand for keys: among a million keys a collision has a probability of 10**-27
+    # as in Kafka, the map has digests of keys: among a million keys a collision has a probability of 10**-27
     return key if len(key) <= _MAX_PLAIN_KEY_BYTES else b"#" * 17 + hashlib.blake2b(key, digest_size=16).digest()
 
 
@@ -88,7 +88,7 @@ class LogToClean(NamedTuple):
 def log_to_clean(
     log: PartitionLog, cleaned_offset: int, timestamp_ms: int, last_stable_offset: int | None = None
 ) -> LogToClean | None:
-    """The part of a log that can be compacted, which is compacted up to `cleaned_offset`; None without one.
+    """The part of a log that can be compacted; None without one. The log is compacted up to `cleaned_offset`.
 
     The active segment is never compacted, nor records that are younger than `min.compaction.lag.ms` or not below
     `last_stable_offset`.
@@ -301,7 +301,7 @@ class Cleaner:
 
 
 class LogCleaner:
-    """Compacts logs one after another, the one with the highest dirty ratio first."""
+    """Compacts logs one after another, in descending order of their dirty ratio."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ _LONGEST_FILE_NAME = 255
 class DataDirectory:
     """The data directory `path` of one broker, from `open` to `close`.
 
-    With `adopt`, the directory of an Apache Kafka broker is adopted; `report` receives what adoption found.
+    With `adopt`, the directory of an Apache Kafka broker is adopted; `report` receives the log lines.
 
     Attributes:
         had_clean_shutdown: whether the last broker closed every log.
@@ -144,7 +144,7 @@ class DataDirectory:
         """Deletes the partition directories of removed topics, and their checkpoints.
 
         Each directory is first renamed to one with suffix ``-delete``, so that a new topic can have its name. Open
-        files must be closed. After an error, the next start removes what is left.
+        files must be closed. After an error, the next start removes the remaining files.
 
         Raises: StorageError.
         """
@@ -156,7 +156,7 @@ class DataDirectory:
             raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
 
     def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> None:
-        """Removes what is left of deleted partitions with the names of new ones; durable on return.
+        """Removes remaining files of deleted partitions with the names of new ones; durable on return.
 
         Raises: StorageError; the partitions must then not be created.
         """
@@ -237,7 +237,7 @@ class DataDirectory:
         Raises: StorageError.
         """
         changed = {**self.broker_settings, name: dict(settings)}
-        # a setting that this broker does not know may be a password
+        # an unknown setting may be a password
         replace_file(self.path / _BROKER_SETTINGS, json.dumps(changed, indent=1).encode(), private=True)
         self.broker_settings = changed
 
@@ -313,7 +313,7 @@ class DataDirectory:
             path.unlink()  # files that Kafka has scheduled for deletion (file.delete.delay.ms)
         count = sum(topic.partition_count for topic in content.topics)
         self._report(
-            f"Adopted data directory {self.path} of Kafka broker {former}, cluster {properties.get('cluster.id', '')}: "
-            f"{len(content.topics)} topics, {count} partitions."
+            f"[broker] Adopted data directory {self.path} of Kafka broker {former}, cluster "
+            f"{properties.get('cluster.id', '')}: {len(content.topics)} topics, {count} partitions."
         )
         return properties

@@ -1,8 +1,8 @@
 """Leader epochs of one partition: the first offset of each epoch.
 
-A client with a new leader requests the end offset of the epoch it knows, to find out whether the records it has read
-are still in the log. The file is Kafka's ``leader-epoch-checkpoint`` in the partition directory; without it the log has
-one epoch, 0, from the first record on.
+A client with a new leader requests the end offset of the last epoch that it has read, which shows whether the records
+it has read are still in the log. The file is Kafka's ``leader-epoch-checkpoint`` in the partition directory; without it
+the log has one epoch, 0, from the first record on.
 
 Source: KIP-320; Kafka `LeaderEpochFileCache`.
 """

@@ -102,7 +102,7 @@ class LogManager:
     def partition(self, name: str, number: int) -> Partition:
         """An online partition.
 
-        Raises: ApiError for an unknown partition and for one that is offline.
+        Raises: ApiError for an unknown or offline partition.
         """
         partition = self._partitions.get(TopicPartition(name, number))
         if partition is None:
@@ -137,7 +137,7 @@ class LogManager:
         if name in self._data.topics:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name} already exists.")
         self._check_not_creating(name)
-        # Kafka's metric names replace . by _, so it rejects names that differ in nothing else
+        # Kafka rejects a name that differs only in . and _ from another, because its metric names replace . by _
         metric_name = name.replace(".", "_")
         other = next((other for other in self._data.topics if other.replace(".", "_") == metric_name), None)
         if other is not None:

@@ -56,7 +56,7 @@ class ValidatedBatch(NamedTuple):
 def validate_batch(
     log: PartitionLog, records: Buffer, timestamp_ms: int, allow_zstd: bool
 ) -> StorageSteps[ValidatedBatch]:
-    """Validates the one batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
+    """Validates the only batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
 
     The result has the codec of the topic and the largest timestamp of its records.
 
@@ -91,7 +91,7 @@ def validate_batch(
 
 
 def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHeader:
-    """The header of the one batch of `records`, with verified size, checksum and codec.
+    """The header of the only batch of `records`, with verified size, checksum and codec.
 
     Raises: ApiError.
     """

@@ -18,7 +18,7 @@ META_PROPERTIES = "meta.properties"
 FORMAT_KEY = "groupsource.format"
 FORMAT = "1"
 _LOCK = ".lock"
-# entries that say nothing about the owner of a directory
+# entries that any owner of a directory may have
 _NEUTRAL_NAMES = frozenset({_LOCK, f"{META_PROPERTIES}.tmp", "lost+found"})
 
 

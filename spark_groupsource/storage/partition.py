@@ -326,13 +326,13 @@ class Partition:
             return None
 
     def _remove_stray_snapshots(self) -> None:
-        """Removes the snapshots that belong to no segment, for example those above the end of a truncated log."""
+        """Removes the snapshots that belong to no segment, for example snapshots above the end of a truncated log."""
         known = {segment.path.with_suffix(".snapshot") for segment in self.log.segments}
         strays = [path for path in self.log.directory.glob("*.snapshot") if path not in known]
         for path in strays:
             path.unlink()
         if strays:
-            sync_directory(self.log.directory)  # a stray that a power loss restores would be read
+            sync_directory(self.log.directory)  # so that a power loss cannot restore a removed snapshot
 
     def _write_snapshot(self, offset: int) -> None:
         replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode())

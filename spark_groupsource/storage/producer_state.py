@@ -239,5 +239,5 @@ class ProducerStateManager:
 
 
 def _add(sequence: int, count: int) -> int:
-    """Adds to a sequence number; after 2**31 - 1 comes 0."""
+    """Adds to a sequence number, which wraps around to 0 after 2**31 - 1."""
     return (sequence + count) % _SEQUENCE_LIMIT

@@ -53,7 +53,7 @@ class LogSegment:
         size: bytes of the file that are part of the log.
         next_offset: the offset after the last record.
         is_contiguous: whether every offset has a record; compaction leaves gaps.
-        is_closed: whether the segment accepts no appends, whatever its size.
+        is_closed: whether the segment accepts no appends, although it may be small.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Work in steps of some milliseconds, between which a broker serves other requests."""
+"""Operations in steps of some milliseconds, between which other requests are served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 StorageSteps = Generator[Union[None, Callable[[], Any]], Any, Result]
 """Yields None between two steps, or a pure function to be called in another thread, and is sent its result.
 
-What a step has read of a log may have changed before the next step.
+A log may change between two steps.
 """
 
 

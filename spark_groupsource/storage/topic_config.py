@@ -1,6 +1,6 @@
 """Topic settings: one row per setting, with Kafka's name, default and bounds.
 
-The table has the settings that this broker implements and those that Kafka's clients may set without effect here.
+The table has the settings that this broker implements, and settings of Kafka without effect here.
 Every other name is rejected.
 
 Source: https://kafka.apache.org/documentation (Topic Configs).
@@ -34,7 +34,7 @@ class TopicConfig:
 
     cleanup_policy: tuple[str, ...] = _topic_setting(
         "cleanup.policy", ConfigType.LIST, ("delete",),
-        "What happens to old segments: delete removes them, compact keeps the last record of each key, an empty list "
+        "Treatment of old segments: delete removes them, compact keeps the last record of each key, an empty list "
         "keeps everything.",
         choices=("delete", "compact"), broker_name="log.cleanup.policy",
     )
@@ -115,12 +115,12 @@ class TopicConfig:
     )
     min_compaction_lag_ms: int = _topic_setting(
         "min.compaction.lag.ms", ConfigType.LONG, 0,
-        "Age that a record has at least when it is compacted, in milliseconds.",
+        "Minimum age of a record that is compacted, in milliseconds.",
         unit="ms", low=0, high=INT64_MAX, broker_name="log.cleaner.min.compaction.lag.ms",
     )
     max_compaction_lag_ms: int = _topic_setting(
         "max.compaction.lag.ms", ConfigType.LONG, INT64_MAX,
-        "Age of an uncompacted record at which its log is compacted whatever its dirty ratio, in milliseconds.",
+        "Age of an uncompacted record at which its log is compacted at any dirty ratio, in milliseconds.",
         unit="ms", low=1, high=INT64_MAX, broker_name="log.cleaner.max.compaction.lag.ms",
     )
     delete_retention_ms: int = _topic_setting(

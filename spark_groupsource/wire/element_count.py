@@ -1,4 +1,4 @@
-"""Size of a message in array elements, which decides how long its encoding takes."""
+"""Size of a message in array elements, as a measure of its encoding time."""
 
 from __future__ import annotations
 

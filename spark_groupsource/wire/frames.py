@@ -49,8 +49,8 @@ def frame_length(prefix: bytes | bytearray | memoryview, max_bytes: int) -> int:
     (length,) = _LENGTH.unpack(prefix)
     if not 0 <= length <= max_bytes:
         raise RemoteProtocolError(
-            f"Cannot read a frame: its length is {length} bytes, the limit is {max_bytes}. The peer does not speak "
-            "Kafka's protocol, or uses another security.protocol."
+            f"Cannot read a frame: its length is {length} bytes, the limit is {max_bytes}. The peer does not use "
+            "Kafka's protocol, or has another security.protocol."
         )
     return int(length)
 

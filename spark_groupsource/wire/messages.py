@@ -20,7 +20,7 @@ from typing import TypeVar
 from spark_groupsource.wire.api_keys import ApiKey
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas through an importlib call that Python 3.11 and 3.12 call deprecated
+    # kafka-python reads its schemas through an importlib call that is deprecated in Python 3.11 and 3.12
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.protocol.admin import (
         AlterClientQuotasRequest,

@@ -99,7 +99,7 @@ def test_response_with_another_correlation_id_raises() -> None:
 @pytest.mark.parametrize(
     ("greeting", "problem"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Kafka"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not use Kafka"),
         (b"\x7f\xff\xff\xff", "its length is 2147483647 bytes"),
         (b"\xff\xff\xff\xff", "its length is -1 bytes"),
         (b"\0\0\0\x02ab", "the response has 2 bytes"),

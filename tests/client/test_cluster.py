@@ -122,7 +122,7 @@ def test_unreachable_bootstrap_fails_soon_and_names_every_address() -> None:
 
 def test_error_names_a_bootstrap_address_that_is_not_kafka() -> None:
     with fake_broker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as broker, open_cluster(str(broker.address)) as client:
-        with pytest.raises(NetworkError, match=f"{broker.address}.*does not speak Kafka"):
+        with pytest.raises(NetworkError, match=f"{broker.address}.*does not use Kafka"):
             client.metadata()
 
 

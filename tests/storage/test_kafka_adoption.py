@@ -130,7 +130,8 @@ def test_deleted_and_stray_partition_directories_are_ignored(directory: KafkaDir
     directory.partition("gone", 0).rename(directory.path / f"gone-0.{'0' * 32}-delete")
     directory.metadata(*topic("t", 0))
     assert set(directory.open().topics) == {"t"}
-    assert f"Directory {stray} belongs to no existing topic and is ignored." in directory.reports
+    line = f"[partition=u-0] Directory {stray} belongs to no existing topic and is ignored."
+    assert line in directory.reports
     assert stray.exists()
 
 

@@ -62,7 +62,7 @@ def test_bytes_after_a_request_of_librdkafka_are_ignored():
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"GET "])
 def test_a_frame_with_an_invalid_length_is_rejected(length):
-    with pytest.raises(RemoteProtocolError, match="peer does not speak Kafka's protocol"):
+    with pytest.raises(RemoteProtocolError, match="peer does not use Kafka's protocol"):
         frame_length(length, MAX_REQUEST_BYTES)
 
 
