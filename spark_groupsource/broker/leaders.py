@@ -2,7 +2,8 @@
 
 The nodes share a data directory, so each of them is a replica of every partition, in sync while it runs, and can become
 leader at once. Topic name and partition number determine the first leader. Later leaders are in the data directory, in
-``leaders.json``, because clients reject metadata whose leader epoch decreases.
+``leaders.json``, because clients reject metadata whose leader epoch decreases. After an unclean shutdown every epoch
+increases, because records may be lost: clients then compare their positions with the new log (KIP-320).
 
 Source: Kafka `Partition.getLocalLog` (order of the checks), KIP-320 (epochs).
 """
@@ -62,6 +63,15 @@ class Leaders:
         self._path = path
         if path.exists() or len(self.node_ids) > 1:
             self._write(path)
+
+    def raise_epochs(self, last_epoch: int) -> None:
+        """Makes every leader epoch higher than it was, and higher than `last_epoch`, the largest one of any log."""
+        self._first_epoch = max(self._first_epoch, last_epoch) + 1
+        self._moved = {
+            topic_partition: Leader(leader.node_id, max(leader.epoch, last_epoch) + 1)
+            for topic_partition, leader in self._moved.items()
+        }
+        self._save()
 
     def leader(self, topic_partition: TopicPartition) -> Leader:
         """The leader of a partition, which need not exist."""

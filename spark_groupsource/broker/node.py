@@ -96,6 +96,8 @@ class Broker:
             self.leaders.open(self.data.path)
             self.apply_dynamic_config()
             self.partitions.open_all()
+            if not self.data.had_clean_shutdown:
+                self.leaders.raise_epochs(self.partitions.last_leader_epoch())
             self._assign_leader_epochs(self.partitions)
         except BaseException:
             self.data.close(is_clean=False)

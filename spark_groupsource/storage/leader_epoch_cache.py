@@ -2,7 +2,8 @@
 
 A client with a new leader requests the end offset of the last epoch that it has read, which shows whether the records
 it has read are still in the log. The file is Kafka's ``leader-epoch-checkpoint`` in the partition directory; without it
-the log has one epoch, 0, from the first record on.
+the log has one epoch, 0, from the first record on. It is written before
+the first record of an epoch, so that a start with a new epoch writes nothing.
 
 Source: KIP-320; Kafka `LeaderEpochFileCache`.
 """
@@ -10,7 +11,7 @@ Source: KIP-320; Kafka `LeaderEpochFileCache`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage.files import replace_file
@@ -27,6 +28,7 @@ class EpochEnd(NamedTuple):
 
 
 UNKNOWN_EPOCH_END = EpochEnd(-1, -1)
+_FIRST = (0, 0)
 
 
 class LeaderEpochCache:
@@ -35,28 +37,44 @@ class LeaderEpochCache:
     def __init__(self, directory: Path) -> None:
         self._path = directory / CHECKPOINT_NAME
         self.latest_epoch = 0
+        self._starts: list[tuple[int, int]] | None = None  # (epoch, start offset) in ascending order, None until read
+        self._is_stored = True
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Starts `epoch` at `start_offset`; an epoch that is not above the latest one is ignored.
 
-        The epoch is in effect even if the checkpoint cannot be written.
-
-        Raises: StorageError when the checkpoint cannot be written.
+        Raises: StorageError when the checkpoint cannot be read; the epoch is then in effect.
         """
         if epoch <= self.latest_epoch:
             return
         self.latest_epoch = epoch
-        starts = _read(self._path)
+        starts = self._read_once()
         if starts[-1][0] < epoch:
             # as in Kafka, epochs without records are removed
-            self._write([*(entry for entry in starts if entry[1] < start_offset), (epoch, start_offset)])
+            self._starts = [*(entry for entry in starts if entry[1] < start_offset), (epoch, start_offset)]
+            self._is_stored = False
+
+    def store(self) -> None:
+        """Stores the assigned epochs; must be called before a record is appended.
+
+        Raises: StorageError.
+        """
+        if not self._is_stored:
+            self._write(self._read_once())
+
+    def last_started_epoch(self) -> int:
+        """The largest epoch that was assigned to this log, also before the last start; 0 without one.
+
+        Raises: StorageError.
+        """
+        return self._read_once()[-1][0]
 
     def truncate_from(self, log_end_offset: int) -> None:
         """Removes the epochs that start after `log_end_offset`, to which the log was truncated.
 
         Raises: StorageError.
         """
-        starts = _read(self._path)
+        starts = self._read_once()
         kept = [entry for entry in starts if entry[1] <= log_end_offset]
         if kept != starts:
             self._write(kept)
@@ -66,18 +84,14 @@ class LeaderEpochCache:
 
         Raises: StorageError.
         """
-        if not self._path.exists():
+        starts = self._read_once()
+        if starts == [_FIRST]:
             return
-        starts = _read(self._path)
         passed = [entry for entry in starts if entry[1] < log_start_offset]
         if passed:
             following = starts[len(passed) :]
             is_empty = bool(following) and following[0][1] == log_start_offset
             self._write(following if is_empty else [(passed[-1][0], log_start_offset), *following])
-
-    def _write(self, starts: Sequence[tuple[int, int]]) -> None:
-        lines = [f"{epoch} {start}\n" for epoch, start in starts]
-        replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """The end offset of `epoch`; the latest epoch ends at the log end offset.
@@ -88,7 +102,7 @@ class LeaderEpochCache:
             return EpochEnd(epoch, log_end_offset)
         if not 0 <= epoch < self.latest_epoch:
             return UNKNOWN_EPOCH_END
-        starts = _read(self._path)
+        starts = self._read_once()
         known = max((each for each, _ in starts if each <= epoch), default=epoch)
         return EpochEnd(known, next(start for each, start in starts if each > epoch))
 
@@ -99,7 +113,17 @@ class LeaderEpochCache:
         """
         if not self.latest_epoch:
             return 0
-        return max((epoch for epoch, start in _read(self._path) if start <= offset), default=-1)
+        return max((epoch for epoch, start in self._read_once() if start <= offset), default=-1)
+
+    def _read_once(self) -> list[tuple[int, int]]:
+        if self._starts is None:
+            self._starts = _read(self._path)
+        return self._starts
+
+    def _write(self, starts: list[tuple[int, int]]) -> None:
+        lines = [f"{epoch} {start}\n" for epoch, start in starts]
+        replace_file(self._path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+        self._starts, self._is_stored = starts or [_FIRST], True
 
 
 def _read(path: Path) -> list[tuple[int, int]]:
@@ -108,7 +132,7 @@ def _read(path: Path) -> list[tuple[int, int]]:
     Raises: StorageError.
     """
     if not path.exists():
-        return [(0, 0)]
+        return [_FIRST]
     try:
         lines = path.read_text().splitlines()[2:]
         starts = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]
@@ -117,7 +141,7 @@ def _read(path: Path) -> list[tuple[int, int]]:
     except ValueError as error:
         raise corrupt_file(path, error) from error
     if not starts:
-        return [(0, 0)]  # Kafka writes an empty checkpoint for a log without records
+        return [_FIRST]  # Kafka writes an empty checkpoint for a log without records
     if starts != sorted(starts):
         raise StorageError(f"{path} is corrupt: its epochs do not ascend. Restore it from a copy.")
     return starts

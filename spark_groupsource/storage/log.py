@@ -297,6 +297,7 @@ class PartitionLog:
         for _, flush in self._flushes:
             flush.result()
         self._flushes.clear()
+        self.leader_epochs.store()
         self._flushed_offset = self.log_end_offset
 
     def close_files(self) -> None:
@@ -366,6 +367,7 @@ class PartitionLog:
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
         if not fits or self._exceeds_roll_time(max_timestamp):
             self.roll()
+        self.leader_epochs.store()
         assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
         self._unflushed_batches += 1

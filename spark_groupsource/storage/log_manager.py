@@ -48,6 +48,10 @@ class LogManager:
                 partition = self._partitions[topic_partition] = self._new_partition(entry, topic_partition)
                 partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
 
+    def last_leader_epoch(self) -> int:
+        """The largest leader epoch of any log."""
+        return max((partition.last_leader_epoch() for partition in self), default=0)
+
     def close_all(self) -> bool:
         """Closes every log and stores the recovery points; returns whether there was no error."""
         is_clean = True

@@ -119,7 +119,14 @@ class Partition:
         try:
             self.log.leader_epochs.assign(epoch, self.log.log_end_offset)
         except StorageError as error:
-            self._report(f"[partition={self.topic_partition}] Leader epoch {epoch} is not checkpointed: {error}")
+            self._report(f"[partition={self.topic_partition}] Leader epochs before {epoch} are unknown: {error}")
+
+    def last_leader_epoch(self) -> int:
+        """The largest leader epoch of the log, 0 if it is unknown."""
+        try:
+            return self.log.leader_epochs.last_started_epoch()
+        except StorageError:
+            return 0  # `assign_leader_epoch` reports it
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd:
         """The end offset of a leader epoch.

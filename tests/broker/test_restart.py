@@ -23,6 +23,7 @@ from spark_groupsource.wire.messages import (
     FindCoordinatorRequest,
     InitProducerIdRequest,
     ListOffsetsRequest,
+    OffsetForLeaderEpochRequest,
 )
 
 FEW = "offsets.topic.num.partitions=2"
@@ -304,3 +305,39 @@ def consume(consumer, count):
         if len(messages) >= count:
             return messages
     raise AssertionError(f"{len(messages)} of {count} messages came")
+
+
+@pytest.mark.parametrize("end", ["clean", "unclean"])
+def test_leader_epochs_increase_after_an_unclean_shutdown(tmp_path, end):
+    """After a power loss the log may be shorter and grow again, which a consumer detects by the epoch (KIP-320)."""
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t")
+        for value in (b"kept", b"lost", b"lost, too"):
+            assert produce(connection, "t", batch(value)).error_code == 0
+    if end == "unclean":
+        (tmp_path / ".kafka_cleanshutdown").unlink()
+        (tmp_path / "recovery-point-offset-checkpoint").unlink()
+        (path,) = tmp_path.glob("t-0/*.log")
+        second = list(iter_batches(path.read_bytes()))[1]
+        with open(path, "r+b") as file:
+            file.truncate(second.position)
+    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        assert metadata(connection, "t").topics[0].partitions[0].leader_epoch == (end == "unclean")
+        for value in (b"a", b"b", b"c"):
+            assert produce(connection, "t", batch(value)).error_code == 0
+        assert end_of_epoch(connection, "t", epoch=0) == ((0, 1) if end == "unclean" else (0, 6))
+        create_topic(connection, "new")
+    if end == "unclean":
+        (tmp_path / ".kafka_cleanshutdown").unlink()
+        (tmp_path / "leaders.json").unlink()  # it could not be stored: the epochs of the logs are still exceeded
+        with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+            assert metadata(connection, "t").topics[0].partitions[0].leader_epoch == 2
+            assert [end_of_epoch(connection, "t", epoch) for epoch in (0, 1, 2)] == [(0, 1), (1, 4), (2, 4)]
+
+
+def end_of_epoch(connection, topic, epoch):
+    wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    partition = wanted.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
+    request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[wanted(topic=topic, partitions=[partition])])
+    (found,) = connection.call(request, 4).topics[0].partitions
+    return found.leader_epoch, found.end_offset
