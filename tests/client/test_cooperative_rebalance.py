@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,17 +46,12 @@ def commit_all(ours: GroupClient, view: GroupView, offset: int) -> None:
     assert {c.offset for c in ours.committed(view.partitions).values() if c} == {offset}
 
 
-def test_retained_partitions_are_owned_in_both_rebalances(
-    client: Cluster, topic: str, group: str, cluster: Any
-) -> None:
-    create_topic(cluster.bootstrap_servers, topic, 6)
+@contextmanager
+def two_members_and_a_third_that_joins(client: Cluster, group: str, topic: str) -> Iterator[list[GroupClient]]:
+    """Two members own half of the partitions each; the third has sent JoinGroup."""
     ours, slow, late = (
         group_client(client, group, topic, client_id=name, assignors=COOPERATIVE) for name in ("ours", "slow", "late")
     )
-
-    def state() -> str:
-        return admin.describe_groups(client, [group])[group].state
-
     with ours, slow, late:
         ours.poll(POLL_MS)
         with polling(slow):
@@ -63,7 +59,18 @@ def test_retained_partitions_are_owned_in_both_rebalances(
             wait_until(lambda: slow.view.is_stable and len(slow.view.partitions) == 3, "half of them each")
         late.poll(100)
         wait_until(lambda: ours.rejoin_needed and slow.rejoin_needed, "both are notified of the third")
+        yield [ours, slow, late]
 
+
+def test_retained_partitions_are_owned_in_both_rebalances(
+    client: Cluster, topic: str, group: str, cluster: Any
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 6)
+
+    def state() -> str:
+        return admin.describe_groups(client, [group])[group].state
+
+    with two_members_and_a_third_that_joins(client, group, topic) as (ours, slow, late):
         # first rebalance: `slow` does not rejoin
         first = ours.poll(200)
         assert first.retains_partitions and not first.is_stable

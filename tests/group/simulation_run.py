@@ -10,7 +10,8 @@ from typing import Any, Callable
 
 from group_invariants import persistent_state
 from simulated_broker import Broker
-from simulated_clients import PARTITIONS, SESSION_MS, Client, EagerConsumer, PackageMember, Spec
+from simulated_client_base import PARTITIONS, SESSION_MS, Client, Spec
+from simulated_clients import EagerConsumer, PackageMember
 from simulated_network import Link, Trace
 from simulation_checks import InvariantViolation
 from simulation_clock import SimulationClock

@@ -12,6 +12,9 @@ from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.topic_config import TopicConfig
 
+# a segment holds a few batches
+SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
+
 
 def batch(*values: bytes, timestamp_ms: int = 1_000, **options) -> bytes:
     """One batch of records without keys, with ascending timestamps from `timestamp_ms` on."""

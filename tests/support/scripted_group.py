@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from random import Random
 from typing import Any, Callable, Iterator, Sequence
 
+from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
@@ -20,7 +21,12 @@ from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutErro
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import api_of
-from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
+from spark_groupsource.wire.consumer_protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from spark_groupsource.wire.messages import (
     DescribeGroupsResponse,
     FindCoordinatorResponse,
@@ -406,3 +412,19 @@ def follower(*assigned: TopicPartition, **settings: Any) -> Bench:
     assert bench.settle().is_stable, bench.script.sent_apis()
     bench.clear()
     return bench
+
+
+def using(assignor: type[Assignor]) -> dict[str, Any]:
+    """Returns the setting of `Bench` for an assignor of a test module."""
+    return {"assignors": (f"{assignor.__module__}:{assignor.__name__}",)}
+
+
+def subscriptions(bench: Bench) -> list[Subscription]:
+    """Returns the subscription of each JoinGroup, from its first protocol."""
+    return [decode_subscription(request.protocols[0].metadata) for request in bench.script.requests("JoinGroup")]
+
+
+def sent_assignments(bench: Bench) -> dict[str, tuple[TopicPartition, ...]]:
+    """Returns member id -> partitions of the last SyncGroup."""
+    request = bench.script.requests("SyncGroup")[-1]
+    return {row.member_id: decode_assignment(row.assignment).partitions for row in request.assignments}

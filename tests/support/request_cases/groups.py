@@ -301,6 +301,8 @@ OFFSET_DELETE = [
 ]
 
 Step = tuple[str, Any, int]
+# a label and a function that builds the request for a broker
+Steps = Generator[tuple[str, Any], Any, Any]
 
 
 def member_requests(broker: ComparedBroker, version: int, static: bool) -> Generator[Step, Any, None]:
@@ -308,69 +310,94 @@ def member_requests(broker: ComparedBroker, version: int, static: bool) -> Gener
 
     Each request has `version` or the newest version below it; the caller sends its response into the generator.
     """
-
-    def step(label: str, request: Any) -> Step:
-        api = APIS[request(broker).API_KEY]
-        return label, request(broker), max(api.min_version, min(version, api.max_version))
-
     group = f"member-{version}-{'static' if static else 'dynamic'}"
-    instance = "one" if static else None
-    response = yield step("joins", join(group, instance=instance))
+    steps, response = _member_steps(version, group, "one" if static else None), None
+    while True:
+        try:
+            label, build = steps.send(response)
+        except StopIteration:
+            return
+        request = build(broker)
+        api = APIS[request.API_KEY]
+        response = yield label, request, max(api.min_version, min(version, api.max_version))
+
+
+def _member_steps(version: int, group: str, instance: str | None) -> Steps:
+    member, generation = yield from _join_and_sync(group, instance)
+    yield from _stable_member(version, group, instance, member, generation)
+    if instance is not None:
+        member, generation = yield from _replaced_static_member(group, instance, member, generation)
+    yield "joins with the same subscription", join(group, member, instance=instance)
+    yield from _rejoin_and_leave(group, instance, member)
+
+
+def _join_and_sync(group: str, instance: str | None) -> Steps:
+    """Returns (member id, generation)."""
+    response = yield "joins", join(group, instance=instance)
     member = response.member_id
     if response.error_code == 79:
-        yield step("heartbeat before the join", heartbeat(group, 0, member))
-        response = yield step("joins with its member id", join(group, member))
+        yield "heartbeat before the join", heartbeat(group, 0, member)
+        response = yield "joins with its member id", join(group, member)
     member, generation = response.member_id, response.generation_id
-    yield step("heartbeat before the sync", heartbeat(group, generation, member, instance))
+    yield "heartbeat before the sync", heartbeat(group, generation, member, instance)
     commit_one = commit(ONE, group=group, generation=generation, member=member, instance=instance)
-    yield step("commits before the sync", commit_one)
-    yield step("is described before the sync", describe_groups(group))
-    yield step("is listed before the sync", list_groups())
-    yield step("syncs the next generation", sync(group, generation + 1, member, instance))
-    yield step("an unknown member syncs", sync(group, generation))
-    yield step("syncs another protocol type", sync(group, generation, member, instance, kind="connect"))
-    yield step("syncs another protocol", sync(group, generation, member, instance, protocol="sticky"))
-    yield step("syncs", sync(group, generation, member, instance, shares=((member, b"share"),)))
-    yield step("syncs again", sync(group, generation, member, instance))
-    yield step("heartbeat", heartbeat(group, generation, member, instance))
-    yield step("heartbeat of the next generation", heartbeat(group, generation + 1, member, instance))
-    yield step("heartbeat of an unknown member", heartbeat(group, generation, "stranger"))
-    yield step("commits", commit_one)
-    yield step("commits for the next generation", commit(ONE, group=group, generation=generation + 1, member=member))
-    yield step("an unknown member commits", commit(ONE, group=group, generation=generation, member="stranger"))
-    yield step("a simple consumer commits", commit(ONE, group=group))
-    yield step("a member commits without a generation", commit(ONE, group=group, member=member))
-    yield step("its offsets", fetch_offsets((group, None)) if version >= 2 else fetch_offsets((group, READ)))
-    yield step("is described", describe_groups(group, operations=True))
-    yield step("is listed", list_groups())
-    yield step("joins with another protocol type", join(group, kind="connect"))
-    yield step("joins with another protocol", join(group, protocols=(("sticky", b""),)))
-    yield step("rejoins with another protocol", join(group, member, protocols=(("sticky", b""),), instance=instance))
-    yield step("is deleted with a member", delete_groups(group))
-    yield step("its offsets are deleted", delete_offsets(group, ("read", [0])))
-    if static:
-        yield step("heartbeat of another member id", heartbeat(group, generation, "other", "one"))
-        yield step("another member id syncs", sync(group, generation, "other", "one"))
-        other = commit(ONE, group=group, generation=generation, member="other", instance="one")
-        yield step("another member id commits", other)
-        yield step("heartbeat with another instance id", heartbeat(group, generation, member, "two"))
-        yield step("another member id leaves", leave(group, ("other", "one")))
-        response = yield step("joins again as its instance", join(group, instance=instance))
-        yield step("heartbeat of the replaced member", heartbeat(group, generation, member, instance))
-        member, generation = response.member_id, response.generation_id
-        yield step("syncs as replacement", sync(group, generation, member, instance, shares=((member, b"share"),)))
-        response = yield step("joins with the same subscription", join(group, member, instance=instance))
-    else:
-        response = yield step("joins with the same subscription", join(group, member))
-    another = join(group, member, (("range", b"\0\2"),), instance=instance)
-    response = yield step("joins with another subscription", another)
+    yield "commits before the sync", commit_one
+    yield "is described before the sync", describe_groups(group)
+    yield "is listed before the sync", list_groups()
+    yield "syncs the next generation", sync(group, generation + 1, member, instance)
+    yield "an unknown member syncs", sync(group, generation)
+    yield "syncs another protocol type", sync(group, generation, member, instance, kind="connect")
+    yield "syncs another protocol", sync(group, generation, member, instance, protocol="sticky")
+    yield "syncs", sync(group, generation, member, instance, shares=((member, b"share"),))
+    yield "syncs again", sync(group, generation, member, instance)
+    return member, generation
+
+
+def _stable_member(version: int, group: str, instance: str | None, member: str, generation: int) -> Steps:
+    commit_one = commit(ONE, group=group, generation=generation, member=member, instance=instance)
+    yield "heartbeat", heartbeat(group, generation, member, instance)
+    yield "heartbeat of the next generation", heartbeat(group, generation + 1, member, instance)
+    yield "heartbeat of an unknown member", heartbeat(group, generation, "stranger")
+    yield "commits", commit_one
+    yield "commits for the next generation", commit(ONE, group=group, generation=generation + 1, member=member)
+    yield "an unknown member commits", commit(ONE, group=group, generation=generation, member="stranger")
+    yield "a simple consumer commits", commit(ONE, group=group)
+    yield "a member commits without a generation", commit(ONE, group=group, member=member)
+    yield "its offsets", fetch_offsets((group, None)) if version >= 2 else fetch_offsets((group, READ))
+    yield "is described", describe_groups(group, operations=True)
+    yield "is listed", list_groups()
+    yield "joins with another protocol type", join(group, kind="connect")
+    yield "joins with another protocol", join(group, protocols=(("sticky", b""),))
+    yield "rejoins with another protocol", join(group, member, protocols=(("sticky", b""),), instance=instance)
+    yield "is deleted with a member", delete_groups(group)
+    yield "its offsets are deleted", delete_offsets(group, ("read", [0]))
+
+
+def _replaced_static_member(group: str, instance: str, member: str, generation: int) -> Steps:
+    """Returns (member id, generation) of the replacement."""
+    yield "heartbeat of another member id", heartbeat(group, generation, "other", "one")
+    yield "another member id syncs", sync(group, generation, "other", "one")
+    other = commit(ONE, group=group, generation=generation, member="other", instance="one")
+    yield "another member id commits", other
+    yield "heartbeat with another instance id", heartbeat(group, generation, member, "two")
+    yield "another member id leaves", leave(group, ("other", "one"))
+    response = yield "joins again as its instance", join(group, instance=instance)
+    yield "heartbeat of the replaced member", heartbeat(group, generation, member, instance)
     member, generation = response.member_id, response.generation_id
-    yield step("syncs without an assignment", sync(group, generation, member, instance))
-    yield step("is described again", describe_groups(group))
-    yield step("an unknown member leaves", leave(group, ("stranger", None)))
-    yield step("two leave, one is known", leave(group, (member, instance), ("stranger", None)))
-    yield step("heartbeat after it has left", heartbeat(group, generation, member, instance))
-    yield step("is described when it is empty", describe_groups(group))
-    yield step("joins an empty group with another protocol type", join(group, kind="connect"))
-    yield step("is deleted", delete_groups(group))
-    yield step("is described when it is deleted", describe_groups(group))
+    yield "syncs as replacement", sync(group, generation, member, instance, shares=((member, b"share"),))
+    return member, generation
+
+
+def _rejoin_and_leave(group: str, instance: str | None, member: str) -> Steps:
+    another = join(group, member, (("range", b"\0\2"),), instance=instance)
+    response = yield "joins with another subscription", another
+    member, generation = response.member_id, response.generation_id
+    yield "syncs without an assignment", sync(group, generation, member, instance)
+    yield "is described again", describe_groups(group)
+    yield "an unknown member leaves", leave(group, ("stranger", None))
+    yield "two leave, one is known", leave(group, (member, instance), ("stranger", None))
+    yield "heartbeat after it has left", heartbeat(group, generation, member, instance)
+    yield "is described when it is empty", describe_groups(group)
+    yield "joins an empty group with another protocol type", join(group, kind="connect")
+    yield "is deleted", delete_groups(group)
+    yield "is described when it is deleted", describe_groups(group)

@@ -1,0 +1,113 @@
+"""Compaction: crashes and write errors in every replacement step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.compacted_logs import COMPACT, Store, compacted, fill, keyed
+from support.partition_logs import open_log
+
+from spark_groupsource.errors import StorageError
+from spark_groupsource.storage import log as log_module
+from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
+
+# --- crashes ---
+
+
+@pytest.mark.conformance("LC-041", "LL-018")
+@pytest.mark.slow
+def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
+    store = Store(tmp_path / "d")
+    written = fill(store, 11, batches=60)
+    store.partition.close()
+    before, after = written, compacted(written, store.log.segments[-1].base_offset)
+    stages: list[Path] = []
+
+    def keep(*_):
+        stages.append(tmp_path / f"stage {len(stages)}")
+        shutil.copytree(tmp_path / "d" / "t-0", stages[-1])
+
+    task = log_to_clean(store.log, 0, 2_000)
+
+    def steps(*arguments):
+        keep()
+        for step in replacement_steps(*arguments):
+            keep()
+            yield step
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(log_module, "replacement_steps", steps)
+    try:
+        for _ in Cleaner(store.partition, task, store.data, FileCache(), 2_000).run():
+            keep()
+    finally:
+        monkey.undo()
+    keep()
+    seen = set()
+    for stage in stages:
+        for recovery_point in (None, store.log.log_end_offset):
+            again = stage.with_name(stage.name + " again")
+            shutil.copytree(stage, again)
+            log, reports = open_log(again, config=COMPACT, recovery_point=recovery_point)
+            found = keyed(log, 0)
+            # a committed replacement is compacted, any other segment is unchanged
+            assert set(after) <= set(found) <= set(before) and found == sorted(found)
+            assert log.log_end_offset == store.log.log_end_offset and reports == []
+            assert not [p for p in again.iterdir() if p.suffix in (".swap", ".cleaned")]
+            seen.add(len(found))
+            shutil.rmtree(again)
+    assert len(before) in seen and len(after) in seen
+
+
+@pytest.mark.conformance("LC-041")
+def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 2)
+    expected = store.contents()
+    group = store.log.segments[:-1]
+    end = group[-1].next_offset
+    cleaned = CleanedSegment(tmp_path / "t-0", 0, end, 100)
+    for segment in group:
+        for stored in segment.scan(0, segment.size):
+            cleaned.append(stored.buffer[stored.header.position :][: stored.header.size], stored.header)
+    cleaned.finish()
+    for count in (1, 2, 3, 1):
+        for _ in zip(range(count), replacement_steps(tmp_path / "t-0", 0, end)):
+            pass
+    store.restart(clean=False)
+    assert len(store.log.segments) == 2 and store.contents() == expected
+
+
+@pytest.mark.conformance("LC-033")
+def test_a_write_error_during_compaction_leaves_the_log_unchanged(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    written = fill(store, 4)
+
+    def full(self, rows):
+        raise StorageError("no space")
+
+    monkeypatch.setattr(CleanedSegment, "finish", full)
+    with pytest.raises(StorageError, match="no space"):
+        store.clean()
+    assert store.contents() == written and not list((tmp_path / "t-0").glob("*.cleaned"))
+    monkeypatch.undo()
+    assert store.clean()
+
+
+@pytest.mark.conformance("LC-006")
+def test_duplicates_are_detected_after_a_kill_wherever_the_segment_rolled(tmp_path):
+    store = Store(tmp_path)
+
+    def send(sequence):
+        return store.append((b"k", b"x" * 300), producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    for sequence in range(11):  # two to a segment
+        assert send(sequence) == sequence
+    store.restart(clean=False)
+    assert len(store.log.segments) > 4
+    assert [send(sequence) for sequence in range(6, 11)] == list(range(6, 11))
+    assert send(11) == 11
