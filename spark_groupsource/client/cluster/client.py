@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Callable, Iterable, Mapping, Optional, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
@@ -44,6 +44,7 @@ UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
 """How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
 
 Failure = Optional[BrokerError]
+_Found = TypeVar("_Found")
 # (node id, partitions of the node with their values, metadata, timeout in ms) -> the last retriable error
 _SendToLeader = Callable[[int, Mapping[TopicPartition, int], ClusterMetadata, int], Failure]
 _EPOCH_OF_CONSUMERS_SINCE = 3
@@ -102,7 +103,7 @@ class Cluster(Router):
             request = _list_offsets_request(chosen, view, committed, self.settings)
             min_version = 7 if MAX_TIMESTAMP in chosen.values() else 0
             response = self.call_node(node_id, request, bound_ms, min_version=min_version)
-            return _move_found(response, pending, found)
+            return _move_found("ListOffsets of {} at timestamp {}", _listed_offsets(response), pending, found)
 
         self._call_leaders(pending, send, timeout_ms)
         return found
@@ -123,7 +124,7 @@ class Cluster(Router):
             request = _leader_epoch_request(chosen, view)
             # earlier versions require CLUSTER_ACTION and have no field for the current leader epoch
             response = self.call_node(node_id, request, bound_ms, min_version=_EPOCH_OF_CONSUMERS_SINCE)
-            return _move_epochs(response, pending, found)
+            return _move_found("OffsetForLeaderEpoch of {} at epoch {}", _epoch_ends(response), pending, found)
 
         self._call_leaders(pending, send, timeout_ms)
         return found
@@ -317,26 +318,37 @@ def _list_offsets_request(
 
 
 def _move_found(
-    response: ListOffsetsResponse, pending: dict[TopicPartition, int], found: dict[TopicPartition, OffsetAndTimestamp]
+    operation: str,
+    results: Iterable[tuple[TopicPartition, int, _Found]],
+    pending: dict[TopicPartition, int],
+    found: dict[TopicPartition, _Found],
 ) -> BrokerError | None:
-    """Moves found offsets from `pending` to `found`; returns the last retriable error."""
+    """Moves the partitions of a response from `pending` to `found`; returns the last retriable error.
+
+    Args:
+        operation: begin of the error text, formatted with the partition and its value in `pending`.
+        results: partition, error code and result.
+    """
     failure: BrokerError | None = None
-    for topic in response.topics:
-        for p in topic.partitions:
-            tp = TopicPartition(topic.name, p.partition_index)
-            if p.error_code:
-                error = BrokerError(p.error_code, f"ListOffsets of {tp} at timestamp {pending.get(tp)}")
-                if not error.retriable:
-                    raise error
-                failure = error
-            elif pending.pop(tp, None) is not None:
-                found[tp] = OffsetAndTimestamp(p.offset, p.timestamp, p.leader_epoch)
+    for tp, code, result in results:
+        if code:
+            error = BrokerError(code, operation.format(tp, pending.get(tp)))
+            if not error.retriable:
+                raise error
+            failure = error
+        elif pending.pop(tp, None) is not None:
+            found[tp] = result
     return failure
 
 
-def _leader_epoch_request(
-    epochs: Mapping[TopicPartition, int], view: ClusterMetadata
-) -> OffsetForLeaderEpochRequest:
+def _listed_offsets(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, OffsetAndTimestamp]]:
+    for topic in response.topics:
+        for p in topic.partitions:
+            found = OffsetAndTimestamp(p.offset, p.timestamp, p.leader_epoch)
+            yield TopicPartition(topic.name, p.partition_index), p.error_code, found
+
+
+def _leader_epoch_request(epochs: Mapping[TopicPartition, int], view: ClusterMetadata) -> OffsetForLeaderEpochRequest:
     topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     return OffsetForLeaderEpochRequest(
         replica_id=-1,
@@ -357,24 +369,10 @@ def _leader_epoch_request(
     )
 
 
-def _move_epochs(
-    response: OffsetForLeaderEpochResponse,
-    pending: dict[TopicPartition, int],
-    found: dict[TopicPartition, EpochEndOffset],
-) -> BrokerError | None:
-    """Moves found end offsets from `pending` to `found`; returns the last retriable error."""
-    failure: BrokerError | None = None
+def _epoch_ends(response: OffsetForLeaderEpochResponse) -> Iterator[tuple[TopicPartition, int, EpochEndOffset]]:
     for topic in response.topics:
         for p in topic.partitions:
-            tp = TopicPartition(topic.topic, p.partition)
-            if p.error_code:
-                error = BrokerError(p.error_code, f"OffsetForLeaderEpoch of {tp} at epoch {pending.get(tp)}")
-                if not error.retriable:
-                    raise error
-                failure = error
-            elif pending.pop(tp, None) is not None:
-                found[tp] = EpochEndOffset(p.leader_epoch, p.end_offset)
-    return failure
+            yield TopicPartition(topic.topic, p.partition), p.error_code, EpochEndOffset(p.leader_epoch, p.end_offset)
 
 
 def _offset_fetch_request(group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetFetchRequest:
