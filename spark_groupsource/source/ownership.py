@@ -52,8 +52,10 @@ class Ownership(Protocol):
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         """Fetches the group's committed offsets; None where there is none."""
 
-    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
-        """Returns the last offsets that were committed with `metadata`, as far as they are found."""
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
+        """Returns the last offsets that were committed with `metadata`, None where there was none; see
+        `find_last_commits`.
+        """
 
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
@@ -93,7 +95,7 @@ class AssignedPartitions:
             return dict.fromkeys(partitions)
         return self._cluster.fetch_committed(self._group_id, partitions)
 
-    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         return {} if self._group_id is None else find_last_commits(self._cluster, self._group_id, partitions, metadata)
 
     def commit(
@@ -167,7 +169,7 @@ class GroupPartitions:
     def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
         return dict(self._group.committed(list(partitions)))
 
-    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         return find_last_commits(self._cluster, self._settings.group_id, partitions, metadata)
 
     def commit(

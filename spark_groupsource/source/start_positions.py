@@ -132,7 +132,7 @@ class StartPositions:
 
         The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is
         found in `__consumer_offsets`. Where that is not readable, the commit itself must show its author: consumers
-        write a leader epoch, sources and applications metadata, Kafka's tools neither.
+        write a leader epoch, sources and applications metadata, Kafka's tools neither (nor do some consumers).
         """
         name = commit_metadata(start.reader)
         behind = {
@@ -148,7 +148,7 @@ class StartPositions:
         found = self._ownership.last_commits(sorted(doubtful), name) if doubtful else {}
         for p, commit in doubtful.items():
             if p in found:
-                last[p] = max(found[p], last.get(p, 0))
+                last[p] = max(found[p] or 0, last.get(p, 0))
             elif not commit.metadata and commit.leader_epoch < 0:
                 last[p] = checkpoint[p]
         return last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.topics import create_topic
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership import commit_history, offsets_topic
 from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -23,5 +24,17 @@ def test_last_commit_of_an_author_is_found_behind_later_ones(cluster, topic, gro
             client.commit(group, {p: OffsetAndMetadata(offset, "another") for p in partitions})
         client.commit(group, {partitions[1]: OffsetAndMetadata(5, "author")})
         found = find_last_commits(client, group, partitions[:3], "author")
-        assert found == {partitions[0]: 7, partitions[1]: 5}
-        assert find_last_commits(client, f"{group}-unused", partitions, "author") == {}
+        assert found == {partitions[0]: 7, partitions[1]: 5, partitions[2]: None}
+
+
+def test_log_that_was_not_read_to_its_start_leaves_the_commits_unknown(cluster, topic, group, monkeypatch):
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    partitions = [TopicPartition(topic, n) for n in range(2)]
+    monkeypatch.setattr(offsets_topic, "_FIRST_RECORDS", 1)
+    monkeypatch.setattr(commit_history, "_MAX_WINDOWS", 2)
+    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
+        for offset in range(30):
+            client.commit(group, {partitions[0]: OffsetAndMetadata(offset, "author")})
+        assert find_last_commits(client, group, partitions, "author") == {partitions[0]: 29}
+        assert find_last_commits(client, group, partitions, "another") == {}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
@@ -194,6 +195,16 @@ def test_reset_is_recognized_by_the_commit_where_earlier_commits_are_not_readabl
     assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
 
 
+def test_query_that_has_committed_nothing_was_not_reset():
+    """It crashed in its first batch, and a member whose commits look like those of Kafka's tools has read a part."""
+    group = FakeGroup(assigned={P0: 0}, is_history_complete=True)
+    killed = Query(group=group, startingOffsets="earliest")
+    assert killed.trigger() == {P0: (0, 10)}
+    group.commits[P0] = OffsetAndMetadata(5)
+    again = restarted(killed)
+    assert again.trigger() is None and again.committed() == {P0: 10}
+
+
 def test_followed_commit_of_a_foreign_member_is_no_reset_after_a_crash():
     group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(5)})
     killed = Query(group=group, onGroupReset="fail")
@@ -229,7 +240,7 @@ def test_partition_that_is_lost_and_acquired_again_is_not_read_again(is_restarte
 
 
 def restarted(killed):
-    group = FakeGroup(assigned=killed.group.assigned, commits=killed.group.commits, history=killed.group.history)
+    group = replace(killed.group, calls=[], generation_id=0, rejoin_needed=True, joined=False)
     return Query(killed.start, killed.cluster, group, onGroupReset="fail")
 
 

@@ -78,7 +78,8 @@ class FakeGroup:
     """A group with an assignment that the test sets; `calls` records the calls in order.
 
     Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets`
-    does. `unsettled` polls find the rebalance in progress; then `finally_assigned` becomes the assignment.
+    does; unless it is complete, there may be others. `unsettled` polls find the rebalance in progress; then
+    `finally_assigned` becomes the assignment.
     """
 
     assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
@@ -94,6 +95,7 @@ class FakeGroup:
     unsettled: int = 0
     finally_assigned: dict[TopicPartition, int] | None = None
     history: list[tuple[TopicPartition, OffsetAndMetadata]] = field(default_factory=list)
+    is_history_complete: bool = False
 
     def poll(self, timeout_ms: int) -> bool:
         self.calls.append("poll")
@@ -120,8 +122,9 @@ class FakeGroup:
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return {p: self.commits.get(p) for p in partitions}
 
-    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int]:
-        return {p: commit.offset for p, commit in self.history if p in partitions and commit.metadata == metadata}
+    def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
+        found = {p: commit.offset for p, commit in self.history if p in partitions and commit.metadata == metadata}
+        return {p: found.get(p) for p in partitions if self.is_history_complete or p in found}
 
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None

@@ -21,26 +21,30 @@ _MAX_WINDOWS = 3
 
 def find_last_commits(
     cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], metadata: str
-) -> dict[TopicPartition, int]:
-    """Returns the last offset that was committed with `metadata` for each partition.
+) -> dict[TopicPartition, int | None]:
+    """Returns the last offset that was committed with `metadata` for each partition, None if there was none.
 
-    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Partitions without one are
-    absent, as are all where the log cannot be read. Reads at most 111,000 records in about 5 s.
+    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Partitions are absent where
+    this is unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s.
     """
     found: dict[TopicPartition, int] = {}
+    is_complete = False
     reader = OffsetsTopicReader(cluster, group_id, _TIMEOUT_MS)
     try:
         log = reader.find_partition()
         if log is None:
             return {}
-        for window in islice(reader.windows(log, reader.log_end_offset(log)), _MAX_WINDOWS):
+        windows = reader.windows(log, reader.log_end_offset(log))
+        for window in islice(windows, _MAX_WINDOWS):
             # the windows before have later commits
             found = _last_commits(reader, window, group_id, metadata) | found
             if found.keys() >= set(partitions):
                 break
+        else:
+            is_complete = next(windows, None) is None and not reader.is_expired
     except GroupSourceError as error:
         _log.debug("[group=%s] Cannot read earlier commits: %s", group_id, error)
-    return {p: offset for p, offset in found.items() if p in partitions}
+    return {p: found.get(p) for p in partitions if is_complete or p in found}
 
 
 def _last_commits(
