@@ -252,7 +252,7 @@ def _known_settings(topic: str, settings: Mapping[str, str], report: Reporter) -
             topic_config({name: value}, TopicConfig())
             known[name] = value
         except ConfigurationError:
-            report(f"[topic={topic}] Setting {name}={value} is not supported and is ignored.")
+            report(f"[topic={topic}] Ignoring {name}={value}: this broker does not support it.")
     if topic == OFFSETS_TOPIC:
         known["cleanup.policy"] = "compact"
     return known

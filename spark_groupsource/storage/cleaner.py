@@ -95,6 +95,8 @@ def log_to_clean(
     """
     if not log.config.is_compacted or log.corrupt_range is not None:
         return None
+    if cleaned_offset > log.segments[-1].base_offset:
+        cleaned_offset = 0  # a power loss has truncated the log since
     first_dirty = max(cleaned_offset, log.log_start_offset)
     segments: list[LogSegment] = []
     lag_ms = log.config.min_compaction_lag_ms
@@ -171,9 +173,10 @@ class Cleaner:
 
     @property
     def is_obsolete(self) -> bool:
-        """Whether segments of the pass, or the partition, were deleted meanwhile."""
-        segments = self._log.segments
-        return bool(self.partition.offline_reason) or segments[0].base_offset > self._task.segments[0].base_offset
+        """Whether segments of the pass or the partition were deleted, or the topic is not compacted any more."""
+        if self.partition.offline_reason or not self._log.config.is_compacted:
+            return True
+        return self._log.segments[0].base_offset > self._task.segments[0].base_offset
 
     def _build_offset_map(self) -> Generator[bool, None, None]:
         start = self._task.first_dirty_offset

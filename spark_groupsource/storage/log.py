@@ -404,10 +404,12 @@ class PartitionLog:
         return first is not None and first >= 0 and timestamp_ms - first > self.config.roll_ms
 
     def roll(self) -> None:
-        """Completes the active segment and creates a new one.
+        """Completes the active segment and creates a new one, unless it is empty.
 
         Raises: StorageError.
         """
+        if self._active.base_offset == self.log_end_offset:
+            return  # as in Kafka, one segment has a base offset
         self._active.index.complete()
         if self.config.flush_messages < INT64_MAX or self._flushed_offset == self.log_end_offset:
             # the stored recovery point may be the end of this segment, whose indexes are then not rebuilt
@@ -421,8 +423,8 @@ class PartitionLog:
     def _create_active_segment(self, base_offset: int) -> None:
         segment = self._new_segment(base_offset)
         segment.create()
-        self._add_segment(segment)
         sync_directory(self.directory)
+        self._add_segment(segment)
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         is_contiguous = not (self.config.is_compacted or self.has_gaps)

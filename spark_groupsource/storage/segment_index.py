@@ -9,6 +9,7 @@ relative offset int32).
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_groupsource.errors import StorageError
+from spark_groupsource.storage.files import write_exactly
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
@@ -46,6 +48,7 @@ class SegmentIndex:
         self._timestamp_offsets = array("q")
         self._unwritten = bytearray()
         self._unwritten_times = bytearray()
+        self._sizes = [0, 0]  # bytes of the files with complete entries
 
     @property
     def paths(self) -> tuple[Path, Path]:
@@ -122,18 +125,22 @@ class SegmentIndex:
     def write(self) -> None:
         """Appends new entries to the files.
 
-        Raises: StorageError; the next call writes the entries that could not be written.
+        Raises: StorageError; the next call writes the same entries at the same position.
         """
-        for path, entries in ((self._path, self._unwritten), (self._time_path, self._unwritten_times)):
+        for number, (path, entries) in enumerate(zip(self.paths, (self._unwritten, self._unwritten_times))):
             if not entries:
                 continue
             try:
-                with open(path, "ab") as file:
-                    file.write(entries)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                try:
+                    write_exactly(descriptor, entries, self._sizes[number])
+                finally:
+                    os.close(descriptor)
             except OSError as error:
                 raise StorageError(
                     f"{path} cannot be written: {error.strerror}. Free space or check the disk."
                 ) from error
+            self._sizes[number] += len(entries)
             entries.clear()
 
     def load(self, log_bytes: int, is_contiguous: bool) -> bool:
@@ -164,6 +171,7 @@ class SegmentIndex:
             self._timestamp_offsets.append(self.base_offset + relative)
         if self._timestamps:
             self.add_timestamp(self._timestamp_offsets[-1], self._timestamps[-1])
+        self._sizes = [len(offsets), len(times)]
         return True
 
     def reset(self) -> None:
@@ -175,6 +183,7 @@ class SegmentIndex:
             del entries[:]
         self._unwritten.clear()
         self._unwritten_times.clear()
+        self._sizes = [0, 0]
         self._bytes_since_entry = 0
         self.max_timestamp, self.offset_of_max_timestamp = -1, self.base_offset
         for path in self.paths:

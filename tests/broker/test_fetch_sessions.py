@@ -306,7 +306,7 @@ def test_a_session_remains_after_its_connection_is_closed(led, topic):
 
 
 @pytest.mark.conformance("FS-013", "FS-022")
-def test_an_unknown_topic_id_is_looked_up_by_each_request(led, topic, monkeypatch):
+def test_an_unknown_topic_id_is_looked_up_by_each_request(broker, led, topic, monkeypatch):
     wanted = uuid.uuid4()
 
     def fetch(*topics, session):
@@ -317,15 +317,21 @@ def test_an_unknown_topic_id_is_looked_up_by_each_request(led, topic, monkeypatc
         return connection.call(message, IDS)
 
     new = f"{topic}-new"
+    numbers = range(len(led))  # the nodes lead one partition each
     with RawConnection(led[0]) as connection:
-        first = fetch((new, 0, 0), session=(0, 0))
-        unknown = (0, [(0, ErrorCode.UNKNOWN_TOPIC_ID)])
+        first = fetch(*((new, number, 0) for number in numbers), session=(0, 0))
+        unknown = (0, [(number, ErrorCode.UNKNOWN_TOPIC_ID) for number in numbers])
         assert included(first) == included(fetch(session=(first.session_id, 1))) == unknown
         with monkeypatch.context() as fixed:
             fixed.setattr("spark_groupsource.storage.log_manager.uuid", SimpleNamespace(uuid4=lambda: wanted))
-            assert create_topic(connection, new).error_code == 0
-        leader_error = included(fetch(session=(first.session_id, 2)))
-        assert leader_error in ((0, [(0, 0)]), (0, [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER)]))
+            assert create_topic(connection, new, len(led)).error_code == 0
+        other_leader = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        resolved = [(n, 0 if broker.leader(new, n).node_id == 1 else other_leader) for n in numbers]
+        assert sorted(code for _, code in resolved) == [0, *[other_leader] * (len(led) - 1)]
+        assert included(fetch(session=(first.session_id, 2))) == (0, resolved)
+        # known from now on: a partition without a change is left out
+        failing = [each for each in resolved if each[1]]
+        assert included(fetch(session=(first.session_id, 3))) == (0, failing)
 
 
 def test_a_session_belongs_to_its_node(broker, led, topic):

@@ -14,6 +14,7 @@ from spark_groupsource.storage import log as log_module
 from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
+from spark_groupsource.storage.topic_config import TopicConfig
 
 # --- crashes ---
 
@@ -83,6 +84,21 @@ def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
 
 
 @pytest.mark.conformance("LC-033")
+@pytest.mark.parametrize("steps", range(0, 70, 5))
+def test_a_pass_that_is_stopped_leaves_the_records_unchanged(tmp_path, steps):
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), segment_bytes=4096, index_interval_bytes=100))
+    written = fill(store, 4)
+    expected = compacted(written, store.log.segments[-1].base_offset)
+    run = Cleaner(store.partition, log_to_clean(store.log, 0, 2_000), store.data, FileCache(), 2_000).run()
+    for _ in range(steps):
+        next(run)
+    run.close()
+    assert store.contents() == written and not list((tmp_path / "t-0").glob("*.cleaned"))
+    store.restart(clean=False)
+    assert store.contents() == written and store.reports == []
+    assert store.clean() and store.contents() == expected
+
+
 def test_a_write_error_during_compaction_leaves_the_log_unchanged(tmp_path, monkeypatch):
     store = Store(tmp_path)
     written = fill(store, 4)

@@ -203,6 +203,43 @@ def test_compaction_ends_at_the_first_open_transaction(tmp_path):
     assert visible(store) == {b"a": b"2", b"b": b"3"}
 
 
+@pytest.mark.conformance("LC-013")
+def test_the_last_batch_of_a_pass_is_kept_without_records_if_it_is_a_marker(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    store.append((b"b", b"1"))
+    transactions.send(1, (b"a", b"1"))
+    store.append((b"a", b"2"))
+    transactions.end(1, True)
+    store.log.roll()
+    transactions.send(1, (b"c", b"active"))
+    transactions.end(1, True)
+    shapes = []
+    for now in (2_000, 2_001, 9_000, 9_001):
+        store.data.set_cleaner_offset(store.log.topic_partition, 0)
+        assert store.clean(now)
+        shapes.append(shape(store)[:-2])
+    # the record is superseded, then the marker has no batch of its transaction, then its delete horizon is reached
+    kept = [(0, "data"), (2, "data")]
+    assert shapes == [[*kept, (3, "marker")]] * 2 + [[*kept, (3, "(marker)")]] * 2
+    assert [offset for offset, _, _ in store.contents() if offset < 4] == [0, 2]
+
+
+@pytest.mark.conformance("LC-014")
+def test_a_committed_transaction_over_two_segments_is_kept(tmp_path):
+    store = Store(tmp_path)
+    transactions = Transactions(store)
+    transactions.send(1, (b"a", b"1"))
+    store.log.roll()
+    transactions.end(1, True)
+    store.log.roll()
+    for now in (2_000, 9_000):
+        store.data.set_cleaner_offset(store.log.topic_partition, 0)
+        assert store.clean(now)
+        assert shape(store) == [(0, "data"), (1, "marker")]
+        assert visible(store) == {b"a": b"1"}
+
+
 @pytest.mark.conformance("LC-015")
 def test_transaction_index_is_compacted_with_its_segment(tmp_path):
     """An aborted transaction over two segments, of which the later one is not compacted yet."""
@@ -226,7 +263,6 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
         assert store.partition.transaction_index.overlapping(0, 100) == known and visible(store) == before
 
 
-@pytest.mark.conformance("LC-014")
 @pytest.mark.parametrize("seed", range(scaled(4)))
 def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
     rng = random.Random(seed)

@@ -137,7 +137,7 @@ def test_producer_state_survives_compaction_of_its_records(tmp_path):
     assert store.append((b"k", b"3"), producer_id=7, producer_epoch=0, base_sequence=3) == 44
 
 
-@pytest.mark.conformance("LC-013", "LC-034")
+@pytest.mark.conformance("LC-034")
 def test_log_end_is_reachable_if_the_last_records_are_removed(tmp_path):
     store = Store(tmp_path)
     store.append((b"a", b"1"))
@@ -269,6 +269,30 @@ def test_a_pass_ends_if_its_segments_are_deleted(tmp_path):
     assert cleaner.is_obsolete
     run.close()
     assert not list((tmp_path / "t-0").glob("*.cleaned")) and store.clean()
+
+
+def test_a_pass_ends_if_the_topic_is_not_compacted_any_more(tmp_path):
+    """Kafka `LogManager.updateTopicConfig` aborts the cleaning."""
+    store = Store(tmp_path)
+    written = fill(store, 9, batches=40)
+    cleaner = Cleaner(store.partition, log_to_clean(store.log, 0, 2_000), store.data, FileCache(), 2_000)
+    run = cleaner.run()
+    next(run)
+    store.log.config = TopicConfig(segment_bytes=1024)
+    assert cleaner.is_obsolete
+    run.close()
+    assert store.contents() == written
+
+
+@pytest.mark.parametrize("cleaned_offset", [30, 10**6])
+def test_a_cleaner_offset_above_the_completed_segments_is_ignored(tmp_path, cleaned_offset):
+    """After a power loss the log may be shorter than its compacted part was (Kafka `cleanableOffsets`)."""
+    store = Store(tmp_path)
+    written = fill(store, 9, batches=10)
+    assert store.log.segments[-1].base_offset < cleaned_offset
+    store.data.set_cleaner_offset(store.log.topic_partition, cleaned_offset)
+    assert store.clean()
+    assert store.contents() == compacted(written, store.log.segments[-1].base_offset)
 
 
 @pytest.mark.conformance("UL-030")

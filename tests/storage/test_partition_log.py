@@ -6,8 +6,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.file_operations import FileOperations
 from support.partition_logs import SMALL, append, batch, fill, logs, open_log, values_from
 
+from spark_groupsource.errors import StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.topic_config import TopicConfig
@@ -169,6 +171,46 @@ def test_leader_epochs_follow_the_start_and_the_end_of_the_log(directory):
     log, _ = open_log(directory, config=SMALL, log_start=60)
     assert log.log_end_offset == 75
     assert checkpoint.read_text().split("\n")[2:-1] == ["2 60"]
+
+
+# --- rolling ---
+
+
+@pytest.mark.conformance("UL-014")
+def test_an_empty_segment_is_used_again_by_a_roll(directory):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log, batches=2)
+    interrupted = directory / f"{log.log_end_offset:020d}.log"
+    interrupted.touch()  # a roll failed after it had created the file
+    log.roll()
+    log.roll()
+    assert logs(directory) == [directory / f"{0:020d}.log", interrupted]
+    assert [segment.path for segment in log.segments] == logs(directory)
+    log.delete_records(log.log_end_offset)
+    assert logs(directory) == [interrupted], "the active segment remains"
+    append(log, batch(b"next"))
+    log.close()
+    log, reports = open_log(directory, config=SMALL, recovery_point=7, log_start=6)
+    assert values_from(log, len(stored)) == [(len(stored), b"next")] and reports == []
+
+
+def test_an_index_that_was_partly_written_on_a_full_disk_has_no_duplicates(directory):
+    with FileOperations(directory.parent, lambda operation: None) as files:
+        log, _ = open_log(directory, config=SMALL)
+        fill(log, batches=20, size=1)
+        indexes = log.segments[-1].index.paths
+        for free_bytes in (5, 0, 20):
+            files.free_bytes = free_bytes
+            with pytest.raises(StorageError, match="No space left"):
+                log.segments[-1].index.write()
+        files.free_bytes = None
+        log.close()
+    for path, size in zip(indexes, (8, 12)):
+        data = path.read_bytes()
+        entries = [data[at : at + size] for at in range(0, len(data), size)]
+        assert len(entries) > 2 and entries == sorted(set(entries))
+    log, reports = open_log(directory, config=SMALL, recovery_point=20)
+    assert reports == [] and len(values_from(log, 0)) == 20
 
 
 # --- special batches and segments ---
