@@ -29,7 +29,7 @@ from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.log_manager import CreationSteps, LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import run_steps
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 
 
@@ -63,7 +63,14 @@ class Broker:
         self.timers = Timers()
         self.fetch_manager = FetchManager(self.partitions, self.leaders, self.nodes, self.timers, clock, config, send)
         services = CoordinatorServices(
-            self.partitions, self.leaders, self.nodes, self.timers, clock, self.create_topic, self.on_append, report
+            self.partitions,
+            self.leaders,
+            self.nodes,
+            self.timers,
+            clock,
+            self.create_topic_steps,
+            self.on_append,
+            report,
         )
         self.group_coordinator = GroupRuntime(services, config, send)
         self.transaction_coordinator = TransactionRuntime(services, config, data.next_producer_id, self._on_marker)
@@ -166,16 +173,21 @@ class Broker:
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its committed offsets, and completes its delayed fetches. Raises: ApiError."""
+        run_steps(self.delete_topic_steps(name))
+
+    def delete_topic_steps(self, name: str) -> StorageSteps[None]:
+        """As `delete_topic`, in steps. Raises: ApiError."""
         if name == OFFSETS_TOPIC:
             text = f"Topic {name} stores the committed offsets of all groups. Delete groups instead."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if name == TRANSACTIONS_TOPIC:
             text = f"Topic {name} stores all transactions. It can only be removed with the data directory."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
-        deleted = self.partitions.delete_topic(name)
+        deleted = yield from self.partitions.remove_topic_steps(name)
         self.leaders.remove(deleted)
         self.fetch_manager.complete_all(deleted)
         self.group_coordinator.partitions_deleted(deleted)
+        yield from self.partitions.delete_files_steps(name)
 
     def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Moves the log start offset and completes delayed fetches of the partition; returns the log start offset.

@@ -7,10 +7,12 @@ metadata log.
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Collection, Mapping, Sequence
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.files import replace_file
@@ -34,13 +36,19 @@ class TopicEntry:
     partition_count: int
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def partitions(self) -> tuple[TopicPartition, ...]:
         return tuple(TopicPartition(self.name, number) for number in range(self.partition_count))
 
+    @cached_property
+    def encoded(self) -> str:
+        """Name and content in the catalog, which is encoded anew with each change of any topic."""
+        content = {"id": str(self.topic_id), "partitions": self.partition_count, "settings": dict(self.settings)}
+        return f"{json.dumps(self.name)}: {json.dumps(content)}"
+
 
 class TopicCatalog:
-    """The catalog of one data directory; every change is durable on return.
+    """The catalog of one data directory; every change is durable on return. Thread-safe.
 
     Attributes:
         topics: topic name -> topic.
@@ -53,6 +61,7 @@ class TopicCatalog:
         self.deleting: Sequence[str] = ()
         self._next_producer_id = 0
         self._allocated_until = 0
+        self._lock = threading.Lock()
 
     @property
     def exists(self) -> bool:
@@ -64,7 +73,7 @@ class TopicCatalog:
         Raises: StorageError.
         """
         self._next_producer_id = self._allocated_until = next_producer_id
-        self.write(topics, ())
+        self._replace(topics, (), next_producer_id)
 
     def read(self) -> None:
         """Raises: StorageError when the file cannot be read or is corrupt."""
@@ -79,12 +88,32 @@ class TopicCatalog:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise corrupt_file(self._path, error) from error
 
-    def write(self, topics: Mapping[str, TopicEntry], deleting: Sequence[str]) -> None:
-        """Replaces the topics and the directories being deleted.
+    def put(self, topic: TopicEntry) -> None:
+        """Adds or replaces a topic.
 
         Raises: StorageError; the catalog is then unchanged.
         """
-        self._replace(topics, deleting, self._allocated_until)
+        with self._lock:
+            self._replace({**self.topics, topic.name: topic}, self.deleting, self._allocated_until)
+
+    def remove(self, name: str, directories: Collection[str]) -> None:
+        """Removes a topic and adds its directories to those being deleted.
+
+        Raises: StorageError; the catalog is then unchanged.
+        """
+        with self._lock:
+            rest = {key: topic for key, topic in self.topics.items() if key != name}
+            self._replace(rest, [*self.deleting, *directories], self._allocated_until)
+
+    def forget_deleted(self, directories: Collection[str]) -> None:
+        """Removes directories from those being deleted.
+
+        Raises: StorageError; the catalog is then unchanged.
+        """
+        forgotten = frozenset(directories)
+        with self._lock:
+            rest = [directory for directory in self.deleting if directory not in forgotten]
+            self._replace(self.topics, rest, self._allocated_until)
 
     def next_producer_id(self) -> int:
         """Allocates a producer id that was never allocated in this directory.
@@ -94,23 +123,13 @@ class TopicCatalog:
         Raises: StorageError; no id of the block is then allocated.
         """
         if self._next_producer_id >= self._allocated_until:
-            self._replace(self.topics, self.deleting, self._next_producer_id + PRODUCER_ID_BLOCK_SIZE)
+            with self._lock:
+                self._replace(self.topics, self.deleting, self._next_producer_id + PRODUCER_ID_BLOCK_SIZE)
         self._next_producer_id += 1
         return self._next_producer_id - 1
 
     def _replace(self, topics: Mapping[str, TopicEntry], deleting: Sequence[str], allocated_until: int) -> None:
-        content = {
-            "version": 1,
-            "next_producer_id": allocated_until,
-            "deleting": list(deleting),
-            "topics": {
-                topic.name: {
-                    "id": str(topic.topic_id),
-                    "partitions": topic.partition_count,
-                    "settings": dict(topic.settings),
-                }
-                for topic in topics.values()
-            },
-        }
-        replace_file(self._path, json.dumps(content).encode())
+        head = json.dumps({"version": 1, "next_producer_id": allocated_until, "deleting": list(deleting)})
+        members = ", ".join([topic.encoded for topic in topics.values()])
+        replace_file(self._path, f'{head[:-1]}, "topics": {{{members}}}}}'.encode())
         self.topics, self.deleting, self._allocated_until = topics, deleting, allocated_until

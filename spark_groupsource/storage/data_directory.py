@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Callable, Collection, Mapping
 
@@ -48,6 +49,7 @@ from spark_groupsource.storage.ownership import (
     write_meta_properties,
 )
 from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 
 _BROKER_SETTINGS = "broker-settings.json"
 _DELETED = "-delete"
@@ -124,70 +126,75 @@ class DataDirectory:
     # --- topics and producer ids ---
 
     def put_topic(self, topic: TopicEntry) -> None:
-        """Adds a topic, or replaces its partition count and settings; durable on return.
+        """Adds a topic, or replaces its partition count and settings; durable on return. May run in any thread.
 
         Raises: StorageError.
         """
         sync_directory(self.path)  # the catalog must not list a partition directory that a power loss removes
-        self._catalog.write({**self.topics, topic.name: topic}, self._catalog.deleting)
+        self._catalog.put(topic)
 
     def remove_topic(self, name: str) -> None:
-        """Removes a topic from the catalog; durable on return. `delete_files` removes its files.
+        """Removes a topic from the catalog; durable on return. `delete_files` removes its files. May run in any thread.
 
         Raises: StorageError; the topic then remains.
         """
-        rest = {key: topic for key, topic in self.topics.items() if key != name}
-        directories = [str(partition) for partition in self.topics[name].partitions]
-        self._catalog.write(rest, [*self._catalog.deleting, *directories])
+        self._catalog.remove(name, [str(partition) for partition in self.topics[name].partitions])
 
-    def delete_files(self) -> None:
-        """Deletes the partition directories of removed topics, and their checkpoints.
+    def delete_files(self) -> StorageSteps[None]:
+        """Deletes the partition directories of removed topics, and their checkpoints, in steps.
 
         Each directory is first renamed to one with suffix ``-delete``, so that a new topic can have its name. Open
         files must be closed. After an error, the next start removes the remaining files.
 
         Raises: StorageError.
         """
-        self._release_deleted_names()
+        yield from self._release_deleted_names()
+        yield partial(self._delete_renamed)
+
+    def _delete_renamed(self) -> None:
         try:
             for path in self.path.glob(f"*{_DELETED}"):
                 shutil.rmtree(path)
         except OSError as error:
             raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
 
-    def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> None:
+    def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> StorageSteps[None]:
         """Removes remaining files of deleted partitions with the names of new ones; durable on return.
 
         Raises: StorageError; the partitions must then not be created.
         """
-        if any(str(topic_partition) in self._catalog.deleting for topic_partition in topic_partitions):
-            self._release_deleted_names()
-        self._remove_checkpoints(lambda topic_partition: topic_partition in topic_partitions)
+        names = frozenset(map(str, topic_partitions))
+        if not names.isdisjoint(self._catalog.deleting):
+            yield from self._release_deleted_names()
+        self._remove_checkpoints(topic_partitions)
 
-    def _release_deleted_names(self) -> None:
+    def _release_deleted_names(self) -> StorageSteps[None]:
         """Renames the directories of removed topics, as `LogManager.asyncDelete` of Kafka does."""
-        deleting = self._catalog.deleting
+        deleting = frozenset(self._catalog.deleting)
         if not deleting:
             return
+        yield partial(self._rename_deleted, deleting)
+        starts = self.log_start_offsets.keys() | self.cleaner_offsets.keys() | self.recovery_points.keys()
+        self._remove_checkpoints([topic_partition for topic_partition in starts if str(topic_partition) in deleting])
+        yield partial(self._catalog.forget_deleted, deleting)
+
+    def _rename_deleted(self, names: Collection[str]) -> None:
         try:
-            for name in deleting:
+            for name in names:
                 if (self.path / name).exists():
                     suffix = f".{uuid.uuid4().hex}{_DELETED}"
                     os.rename(self.path / name, self.path / (name[: _LONGEST_FILE_NAME - len(suffix)] + suffix))
         except OSError as error:
             raise StorageError(f"{error.filename} cannot be renamed: {error.strerror}. Check the disk.") from error
         sync_directory(self.path)
-        self._remove_checkpoints(lambda topic_partition: str(topic_partition) in deleting)
-        self._catalog.write(self.topics, ())
 
-    def _remove_checkpoints(self, is_removed: Callable[[TopicPartition], bool]) -> None:
-        starts = {tp: offset for tp, offset in self.log_start_offsets.items() if not is_removed(tp)}
-        if starts != self.log_start_offsets:
-            self._write_log_start_offsets(starts)
-        cleaned = {tp: offset for tp, offset in self.cleaner_offsets.items() if not is_removed(tp)}
-        if cleaned != self.cleaner_offsets:
-            self._write_cleaner_offsets(cleaned)
-        self.set_recovery_points({tp: offset for tp, offset in self.recovery_points.items() if not is_removed(tp)})
+    def _remove_checkpoints(self, removed: Collection[TopicPartition]) -> None:
+        if not self.log_start_offsets.keys().isdisjoint(removed):
+            self._write_log_start_offsets(_without(self.log_start_offsets, removed))
+        if not self.cleaner_offsets.keys().isdisjoint(removed):
+            self._write_cleaner_offsets(_without(self.cleaner_offsets, removed))
+        if not self.recovery_points.keys().isdisjoint(removed):
+            self.set_recovery_points(_without(self.recovery_points, removed))
 
     def next_producer_id(self) -> int:
         """Allocates a producer id that was never allocated in this directory.
@@ -280,7 +287,7 @@ class DataDirectory:
         self.recovery_points = self._read_recovery_points()
         self.had_clean_shutdown = take_clean_shutdown(self.path)
         try:
-            self.delete_files()
+            run_steps(self.delete_files())
         except StorageError as error:
             self._report(f"[broker] Files of deleted topics remain until the next start: {error}")
 
@@ -317,3 +324,10 @@ class DataDirectory:
             f"{properties.get('cluster.id', '')}: {len(content.topics)} topics, {count} partitions."
         )
         return properties
+
+
+def _without(
+    offsets: Mapping[TopicPartition, int], removed: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    known = frozenset(removed)
+    return {topic_partition: offset for topic_partition, offset in offsets.items() if topic_partition not in known}

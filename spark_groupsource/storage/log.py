@@ -98,7 +98,7 @@ class PartitionLog:
     # --- opening and closing ---
 
     def create(self) -> None:
-        """Creates the directory and an empty first segment.
+        """Creates the directory and an empty first segment, which are not durable yet.
 
         Raises: StorageError when the directory has records or cannot be created.
         """
@@ -291,9 +291,9 @@ class PartitionLog:
         """
         for segment in self._segments:
             segment.index.write()
-        if self._active.size:
+        if self._active.size:  # else its empty files are on the disk since their creation
             self._active.index.complete()
-        sync_files(self._active.paths)
+            sync_files(self._active.paths)
         for _, flush in self._flushes:
             flush.result()
         self._flushes.clear()

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Generator, Iterator, Mapping
+from functools import partial
+from typing import Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS, TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.files import FileCache
+from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import run_steps
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
 
-CreationSteps = Generator[None, None, TopicEntry]
-"""Creates partitions, one in each step. The topic is unchanged until the last step, and cannot be changed otherwise."""
+CreationSteps = StorageSteps[TopicEntry]
+"""Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
+_PARTITIONS_PER_STEP = 50
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -37,15 +39,18 @@ class LogManager:
         self._report = report
         self.files = FileCache()
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._topics: dict[str, TopicEntry] = {}
         self._names: dict[uuid.UUID, str] = {}
-        self._creating: set[str] = set()  # topics whose partitions are being created
+        self._metric_names: dict[str, str] = {}
+        self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
     def open_all(self) -> None:
         """Opens the log of every partition of the catalog."""
         for entry in self._data.topics.values():
-            self._names[entry.topic_id] = entry.name
+            self._add_topic(entry)
+            config = self.config_of(entry)
             for topic_partition in entry.partitions:
-                partition = self._partitions[topic_partition] = self._new_partition(entry, topic_partition)
+                partition = self._partitions[topic_partition] = self._new_partition(entry, topic_partition, config)
                 partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
 
     def last_leader_epoch(self) -> int:
@@ -81,7 +86,8 @@ class LogManager:
 
     @property
     def topics(self) -> Mapping[str, TopicEntry]:
-        return self._data.topics
+        """The topics whose partitions can be used."""
+        return self._topics
 
     def topic_name(self, topic_id: uuid.UUID) -> str:
         """The name of a topic id.
@@ -98,7 +104,7 @@ class LogManager:
 
         Raises: ApiError for an unknown topic.
         """
-        entry = self._data.topics.get(name)
+        entry = self._topics.get(name)
         if entry is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unknown topic {name}.")
         return entry
@@ -138,12 +144,11 @@ class LogManager:
         Raises: ApiError.
         """
         self.check_name(name)
-        if name in self._data.topics:
+        if name in self._topics:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name} already exists.")
-        self._check_not_creating(name)
+        self._check_not_changing(name)
         # Kafka rejects a name that differs only in . and _ from another, because its metric names replace . by _
-        metric_name = name.replace(".", "_")
-        other = next((other for other in self._data.topics if other.replace(".", "_") == metric_name), None)
+        other = self._metric_names.get(_metric_name(name))
         if other is not None:
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic {name} collides with existing topic {other}.")
         if not 1 <= partition_count <= 100_000:
@@ -164,21 +169,19 @@ class LogManager:
     def create_topic_steps(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
-        """As `create_topic`, with one partition in each step."""
+        """As `create_topic`, in steps."""
         self.check_new_topic(name, partition_count, settings)
         explicit = {key: value for key, value in settings.items() if value is not None}
         entry = TopicEntry(name, uuid.uuid4(), partition_count, explicit)
-        yield from self._create_partitions(entry, 0)
-        self._names[entry.topic_id] = name
-        return entry
+        return (yield from self._create_partitions(entry, 0))
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
-        """Adds partitions to a topic, up to `partition_count`, with one in each step; durable at the end.
+        """Adds partitions to a topic, up to `partition_count`, in steps; durable at the end.
 
         Raises: ApiError.
         """
         entry = self.topic(name)
-        self._check_not_creating(name)
+        self._check_not_changing(name)
         grown = TopicEntry(name, entry.topic_id, partition_count, entry.settings)
         return (yield from self._create_partitions(grown, entry.partition_count))
 
@@ -188,7 +191,7 @@ class LogManager:
         Raises: ApiError.
         """
         entry = self.topic(name)
-        self._check_not_creating(name)
+        self._check_not_changing(name)
         try:
             config = topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
@@ -199,8 +202,10 @@ class LogManager:
         if validate_only:
             return
         try:
-            self._data.put_topic(TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings)))
+            self._topics[name] = TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings))
+            self._data.put_topic(self._topics[name])
         except StorageError as error:
+            self._topics[name] = entry
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
@@ -208,32 +213,52 @@ class LogManager:
     def set_topic_defaults(self, topic_defaults: TopicConfig) -> None:
         """Replaces the defaults of all topics."""
         self._topic_defaults = topic_defaults
-        for entry in self._data.topics.values():
+        for entry in self._topics.values():
+            config = self.config_of(entry)
             for topic_partition in entry.partitions:
-                if topic_partition in self._partitions:
-                    self._partitions[topic_partition].log.config = self.config_of(entry)
+                self._partitions[topic_partition].log.config = config
 
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
         """Deletes a topic and its files; returns its partitions.
 
         Raises: ApiError.
         """
+        deleted = run_steps(self.remove_topic_steps(name))
+        run_steps(self.delete_files_steps(name))
+        return deleted
+
+    def remove_topic_steps(self, name: str) -> StorageSteps[tuple[TopicPartition, ...]]:
+        """Removes a topic, durable at the end, and returns its partitions; to be followed by `delete_files_steps`.
+
+        Raises: ApiError.
+        """
         entry = self.topic(name)
-        self._check_not_creating(name)
+        self._check_not_changing(name)
+        self._changing.add(name)
         try:
-            self._data.remove_topic(name)
+            yield partial(self._data.remove_topic, name)
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        finally:
+            self._changing.discard(name)
+        del self._topics[name]
         del self._names[entry.topic_id]
+        del self._metric_names[_metric_name(name)]
         for topic_partition in entry.partitions:
             partition = self._partitions.pop(topic_partition)
             partition.offline_reason = f"Topic {name} was deleted."
             partition.log.close_files()
+        return entry.partitions
+
+    def delete_files_steps(self, name: str) -> StorageSteps[None]:
+        """Deletes the files of the removed topic `name`, whose name can be used again when they are renamed."""
+        self._changing.add(name)
         try:
-            self._data.delete_files()
+            yield from self._data.delete_files()
         except StorageError as error:
             self._report(f"[topic={name}] Files of the deleted topic remain until the next start: {error}")
-        return entry.partitions
+        finally:
+            self._changing.discard(name)
 
     def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Raises the log start offset to `before_offset` (-1: high watermark) and returns it; durable on return.
@@ -257,38 +282,60 @@ class LogManager:
         """The configuration of a topic: its settings over the broker's defaults."""
         return topic_config(entry.settings, self._topic_defaults)
 
-    def _check_not_creating(self, name: str) -> None:
-        if name in self._creating:
-            text = f"Partitions of topic {name} are being created. Retry when they exist."
+    def _check_not_changing(self, name: str) -> None:
+        if name in self._changing:
+            text = f"Partitions of topic {name} are being created or deleted. Retry when that has ended."
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text)
 
     def _create_partitions(self, entry: TopicEntry, first: int) -> CreationSteps:
-        new = entry.partitions[first:]
-        created = {}
-        self._creating.add(entry.name)
+        new, config = entry.partitions[first:], self.config_of(entry)
+        created: dict[TopicPartition, Partition] = {}
+        self._changing.add(entry.name)
         try:
-            self._data.prepare_new(new)
-            for topic_partition in new:
-                partition = created[topic_partition] = self._new_partition(entry, topic_partition)
-                partition.log.create()
-                yield
-            self._data.put_topic(entry)
+            yield from self._data.prepare_new(new)
+            for start in range(0, len(new), _PARTITIONS_PER_STEP):
+                partitions = [
+                    self._new_partition(entry, topic_partition, config)
+                    for topic_partition in new[start : start + _PARTITIONS_PER_STEP]
+                ]
+                yield partial(_create_logs, [partition.log for partition in partitions])
+                created.update((partition.topic_partition, partition) for partition in partitions)
+            yield partial(self._data.put_topic, entry)
         except StorageError as error:
             self._report(f"[topic={entry.name}] Partitions were not created: {error}")
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         finally:
-            self._creating.discard(entry.name)
+            self._changing.discard(entry.name)
         self._partitions.update(created)
+        self._add_topic(entry)
         return entry
 
-    def _new_partition(self, entry: TopicEntry, topic_partition: TopicPartition) -> Partition:
+    def _add_topic(self, entry: TopicEntry) -> None:
+        self._topics[entry.name] = entry
+        self._names[entry.topic_id] = entry.name
+        self._metric_names[_metric_name(entry.name)] = entry.name
+
+    def _new_partition(self, entry: TopicEntry, topic_partition: TopicPartition, config: TopicConfig) -> Partition:
         log = PartitionLog(
             self._data.partition_directory(topic_partition),
             topic_partition,
-            self.config_of(entry),
+            config,
             self.files,
             self._report,
             log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
             has_gaps=topic_partition in self._data.cleaner_offsets,
         )
         return Partition(entry.topic_id, log, self._report)
+
+
+def _create_logs(logs: Sequence[PartitionLog]) -> None:
+    """Creates the files of new partitions; durable on return. Raises: StorageError."""
+    for log in logs:
+        log.create()
+    # after all of them are created, because then the file system writes them at once
+    for log in logs:
+        sync_directory(log.directory)
+
+
+def _metric_name(topic: str) -> str:
+    return topic.replace(".", "_")

@@ -13,12 +13,16 @@ A log may change between two steps.
 
 
 def run_steps(steps: StorageSteps[Result]) -> Result:
-    """Runs all steps at once."""
-    result = None
+    """Runs all steps at once. An error of a function is raised in the steps, which may handle it."""
     try:
+        function = next(steps)
         while True:
-            function = steps.send(result)
-            result = None if function is None else function()
+            try:
+                result = None if function is None else function()
+            except Exception as error:
+                function = steps.throw(error)
+            else:
+                function = steps.send(result)
     except StopIteration as end:
         value: Result = end.value
         return value

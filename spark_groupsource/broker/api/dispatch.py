@@ -10,6 +10,7 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
+from spark_groupsource.broker.api.coordinator_topics import USES_TOPICS, creation_steps
 from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import (
@@ -20,6 +21,7 @@ from spark_groupsource.broker.requests import (
     SendResponse,
     Steps,
 )
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.frames import RequestHeader, decode_request
@@ -30,6 +32,7 @@ Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseActio
 _UPDATES = frozenset(
     {
         ApiKey.PRODUCE,
+        ApiKey.METADATA,  # may create topics
         ApiKey.CREATE_TOPICS,
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
@@ -92,7 +95,8 @@ class RequestDispatcher:
         try:
             request = decode_request(frame, header, position, INLINE_ELEMENTS)
         except TooManyElementsError:
-            self._start(context, self._large_request(context, frame, header, position))
+            steps = self._large_request(context, frame, header, position)
+            self._start(context, steps, creates_topic=context.api_key in USES_TOPICS)
         else:
             self.handle(context, request)
 
@@ -106,19 +110,30 @@ class RequestDispatcher:
             limit = request_limit(header.api_key).max_elements
             request = yield partial(decode_request, frame, header, position, limit)
         yield None
+        return (yield from self._handle_after(creation_steps(self._broker, request), context, request))
+
+    def _handle_after(
+        self, creation: StorageSteps[None] | None, context: ApiRequestContext, request: ApiMessage
+    ) -> Steps:
+        if creation is not None:
+            yield from creation
         result: Any = self.served[context.api_key].handler(self._broker, context, request)
         response: ApiMessage | ResponseAction = (yield from result) if isinstance(result, GeneratorType) else result
         return response
 
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""
+        creation = creation_steps(self._broker, request)
+        if creation is not None:
+            self._start(context, self._handle_after(creation, context, request), creates_topic=True)
+            return
         result = self.served[context.api_key].handler(self._broker, context, request)
         if isinstance(result, GeneratorType):
             self._start(context, result)
         else:
             self._respond(context.token, result)
 
-    def _start(self, context: ApiRequestContext, steps: Steps) -> None:
+    def _start(self, context: ApiRequestContext, steps: Steps, creates_topic: bool = False) -> None:
         """Performs the first step, which is the only one of most requests."""
         token = context.token
         try:
@@ -126,7 +141,7 @@ class RequestDispatcher:
         except StopIteration as end:
             self._respond(token, end.value)
         else:
-            is_update = context.api_key in _UPDATES
+            is_update = context.api_key in _UPDATES or creates_topic
             self._run_steps(token, steps, first, lambda response: self._respond(token, response), is_update)
 
     def _respond(self, token: int, response: Any) -> None:

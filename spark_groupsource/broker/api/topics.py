@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Generator, Sequence, TypedDict
+from typing import Sequence, TypedDict
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
@@ -15,6 +15,7 @@ from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicEntry
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
@@ -111,7 +112,7 @@ def _requested_topic(
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
     may_create: bool,
-) -> Generator[None, None, _MetadataTopic]:
+) -> StorageSteps[_MetadataTopic]:
     name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
         if name is None:
@@ -135,30 +136,30 @@ def _requested_topic(
 
 def _auto_create(
     broker: Broker, context: ApiRequestContext, request: MetadataRequest, name: str, may_create: bool
-) -> Generator[None, None, None]:
+) -> StorageSteps[None]:
     allowed = context.api_version < 4 or request.allow_auto_topic_creation
     if not (allowed and may_create and broker.config.auto_create_topics_enable):
         # raises another error for an illegal name
         broker.partitions.check_new_topic(name, 1, {})
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
-        broker.group_coordinator.shards.ensure_topic()
+        yield from broker.group_coordinator.shards.ensure_topic_steps()
     elif name == TRANSACTIONS_TOPIC:
-        broker.transaction_coordinator.shards.ensure_topic()
+        yield from broker.transaction_coordinator.shards.ensure_topic_steps()
     else:
         yield from broker.create_topic_steps(name, broker.config.num_partitions, {})
 
 
 def _describe_topic(
     broker: Broker, entry: TopicEntry, request: MetadataRequest
-) -> Generator[None, None, _MetadataTopic]:
+) -> StorageSteps[_MetadataTopic]:
     partitions: list[_MetadataPartition] = []
     for number, topic_partition in enumerate(entry.partitions, 1):
         if topic_partition not in broker.partitions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
         partitions.append(_MetadataPartition(**partition_fields(broker, topic_partition)))
         if number % _PARTITIONS_PER_STEP == 0:
-            yield
+            yield None
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
@@ -258,7 +259,7 @@ def _check_batch(partitions: int) -> None:
 
 def _create_topic(
     broker: Broker, context: ApiRequestContext, topic: _NewTopic, count: int, validate_only: bool
-) -> Generator[None, None, _CreatedTopic]:
+) -> StorageSteps[_CreatedTopic]:
     settings = {config.name: config.value for config in topic.configs}
     for name, value in settings.items():
         if value is None:
@@ -332,7 +333,7 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
             if name is None:
                 name = broker.partitions.topic_name(topic_id)
             topic_id = broker.partitions.topic(name).topic_id
-            broker.delete_topic(name)
+            yield from broker.delete_topic_steps(name)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(_DeletedTopic(name=name, topic_id=topic_id, error_code=code, error_message=message))

@@ -10,7 +10,7 @@ from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import LogManager
+from spark_groupsource.storage.log_manager import CreationSteps, LogManager
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
 
@@ -19,8 +19,8 @@ from spark_groupsource.timers import Timers
 class CoordinatorServices:
     """Logs, leaders and timers for a coordinator.
 
-    Attributes: `create_topic`, creates a topic (name, partition count, settings) and elects its leaders, raises
-    ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches.
+    Attributes: `create_topic`, creates a topic (name, partition count, settings) and elects its leaders in steps, which
+    raise ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches.
     """
 
     partitions: LogManager
@@ -28,7 +28,7 @@ class CoordinatorServices:
     nodes: RunningNodes
     timers: Timers
     clock: Clock
-    create_topic: Callable[[str, int, Mapping[str, "str | None"]], object]
+    create_topic: Callable[[str, int, Mapping[str, "str | None"]], CreationSteps]
     on_append: Callable[[TopicPartition, int], None]
     report: Reporter
 

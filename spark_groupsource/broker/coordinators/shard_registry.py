@@ -18,8 +18,10 @@ from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.group import coordinator_partition
 from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.storage.log_manager import CreationSteps
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import TimerQueue
 
 # other requests are served between two slices
@@ -94,7 +96,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self._shards: dict[int, CoordinatorShard[StateMachine, Key]] = {}
         self._load_queue: deque[int] = deque()
         self._load_timer = services.timers.timer(self._load_next)
-        self._is_paused = False
+        self._is_paused = self._is_creating = False
         self._load_errors: dict[int, str] = {}
 
     # --- the topic ---
@@ -110,13 +112,29 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
         Raises: ApiError.
         """
-        count = self.partition_count
-        if count:
-            return count
+        if not self.partition_count:
+            run_steps(self._creation_steps())
+        return self.partition_count
+
+    def ensure_topic_steps(self) -> StorageSteps[None]:
+        """As `ensure_topic`, in steps: a coordinator's topic has fifty partitions by default.
+
+        Raises: ApiError.
+        """
+        while not self.partition_count:
+            if self._is_creating:
+                yield _nothing  # after the current step of the creation, in the same thread
+                continue
+            self._is_creating = True
+            try:
+                yield from self._creation_steps()
+            finally:
+                self._is_creating = False
+
+    def _creation_steps(self) -> CreationSteps:
         required = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
         settings = {**required, **self._topic.settings}
-        self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
-        return self.partition_count
+        return self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
 
     def log_partition(self, partition: int) -> Partition:
         """Raises: ApiError."""
@@ -267,3 +285,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
             replayed += self._coordinator.replay_batch(shard.state_machine, stored)
             shard.next_offset = stored.header.next_offset
         return True
+
+
+def _nothing() -> None:
+    return None

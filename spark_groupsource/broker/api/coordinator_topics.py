@@ -1,0 +1,80 @@
+"""Creation of the coordinators' topics, in steps, before the first request that uses them.
+
+Source: Kafka `KafkaApis.getCoordinator`, `AutoTopicCreationManager`: there the client retries until the topic exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.errors import ApiError
+from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.messages import ApiMessage
+
+_GROUP_KEY, _TRANSACTION_KEY = 0, 1
+_GROUP_APIS = frozenset(
+    {
+        ApiKey.JOIN_GROUP,
+        ApiKey.SYNC_GROUP,
+        ApiKey.HEARTBEAT,
+        ApiKey.LEAVE_GROUP,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.OFFSET_DELETE,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+    }
+)
+_TRANSACTION_APIS = frozenset(
+    {
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+    }
+)
+_TRANSACTIONAL_ID_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE})
+USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey.FIND_COORDINATOR}
+"""APIs whose requests may create a topic, and are then handled to their end although the client disconnects."""
+
+
+def creation_steps(broker: Broker, request: ApiMessage) -> StorageSteps[None] | None:
+    """The steps that create the topics which `request` needs and which do not exist; None if there are none.
+
+    An error is left to the handler of the request, which meets it again.
+    """
+    group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
+    needed = [
+        shards
+        for shards, is_needed in ((group, _needs_groups), (transaction, _needs_transactions))
+        if not shards.partition_count and is_needed(request)
+    ]
+    return _create(needed) if needed else None
+
+
+def _create(needed: list[Any]) -> StorageSteps[None]:
+    for shards in needed:
+        try:
+            yield from shards.ensure_topic_steps()
+        except ApiError:
+            return
+
+
+def _needs_groups(request: Any) -> bool:
+    return request.API_KEY in _GROUP_APIS or (
+        request.API_KEY == ApiKey.FIND_COORDINATOR and request.key_type == _GROUP_KEY
+    )
+
+
+def _needs_transactions(request: Any) -> bool:
+    return (
+        request.API_KEY in _TRANSACTION_APIS
+        or (request.API_KEY == ApiKey.FIND_COORDINATOR and request.key_type == _TRANSACTION_KEY)
+        or (request.API_KEY in _TRANSACTIONAL_ID_APIS and bool(request.transactional_id))
+    )
+
