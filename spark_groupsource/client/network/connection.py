@@ -27,6 +27,7 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.net import Address
 from spark_groupsource.version import __version__
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import (
@@ -49,19 +50,20 @@ _SOFTWARE = "spark-groupsource"
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
 
-# a broker may delay the response: Fetch, JoinGroup, SyncGroup
-_WAITING_APIS = frozenset({1, 11, 14})
+# a broker may delay the response
+_DELAYED_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 
-VERSION_CAPS: Mapping[int, int] = {
+VERSION_CAPS: Mapping[ApiKey, int] = {
     # later versions identify topics by id, this client by name
-    0: 12,  # Produce
-    1: 13,  # Fetch, by topic id; later versions add nothing that this client uses
-    8: 9,  # OffsetCommit
-    9: 9,  # OffsetFetch
-    20: 5,  # DeleteTopics
-    18: 3,  # ApiVersions
+    ApiKey.PRODUCE: 12,
+    ApiKey.OFFSET_COMMIT: 9,
+    ApiKey.OFFSET_FETCH: 9,
+    ApiKey.DELETE_TOPICS: 5,
+    # later versions add nothing that this client uses
+    ApiKey.FETCH: 13,
+    ApiKey.API_VERSIONS: 3,
 }
-"""api key -> highest version that this client uses."""
+"""API -> highest version that this client uses."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class BrokerConnection:
         The timeout of the request begins now, not when it was sent: the caller may have been busy with an earlier
         response. Record sets in the response are views that are valid until the next response is received.
         """
-        if self._is_open and api_of(sent.request).key not in _WAITING_APIS:
+        if self._is_open and api_of(sent.request).key not in _DELAYED_APIS:
             with self._watch():
                 frame = self._receive_frame(sent)
         else:
