@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from spark_groupsource.broker.report_writer import ReportWriter
@@ -41,24 +42,25 @@ def test_texts_of_a_broker_are_escaped_and_cut() -> None:
 
 
 def test_report_writer_keeps_the_order_and_survives_failures() -> None:
-    written: list[str] = []
+    written: list[tuple[str, int]] = []
 
-    def write(line: str) -> None:
+    def write(line: str, level: int) -> None:
         if line == "fails":
             raise BrokenPipeError("closed")
-        written.append(line)
+        written.append((line, level))
 
     writer = ReportWriter(write)
-    for line in ("a", "fails", "b"):
-        writer(line)
+    writer("a")
+    writer("fails")
+    writer("b", logging.INFO)
     writer.close()
-    assert written == ["a", "b"]
+    assert written == [("a", logging.WARNING), ("b", logging.INFO)]
 
 
 def test_report_writer_does_not_wait_for_a_full_output() -> None:
     accepts, written = threading.Event(), []
 
-    def write(line: str) -> None:
+    def write(line: str, level: int) -> None:
         accepts.wait(20)
         written.append(line)
 

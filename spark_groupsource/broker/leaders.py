@@ -11,13 +11,15 @@ Source: Kafka `Partition.getLocalLog` (order of the checks), KIP-320 (epochs).
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from pathlib import Path
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.files import replace_file
+from spark_groupsource.storage.reporter import Reporter
 
 _FILE = "leaders.json"
 
@@ -44,7 +46,7 @@ class Leaders:
     A change that cannot be stored is reported and applies until the next start.
     """
 
-    def __init__(self, node_ids: Sequence[int], report: Callable[[str], None]) -> None:
+    def __init__(self, node_ids: Sequence[int], report: Reporter) -> None:
         self.node_ids = tuple(node_ids)
         self._report = report
         self.running = set(self.node_ids)
@@ -174,7 +176,8 @@ class Leaders:
         try:
             self._write(self._path)
         except StorageError as error:
-            self._report(f"[broker] Storing leaders failed, the change applies until the next start: {error}")
+            text = f"[broker] Storing leaders failed, the change applies until the next start: {error}"
+            self._report(text, logging.ERROR)
 
     def _write(self, path: Path) -> None:
         moved = [[*topic_partition, *leader] for topic_partition, leader in sorted(self._moved.items())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Iterable
 
 from spark_groupsource.broker.config import BrokerConfig
@@ -66,7 +67,8 @@ class LogMaintenance:
             try:
                 self._delete_expired(partition)
             except (ApiError, StorageError) as error:
-                self._report(f"[partition={partition.topic_partition}] Deleting expired segments failed: {error}")
+                text = f"[partition={partition.topic_partition}] Deleting expired segments failed: {error}"
+                self._report(text, logging.ERROR)
         self._retention_timer.set(self._clock.now_ms() + self._config().log_retention_check_interval_ms)
 
     def _delete_expired(self, partition: Partition) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from contextlib import suppress
@@ -18,16 +19,16 @@ class ReportWriter:
     request. Above 1,000 queued lines, further ones are dropped and counted.
     """
 
-    def __init__(self, write: Callable[[str], object]) -> None:
+    def __init__(self, write: Callable[[str, int], object]) -> None:
         self._write = write
-        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_QUEUED_LINES)
+        self._lines: queue.Queue[tuple[str, int] | None] = queue.Queue(_MAX_QUEUED_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="groupsource-reports", daemon=True)
         self._thread.start()
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, line: str, level: int = logging.WARNING, /) -> None:
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait((line, level))
         except queue.Full:
             self._dropped += 1
 
@@ -38,13 +39,14 @@ class ReportWriter:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._write_line(line)
+        while (entry := self._lines.get()) is not None:
+            self._write_line(*entry)
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                self._write_line(f"[broker] Dropped log lines that the output did not accept: {dropped:,}.")
+                text = f"[broker] Dropped log lines that the output did not accept: {dropped:,}."
+                self._write_line(text, logging.WARNING)
 
-    def _write_line(self, line: str) -> None:
+    def _write_line(self, line: str, level: int) -> None:
         # a failure of the output cannot be reported anywhere else
         with suppress(Exception):
-            self._write(line)
+            self._write(line, level)

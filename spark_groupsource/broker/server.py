@@ -45,6 +45,10 @@ _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
 
+def _log(line: str, level: int) -> None:
+    _LOGGER.log(level, line)
+
+
 class BrokerServer:
     """A broker with one listener per node. Everything runs in the event loop that calls `start`.
 
@@ -64,8 +68,8 @@ class BrokerServer:
         adopt: bool = False,
         add_scram: Collection[str] = (),
     ) -> None:
-        def report(text: str) -> None:
-            write_line(log_line(text))
+        def report(text: str, level: int = logging.WARNING, /) -> None:
+            write_line(log_line(text), level)
 
         self.config = config
         self._scheduler = Scheduler(self._schedule_timers)
@@ -195,7 +199,7 @@ class BrokerServer:
         try:
             self.broker.run_timers()
         except Exception as error:  # a bug affects one timer only
-            self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.")
+            self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.", logging.ERROR)
         self._schedule_timers()
 
     def _check_connections(self) -> None:
@@ -258,7 +262,7 @@ def serve_forever(
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
-    called with one log line at a time in a separate thread, by default the logger; `brokers`, number of nodes, at
+    called in a separate thread with each log line and its level, by default the logger; `brokers`, number of nodes, at
     consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
     ``--add-scram``.
 
@@ -281,13 +285,13 @@ def serve_forever(
             loop.add_signal_handler(number, stopped.set)
         ready(",".join(map(str, await server.start())))
         if server.warning:
-            (write_line if report else _LOGGER.warning)(server.warning)
+            write_line(server.warning)
         try:
             await stopped.wait()
         finally:
             await server.stop()
 
-    write_line = ReportWriter(report or _LOGGER.info)
+    write_line = ReportWriter(report or _log)
     try:
         asyncio.run(run(write_line))
     finally:
@@ -347,7 +351,7 @@ class EmbeddedBroker:
         if self._thread is not None:
             raise RuntimeError("The broker is already running.")
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="groupsource-broker-"))
-        self._write_line = ReportWriter(_LOGGER.info)
+        self._write_line = ReportWriter(_log)
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
         self._thread.start()
@@ -467,10 +471,10 @@ class EmbeddedBroker:
             self._loop = None
             await self._server.stop()
 
-    def _note(self, line: str) -> None:
+    def _note(self, line: str, level: int = logging.WARNING, /) -> None:
         self.reports.append(line)
-        if self._write_line is not None and _LOGGER.isEnabledFor(logging.INFO):
-            self._write_line(line)
+        if self._write_line is not None and _LOGGER.isEnabledFor(level):
+            self._write_line(line, level)
 
     def _join(self) -> None:
         if self._thread is not None:

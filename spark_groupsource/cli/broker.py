@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -122,7 +123,7 @@ def _occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def _write_line(line: str) -> None:
+def _write_line(line: str, level: int = logging.WARNING, /) -> None:
     # without Python's buffer: its lock would be held while a full pipe blocks, and the exit of the process waits for it
     if sys.stderr is not None:
-        os.write(sys.stderr.fileno(), f"{line}\n".encode())
+        os.write(sys.stderr.fileno(), f"{logging.getLevelName(level)} {line}\n".encode())

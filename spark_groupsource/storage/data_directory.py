@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import shutil
 import uuid
@@ -66,7 +67,7 @@ class DataDirectory:
         recovery_points: partition -> offset below which its log is on the disk.
     """
 
-    def __init__(self, path: Path, adopt: bool = False, report: Reporter = lambda line: None) -> None:
+    def __init__(self, path: Path, adopt: bool = False, report: Reporter = lambda line, level=0: None) -> None:
         self.path = path
         self._adopt = adopt
         self._report = report
@@ -321,7 +322,8 @@ class DataDirectory:
         count = sum(topic.partition_count for topic in content.topics)
         self._report(
             f"[broker] Adopted data directory {self.path} of Kafka broker {former}, cluster "
-            f"{properties.get('cluster.id', '')}: {len(content.topics)} topics, {count} partitions."
+            f"{properties.get('cluster.id', '')}: {len(content.topics)} topics, {count} partitions.",
+            logging.INFO,
         )
         return properties
 

@@ -14,6 +14,7 @@ Source: Kafka `LogSegment.recover`, `UnifiedLog`, `LogLoader`.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from concurrent.futures import Future
 from pathlib import Path
@@ -280,7 +281,8 @@ class PartitionLog:
         self._report(
             f"[partition={self.topic_partition}] {segment.path} is damaged at byte {error.position} ({error.reason}). "
             f"The partition is read-only up to offset {offset}. Restore the file from a copy, or remove the corrupt "
-            f"records with DeleteRecords up to offset {next_offset}."
+            f"records with DeleteRecords up to offset {next_offset}.",
+            logging.ERROR,
         )
         return corrupt
 
@@ -393,7 +395,8 @@ class PartitionLog:
             try:
                 sync_files(segment.paths)
             except StorageError as error:
-                self._report(f"[partition={self.topic_partition}] A completed segment was not flushed: {error}")
+                text = f"[partition={self.topic_partition}] A completed segment was not flushed: {error}"
+                self._report(text, logging.ERROR)
                 raise
 
         self._flushes.append((segment.base_offset, self._files.run_in_background(flush)))

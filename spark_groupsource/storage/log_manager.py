@@ -7,6 +7,7 @@ Source: Kafka `LogManager`, `ReplicationControlManager`.
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from functools import partial
@@ -65,7 +66,7 @@ class LogManager:
                 partition.close()
                 is_clean &= not partition.offline_reason
             except StorageError as error:
-                self._report(f"[partition={topic_partition}] The log was not closed cleanly: {error}")
+                self._report(f"[partition={topic_partition}] The log was not closed cleanly: {error}", logging.ERROR)
                 is_clean = False
         self.files.close()
         return self.checkpoint_recovery_points() and is_clean
@@ -78,7 +79,7 @@ class LogManager:
         try:
             self._data.set_recovery_points(points)
         except StorageError as error:
-            self._report(f"[broker] Storing recovery points failed: {error}")
+            self._report(f"[broker] Storing recovery points failed: {error}", logging.ERROR)
             return False
         return True
 
@@ -302,7 +303,7 @@ class LogManager:
                 created.update((partition.topic_partition, partition) for partition in partitions)
             yield partial(self._data.put_topic, entry)
         except StorageError as error:
-            self._report(f"[topic={entry.name}] Partitions were not created: {error}")
+            self._report(f"[topic={entry.name}] Partitions were not created: {error}", logging.ERROR)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         finally:
             self._changing.discard(entry.name)

@@ -8,6 +8,7 @@ Source: Kafka `UnifiedLog.append`, `AppendOrigin`, `ProducerStateManager`.
 
 from __future__ import annotations
 
+import logging
 import struct
 import uuid
 from typing import Callable, Mapping, NamedTuple
@@ -93,7 +94,7 @@ class Partition:
     def mark_offline(self, error: Exception) -> None:
         """Rejects everything from now on: the content of the disk is unknown until the next start recovers it."""
         self.offline_reason = str(error)
-        self._report(f"[partition={self.topic_partition}] The partition is offline: {error}")
+        self._report(f"[partition={self.topic_partition}] The partition is offline: {error}", logging.ERROR)
 
     def close(self) -> None:
         """Writes indexes and the producer snapshot, so that the next start need not scan the log.
@@ -262,7 +263,7 @@ class Partition:
         try:
             base_offset = self.log.append(bytearray(records), header, log_append_time_ms)
         except StorageError as error:
-            self._report(f"[partition={self.topic_partition}] Append failed: {error}")
+            self._report(f"[partition={self.topic_partition}] Append failed: {error}", logging.ERROR)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         aborted = self._update_producers(records, header, base_offset)
         try:

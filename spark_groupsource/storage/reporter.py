@@ -1,8 +1,12 @@
-"""Callback type for messages to the operator."""
+"""Callback type for log lines of the broker."""
 
 from __future__ import annotations
 
-from typing import Callable
+import logging
+from typing import Protocol
 
-Reporter = Callable[[str], None]
-"""Takes one line for the operator, for example an error that no request reports."""
+
+class Reporter(Protocol):
+    """Receives one log line, for example an error that no response contains; levels are those of `logging`."""
+
+    def __call__(self, line: str, level: int = logging.WARNING, /) -> object: ...

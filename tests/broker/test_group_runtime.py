@@ -92,7 +92,7 @@ def test_tombstones_of_many_offsets_are_stored_in_several_batches(tmp_path, remo
         assert committed(connection) == {}
 
 
-def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_path):
+def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_path, caplog):
     config = {"offsets.topic.num.partitions": "1"}
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "t", PARTITIONS)
@@ -101,3 +101,5 @@ def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_pat
         (result,) = connection.call(DeleteGroupsRequest(groups_names=["g"]), 2).results
         assert result.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
         assert len(committed(connection)) == PARTITIONS
+    start = "[partition=__consumer_offsets-0] Appending"
+    assert [line.levelname for line in caplog.records if line.message.startswith(start)] == ["WARNING"]

@@ -14,7 +14,7 @@ from spark_groupsource.storage.data_directory import DataDirectory
 def test_producer_states_expire_by_the_clock_of_the_broker(tmp_path):
     config = broker_config({"producer.id.expiration.ms": "5000", "producer.id.expiration.check.interval.ms": "1"})
     clock = ManualClock()
-    broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line: None)
+    broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line, level=0: None)
     broker.start()
     broker.node_started(Node(1, "127.0.0.1", 9092))
     broker.create_topic("t", 1, {})

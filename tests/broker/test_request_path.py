@@ -68,7 +68,7 @@ class Host:
         self.taken: list[str] = []
         credentials = SimpleNamespace(mechanisms=())
         self.broker: Any = SimpleNamespace(
-            credentials=credentials, config=BrokerConfig(), report=self.taken.append
+            credentials=credentials, config=BrokerConfig(), report=lambda line, level=0: self.taken.append(line)
         )
         self.requests, self.responses = RequestMemory(1 << 20), ResponseMemory()
         self.dispatcher: Any = RequestDispatcher(self.broker, SERVED, lambda *_: None, lambda *_: None)

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 from support.partition_logs import batch, values_from
+from support.reported_lines import ReportedLines
 
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -91,10 +92,10 @@ NAME = "t" * 249
 @pytest.mark.parametrize("failing", ["rename", "unlink"])
 def test_a_topic_recreated_after_a_failed_deletion_survives_restarts(tmp_path, monkeypatch, failing):
     """The files of the deleted topic are removed at the next start, those of the new one are kept."""
-    reports: list[str] = []
-    data = DataDirectory(tmp_path, report=reports.append)
+    reports = ReportedLines()
+    data = DataDirectory(tmp_path, report=reports)
     data.open(1)
-    manager = LogManager(data, TopicConfig(), reports.append)
+    manager = LogManager(data, TopicConfig(), reports)
     manager.create_topic(NAME, 2, {})
     manager.partition(NAME, 0).append(batch(b"old"), 1_000)
     manager.delete_records(TopicPartition(NAME, 0), 1)
@@ -115,9 +116,9 @@ def test_a_topic_recreated_after_a_failed_deletion_survives_restarts(tmp_path, m
     assert manager.partition(NAME, 0).append(batch(b"new"), 1_000).base_offset == 0
     for _ in range(2):
         data.close(manager.close_all())
-        data = DataDirectory(tmp_path, report=reports.append)
+        data = DataDirectory(tmp_path, report=reports)
         data.open(1)
-        manager = LogManager(data, TopicConfig(), reports.append)
+        manager = LogManager(data, TopicConfig(), reports)
         manager.open_all()
         assert values_from(manager.partition(NAME, 0).log, 0) == [(0, b"new")]
         assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {f"{NAME}-0", f"{NAME}-1"}
@@ -166,8 +167,8 @@ def test_corrupt_recovery_points_are_reported_and_count_as_unflushed(tmp_path):
     data.set_recovery_points({TopicPartition("t", 0): 7})
     data.close(is_clean=True)
     (tmp_path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0\n")
-    reports: list[str] = []
-    data = DataDirectory(tmp_path, report=reports.append)
+    reports = ReportedLines()
+    data = DataDirectory(tmp_path, report=reports)
     data.open(1)
     assert data.recovery_points == {} and "every segment is recovered" in reports[0]
     data.close(is_clean=False)

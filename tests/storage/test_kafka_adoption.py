@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.reported_lines import ReportedLines
 
 from spark_groupsource.broker.leaders import Leaders, save_first_epoch
 from spark_groupsource.errors import StorageError
@@ -26,7 +27,7 @@ class KafkaDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.reports: list[str] = []
+        self.reports = ReportedLines()
         path.mkdir()
         (path / "meta.properties").write_text("#\n#today\nnode.id=7\ndirectory.id=x\nversion=1\ncluster.id=abc\n")
 
@@ -44,7 +45,7 @@ class KafkaDirectory:
         (directory / name).write_bytes(encode_batch([Record(None, each, 0) for each in records], base_offset=base))
 
     def open(self) -> DataDirectory:
-        data = DataDirectory(self.path, adopt=True, report=self.reports.append)
+        data = DataDirectory(self.path, adopt=True, report=self.reports)
         data.open(1, save_leader_epoch=partial(save_first_epoch, self.path))
         return data
 
@@ -160,7 +161,7 @@ def test_log_start_gaps_epochs_and_producer_ids_are_read_from_the_logs(
     assert data.log_start_offsets == {place: 5}
     assert data.cleaner_offsets == ({place: 5} if gaps else {})
     assert data.next_producer_id() == 2000
-    leaders = Leaders([1], directory.reports.append)
+    leaders = Leaders([1], directory.reports)
     leaders.open(directory.path)
     assert leaders.leader(place).epoch > 6
 
@@ -205,6 +206,6 @@ def test_an_incomplete_or_corrupt_directory_is_rejected_and_unchanged(
 def test_reading_a_kafka_directory_changes_no_file(directory: KafkaDirectory) -> None:
     directory.partition("t", 0, batch(0, 0))
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
-    found = read_kafka_directory(directory.path, {}, {}, directory.reports.append)
+    found = read_kafka_directory(directory.path, {}, {}, directory.reports)
     assert [each.name for each in found.topics] == ["t"]
     assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 from support.partition_logs import batch, values_from
+from support.reported_lines import ReportedLines
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -27,13 +28,13 @@ class Logged:
 
     def __init__(self, directory, config: TopicConfig = TopicConfig()) -> None:
         self.directory, self.config = directory, config
-        self.reports: list[str] = []
+        self.reports = ReportedLines()
         self.partition = self._new()
         self.partition.log.create()
 
     def _new(self) -> Partition:
-        log = PartitionLog(self.directory, TopicPartition("t", 0), self.config, FileCache(), self.reports.append)
-        return Partition(uuid.uuid4(), log, self.reports.append)
+        log = PartitionLog(self.directory, TopicPartition("t", 0), self.config, FileCache(), self.reports)
+        return Partition(uuid.uuid4(), log, self.reports)
 
     def reopen(self, recovery_point: int | None = None) -> None:
         self.partition = self._new()

@@ -36,7 +36,7 @@ class Store:
         self.log, self.reports = open_log(
             self.path / "t-0", config=self.config, recovery_point=recovery_point, is_clean=is_clean
         )
-        self.partition = Partition(uuid.UUID(int=1), self.log, self.reports.append)
+        self.partition = Partition(uuid.UUID(int=1), self.log, self.reports)
         self.partition._load_producers()
 
     def restart(self, clean: bool, is_flushed: bool = False) -> None:

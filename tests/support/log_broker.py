@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.reported_lines import ReportedLines
+
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
@@ -20,11 +22,11 @@ class LogBroker:
     """Logs and data directory of a broker, without the rest of it."""
 
     def __init__(self, path: Path, flush: bool = True) -> None:
-        self.reports: list[str] = []
-        self.data = DataDirectory(path, report=self.reports.append)
+        self.reports = ReportedLines()
+        self.data = DataDirectory(path, report=self.reports)
         self.data.open(1)
         config = TopicConfig(flush_messages=1) if flush else TopicConfig()
-        self.logs = LogManager(self.data, config, self.reports.append)
+        self.logs = LogManager(self.data, config, self.reports)
         self.logs.open_all()
 
     def partition(self, topic: str) -> Partition:

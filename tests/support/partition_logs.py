@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.reported_lines import ReportedLines
+
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
@@ -39,10 +41,10 @@ def open_log(
 
     Without `recovery_point` the shutdown was unclean and nothing is known to be flushed.
     """
-    reports: list[str] = []
+    reports = ReportedLines()
     files = FileCache()
     log = PartitionLog(
-        directory, TopicPartition("t", 0), config or TopicConfig(), files, reports.append, log_start_offset=log_start
+        directory, TopicPartition("t", 0), config or TopicConfig(), files, reports, log_start_offset=log_start
     )
     if directory.exists():
         log.open(recovery_point or 0, is_clean and recovery_point is not None)

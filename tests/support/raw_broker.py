@@ -150,7 +150,8 @@ from spark_groupsource.net import Address
 
 serve_forever(
     Path(sys.argv[1]), Address("127.0.0.1", int(sys.argv[2])), dict(item.split("=", 1) for item in sys.argv[3:]),
-    ready=lambda address: print("listening on", address, flush=True), report=lambda line: print(line, flush=True),
+    ready=lambda address: print("listening on", address, flush=True),
+    report=lambda line, level: print(line, flush=True),
 )
 print("stopped", flush=True)
 """

@@ -5,6 +5,7 @@ Source: Kafka `ConfigHelper`, `ConfigAdminManager`, `ConfigurationControlManager
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from typing import Callable, Mapping, Sequence, TypeVar, Union
@@ -414,7 +415,8 @@ def describe_log_dirs(
         usage = shutil.disk_usage(broker.data.path)
         code, total, free = ErrorCode.NONE, usage.total, usage.free
     except OSError as error:
-        broker.report(f"[broker] Data directory {broker.data.path} cannot be read: {error.strerror}. Check the disk.")
+        text = f"[broker] Data directory {broker.data.path} cannot be read: {error.strerror}. Check the disk."
+        broker.report(text, logging.ERROR)
         code, total, free = ErrorCode.KAFKA_STORAGE_ERROR, -1, -1
     result = _LogDir(
         error_code=code,

@@ -5,6 +5,7 @@ Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special times
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from spark_groupsource.broker.api.inline_steps import run_inline
@@ -149,7 +150,8 @@ def offset_for_leader_epoch(
             except ApiError as error:
                 code = error.code
             except StorageError as error:
-                broker.report(f"[partition={topic.topic}-{requested.partition}] Reading leader epochs failed: {error}")
+                text = f"[partition={topic.topic}-{requested.partition}] Reading leader epochs failed: {error}"
+                broker.report(text, logging.ERROR)
                 code = ErrorCode.KAFKA_STORAGE_ERROR
             entry = _EpochTopic.EpochEndOffset(
                 error_code=code, partition=requested.partition, leader_epoch=end.epoch, end_offset=end.end_offset

@@ -9,6 +9,7 @@ Source: KIP-664, KIP-994 (duration filter), KIP-1152 (pattern), KIP-1228 (transa
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Collection, Mapping
 
@@ -199,7 +200,8 @@ def _write_marker(
         return error.code
     broker.report(
         f"[partition={topic_partition}] Client {context.client_host} ended the transaction of producer "
-        f"{marker.producer_id} (epoch {marker.producer_epoch}): {'commit' if marker.transaction_result else 'abort'}."
+        f"{marker.producer_id} (epoch {marker.producer_epoch}): {'commit' if marker.transaction_result else 'abort'}.",
+        logging.INFO,
     )
     return ErrorCode.NONE
 

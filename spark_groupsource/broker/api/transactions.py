@@ -8,6 +8,8 @@ Source: Kafka `KafkaApis` (checks before the coordinator), KIP-98, KIP-360, KIP-
 
 from __future__ import annotations
 
+import logging
+
 from spark_groupsource.broker.api.groups import add_topics, group_request, missing_topics, split_by_existence
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction
@@ -66,7 +68,7 @@ def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
     try:
         return ErrorCode.NONE, ProducerIdAndEpoch(broker.data.next_producer_id(), 0)
     except StorageError as error:
-        broker.report(f"[broker] Allocating a producer id failed: {error}")
+        broker.report(f"[broker] Allocating a producer id failed: {error}", logging.ERROR)
         return ErrorCode.KAFKA_STORAGE_ERROR, ProducerIdAndEpoch(-1, -1)
 
 

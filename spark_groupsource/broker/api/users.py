@@ -8,6 +8,7 @@ Source: KIP-546 (quotas), KIP-554 (credentials); Kafka `ScramControlManager`, `D
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from spark_groupsource.broker.credentials import CredentialStore
@@ -147,7 +148,7 @@ def alter_scram_credentials(
         except ApiError as error:
             code, text = error.code, error.message
         except StorageError as error:
-            broker.report(f"[user={name}] Storing SCRAM credentials failed: {error}")
+            broker.report(f"[user={name}] Storing SCRAM credentials failed: {error}", logging.ERROR)
             code, text = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
         results.append(_Altered(user=name, error_code=code, error_message=text))
     return AlterUserScramCredentialsResponse(throttle_time_ms=0, results=results)

@@ -11,6 +11,7 @@ Source: Kafka `CoordinatorRuntime`, `GroupCoordinatorService`.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import defaultdict
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
@@ -22,6 +23,7 @@ from spark_groupsource.broker.coordinators.state_size import GroupStateSize
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
+    GroupEvent,
     GroupRequest,
     GroupShard,
     GroupTimer,
@@ -234,20 +236,20 @@ class GroupRuntime:
         if self._full_reported_ms is None or self._full_reported_ms <= now_ms - _FULL_REPORT_MS:
             self._full_reported_ms = now_ms
             self._services.report(
-                "[groups] Rejecting new groups and members: the state of all groups exceeds "
+                "[broker] Rejecting new groups and members: the state of all groups exceeds "
                 f"group.coordinator.max.state.bytes={self._config.group_coordinator_max_state_bytes}."
             )
 
     # --- decide, append, replay, reply ---
 
     def _apply(self, shard: _Shard, outcome: Outcome | None) -> None:
-        services, state_machine = self._services, shard.state_machine
+        state_machine = shard.state_machine
         while outcome is not None:
             self._apply_timers(shard, outcome)
             for event in outcome.events:
                 # fifty partitions are loaded at each start, most of them without groups
                 if event.kind != "loaded" or state_machine.store.groups or state_machine.store.offsets:
-                    services.report(event.text)
+                    self._report_event(shard.partition, event)
             following = None
             if outcome.records:
                 try:
@@ -259,6 +261,11 @@ class GroupRuntime:
             for reply in outcome.replies:
                 self._reply(reply.token, reply.response)
             outcome = following
+
+    def _report_event(self, partition: int, event: GroupEvent) -> None:
+        entity = f"group={event.group_id}" if event.group_id else f"partition={OFFSETS_TOPIC}-{partition}"
+        level = logging.WARNING if event.kind == "append_failed" else logging.INFO
+        self._services.report(f"[{entity}] {event.text}", level)
 
     def _apply_timers(self, shard: _Shard, outcome: Outcome) -> None:
         for timer in outcome.timers:

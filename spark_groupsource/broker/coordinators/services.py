@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
@@ -35,4 +36,5 @@ class CoordinatorServices:
 
 def report_unexpected(report: Reporter, entity: str, error: Exception) -> None:
     """Reports an error that a state machine raised: the request gets UNKNOWN_SERVER_ERROR."""
-    report(f"[{entity}] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR: {describe_error(error)}.")
+    text = f"Unexpected error in a request; responding UNKNOWN_SERVER_ERROR: {describe_error(error)}."
+    report(f"[{entity}] {text}", logging.ERROR)

@@ -9,6 +9,7 @@ Source: Kafka `CoordinatorRuntime` (group coordinator), `TransactionStateManager
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import deque
 from typing import Generic, Hashable, Iterator, Mapping, NamedTuple, Protocol, TypeVar
@@ -270,7 +271,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
             del self._shards[shard.partition]
             text = f"Loading {self._topic.contents} of {self._topic.name}-{shard.partition} failed: {error}"
             self._load_errors[shard.partition] = text
-            self._services.report(f"[partition={self._topic.name}-{shard.partition}] {text}")
+            self._services.report(f"[partition={self._topic.name}-{shard.partition}] {text}", logging.ERROR)
             return
         if shard.is_loaded:
             self._coordinator.on_loaded(shard)

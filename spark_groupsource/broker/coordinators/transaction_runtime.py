@@ -12,6 +12,7 @@ Source: Kafka `TransactionStateManager`, `TransactionMarkerChannelManager`.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from enum import Enum
 from typing import Callable, Collection, Iterator, Protocol, Tuple
@@ -141,7 +142,8 @@ class TransactionRuntime:
                     transactional_id, timeout_ms, expected, timestamp_ms, self._next_producer_id
                 )
             except StorageError as error:
-                self._services.report(f"[transactional.id={transactional_id}] Allocating a producer id failed: {error}")
+                text = f"[transactional.id={transactional_id}] Allocating a producer id failed: {error}"
+                self._services.report(text, logging.ERROR)
                 raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         error_code = self._apply(shard, transactional_id, decision)
         value = decision.value
@@ -296,7 +298,8 @@ class TransactionRuntime:
     def _time_out(self, shard: _Shard, transactional_id: str) -> None:
         decision = shard.state_machine.abort_timed_out(transactional_id, self._clock.timestamp_ms())
         if decision.value is not None:
-            self._services.report(f"[transactional.id={transactional_id}] Aborting: transaction.timeout.ms has passed.")
+            text = f"[transactional.id={transactional_id}] Aborting: transaction.timeout.ms has passed."
+            self._services.report(text, logging.INFO)
             self._apply(shard, transactional_id, decision)
         value = shard.state_machine.transactions.get(transactional_id)
         if value is not None and value.status is ONGOING:  # the append failed, or the clock was set back

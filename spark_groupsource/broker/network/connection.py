@@ -12,6 +12,7 @@ Source: Kafka `Processor` and `KafkaChannel`, which mute a channel while its req
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from concurrent.futures import Future
 from functools import partial
@@ -226,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limit_reading()
 
     def refuse(self, reason: str) -> None:
-        self._owner.broker.report(f"[client={self.peer}] Closing the connection: {reason}")
+        self._owner.broker.report(f"[client={self.peer}] Closing the connection: {reason}", logging.INFO)
         self.close()
 
     def fail(self, error: Exception) -> None:
@@ -402,7 +403,8 @@ class Connection(asyncio.BufferedProtocol):
         if not authenticator.failure:
             self._transport.write(frame)
             return
-        self._owner.broker.report(f"[client={self.peer}] Authentication failed: {authenticator.failure}")
+        text = f"[client={self.peer}] Authentication failed: {authenticator.failure}"
+        self._owner.broker.report(text, logging.INFO)
         self._is_ending = True
         self._buffer.clear()
         delay_ms = self._owner.broker.config.connection_failed_authentication_delay_ms

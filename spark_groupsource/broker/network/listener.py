@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from functools import partial
 from typing import Any, Callable
@@ -203,7 +204,8 @@ class Listener:
         limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
         exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip)
         if exceeded and not self._is_refusing:  # reported once, not for each of thousands
-            self.broker.report(f"[client={connection.peer}] Closing new connections: {exceeded} is reached.")
+            text = f"[client={connection.peer}] Closing new connections: {exceeded} is reached."
+            self.broker.report(text, logging.INFO)
         self._is_refusing = bool(exceeded)
         if exceeded:
             connection.close()
@@ -214,4 +216,4 @@ class Listener:
 
     def on_error(self, connection: Connection, error: Exception) -> None:
         text = f"Closing the connection: unexpected error in a request: {describe_error(error)}."
-        self.broker.report(f"[client={connection.peer}] {text}")
+        self.broker.report(f"[client={connection.peer}] {text}", logging.ERROR)
