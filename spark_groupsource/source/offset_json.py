@@ -15,7 +15,7 @@ from spark_groupsource.model import OffsetRange, TopicPartition
 
 GROUP_KEY = "@group"
 
-_RESTART_FIELDS = ("starting", "committed", "delivered")
+_PARTITION_FIELDS = ("starting", "committed", "delivered")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,30 @@ class SourceOffset:
     delivered: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
+class DecodedOffsets:
+    """The last offsets of a query: Spark passes each of them several times, and an idle query always the same."""
+
+    def __init__(self) -> None:
+        self._last: list[tuple[Mapping[str, Any], SourceOffset]] = []
+
+    def decode(self, encoded: Mapping[str, Any]) -> SourceOffset:
+        """As `decode_offset`; returns the same object for an equal one of the last two offsets."""
+        for known, offset in self._last:
+            if known == encoded:
+                return offset
+        return self._add(encoded, decode_offset(encoded))
+
+    def encode(self, offset: SourceOffset) -> dict[str, Any]:
+        """As `encode_offset`."""
+        encoded = encode_offset(offset)
+        self._add(encoded, offset)
+        return encoded
+
+    def _add(self, encoded: Mapping[str, Any], offset: SourceOffset) -> SourceOffset:
+        self._last = [(encoded, offset), *self._last[:1]]
+        return offset
+
+
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
     """Returns the JSON object of `offset`; equal offsets have equal texts."""
     encoded: dict[str, Any] = nest_positions(offset.positions)
@@ -57,18 +81,15 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
-        group |= {name: nest_positions(each) for name in _RESTART_FIELDS if (each := getattr(offset, name))}
+        group |= {name: nest_positions(each) for name in _PARTITION_FIELDS if (each := getattr(offset, name))}
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
 
 
-def decode_offset(encoded: Mapping[str, Any], *, is_restart: bool = True) -> SourceOffset:
+def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
     """Parses an offset of this source, the empty initial offset, or an offset of Spark's Kafka source.
 
     Fields that an earlier version did not write are empty.
-
-    Args:
-        is_restart: False to leave out `starting`, `committed` and `delivered`, which a running query has in memory.
 
     Raises: ConfigurationError for any other JSON.
     """
@@ -82,7 +103,7 @@ def decode_offset(encoded: Mapping[str, Any], *, is_restart: bool = True) -> Sou
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             partition_counts=counts or _spark_counts(encoded),
-            **{name: _flatten(group.get(name, {})) for name in _RESTART_FIELDS if is_restart},
+            **{name: _flatten(group.get(name, {})) for name in _PARTITION_FIELDS},
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(

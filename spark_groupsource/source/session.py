@@ -12,7 +12,6 @@ A cooperative rebalance does not stop retained partitions: their batches continu
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from typing import Any, Iterable
@@ -28,13 +27,7 @@ from spark_groupsource.source.co_readers import CoReaders, PeerReply
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
-from spark_groupsource.source.offset_json import (
-    SourceOffset,
-    decode_offset,
-    encode_offset,
-    logged_ranges,
-    nest_positions,
-)
+from spark_groupsource.source.offset_json import DecodedOffsets, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
@@ -90,6 +83,7 @@ class StreamSession:
         self.drained = threading.Event()
         self.reader = ""
         self._positions = StreamPositions()
+        self._offsets = DecodedOffsets()
         self._assignment: GroupSnapshot | None = None
         self._last_end: dict[str, Any] | None = None
 
@@ -107,8 +101,8 @@ class StreamSession:
         Raises: ConfigurationError, BrokerError, NetworkError, DataLossError.
         """
         with self._lock:
-            start = decode_offset(start_json, is_restart=self._positions.checkpoint is None)
-            self._checkpointed(start, start_json)
+            start = self._offsets.decode(start_json)
+            self._checkpointed(start)
             self._co_readers.call_started()
             if self.drained.is_set():
                 self._clock.sleep_ms(_REFRESH_MS)
@@ -123,7 +117,7 @@ class StreamSession:
             is_committed = self._positions.is_committed(start, self._existing_owners())
             self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
             # without a new batch the same object that Spark passed: Spark compares offsets as text
-            self._last_end = start_json if end is None else encode_offset(end)
+            self._last_end = start_json if end is None else self._offsets.encode(end)
             return self._last_end
 
     def commit(self) -> None:
@@ -139,7 +133,7 @@ class StreamSession:
         """
         with self._lock:
             self._co_readers.batch_started()
-            start, end = (decode_offset(each, is_restart=False) for each in (start_json, end_json))
+            start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
             # the assignment for which the batch was planned; a task finds out whether it is still valid
             is_planned = self._assignment is not None and end_json == self._last_end
             group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
@@ -227,8 +221,8 @@ class StreamSession:
         if proof is not None and self._lock.acquire(timeout=1):
             try:
                 if not self.drained.is_set() and proof == self._last_end:
-                    start = decode_offset(proof)
-                    self._checkpointed(start, proof)
+                    start = self._offsets.decode(proof)
+                    self._checkpointed(start)
                     self._commit(start)
                     self._leave_drained()
             finally:
@@ -260,10 +254,10 @@ class StreamSession:
 
     # -- 1: commit ---------------------------------------------------------------------------------------------------
 
-    def _checkpointed(self, start: SourceOffset, start_json: dict[str, Any]) -> None:
+    def _checkpointed(self, start: SourceOffset) -> None:
         is_first = self._positions.checkpoint is None
         self.reader = start.reader or self.reader or uuid4().hex
-        positions = self._positions.checkpointed(json.dumps(start_json), start)
+        positions = self._positions.checkpointed(start)
         self._positions = self._start_positions.start_query(start, positions) if is_first else positions
 
     def _existing_owners(self) -> frozenset[TopicPartition]:

@@ -26,7 +26,7 @@ class StreamPositions:
         partition_counts: topic -> number of partitions for each subscribed topic when the query started. A partition
             beyond it was added later, as was every partition of a topic that was recreated since.
         starting: `startingOffsets` as resolved when the query started; empty for earliest.
-        checkpoint: text of the checkpointed offset that `acquired` refers to; None before the first call.
+        checkpoint: the checkpointed offset that `acquired` refers to; None before the first call.
     """
 
     owned: frozenset[TopicPartition] = frozenset()
@@ -37,10 +37,10 @@ class StreamPositions:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     partition_counts: Mapping[str, int] = field(default_factory=dict)
     starting: Offsets = field(default_factory=dict)
-    checkpoint: str | None = None
+    checkpoint: SourceOffset | None = None
 
-    def checkpointed(self, text: str, start: SourceOffset) -> StreamPositions:
-        """Returns the positions after Spark has checkpointed `start`, whose text is `text`."""
+    def checkpointed(self, start: SourceOffset) -> StreamPositions:
+        """Returns the positions after Spark has checkpointed `start`."""
         if self.checkpoint is None:
             return replace(
                 self,
@@ -49,10 +49,11 @@ class StreamPositions:
                 starting=dict(start.starting),
                 committed=dict(start.committed),
                 delivered=dict(start.delivered),
-                checkpoint=text,
+                checkpoint=start,
             )
         # a new checkpoint contains the positions acquired before
-        return self if text == self.checkpoint else replace(self, acquired={}, checkpoint=text)
+        is_same = start is self.checkpoint or start == self.checkpoint
+        return self if is_same else replace(self, acquired={}, checkpoint=start)
 
     def started(
         self, topic_ids: Mapping[str, str], partition_counts: Mapping[str, int], starting: Offsets
@@ -146,12 +147,12 @@ class StreamPositions:
         """Returns the end offset of a batch that reads to `ends`."""
         return SourceOffset(
             ends,
-            dict(self.acquired),
+            self.acquired,
             generation_id,
             reader,
-            dict(self.topic_ids),
-            dict(self.partition_counts),
-            dict(self.starting),
+            self.topic_ids,
+            self.partition_counts,
+            {p: offset for p, offset in self.starting.items() if p not in ends},
             {p: offset for p, offset in self.committed.items() if p in ends or p in self.delivered},
-            dict(self.delivered),
+            self.delivered,
         )

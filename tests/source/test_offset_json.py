@@ -6,7 +6,13 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.offset_json import SourceOffset, decode_offset, encode_offset, logged_ranges
+from spark_groupsource.source.offset_json import (
+    DecodedOffsets,
+    SourceOffset,
+    decode_offset,
+    encode_offset,
+    logged_ranges,
+)
 
 A0, A2, A10, B0 = (TopicPartition(*pair) for pair in (("a", 0), ("a", 2), ("a", 10), ("b", 0)))
 
@@ -32,6 +38,16 @@ def test_facts_of_the_query_are_encoded_and_absent_ones_are_empty():
     # written by an earlier version
     earlier = {"a": {"0": 4}, "@group": {"acquired": {}, "generation": 7, "reader": "r"}}
     assert decode_offset(earlier) == SourceOffset({A0: 4}, {}, 7, "r")
+
+
+def test_last_two_offsets_are_not_decoded_again():
+    offsets, first, second = DecodedOffsets(), SourceOffset({A0: 4}, {}, 7, "r"), SourceOffset({A0: 5}, {}, 7, "r")
+    texts = [json.dumps(offsets.encode(each)) for each in (first, second)]
+    assert [offsets.decode(json.loads(text)) for text in texts] == [first, second]
+    assert [offsets.decode(json.loads(text)) is each for text, each in zip(texts, (first, second))] == [True, True]
+    third = offsets.decode({"a": {"0": 6}})
+    assert third == decode_offset({"a": {"0": 6}}) and offsets.decode({"a": {"0": 6}}) is third
+    assert offsets.decode(json.loads(texts[0])) == first
 
 
 def test_initial_offset_is_empty():

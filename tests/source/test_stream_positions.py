@@ -24,17 +24,17 @@ def test_value_is_immutable():
 
 
 def test_new_checkpoint_contains_the_acquired_positions():
-    before = positions(acquired={P1: 5}, checkpoint="a")
-    assert before.checkpointed("a", start({P0: 3})).acquired == {P1: 5}
-    assert before.checkpointed("b", start({P0: 3, P1: 7})).acquired == {}
+    before = positions(acquired={P1: 5}, checkpoint=start({P0: 3}))
+    assert before.checkpointed(start({P0: 3})).acquired == {P1: 5}
+    assert before.checkpointed(start({P0: 3, P1: 7})).acquired == {}
 
 
 def test_facts_of_the_query_are_those_of_its_first_checkpoint():
     checkpoint = SourceOffset({P0: 3}, {}, 1, "r", {"t": "id"}, {"t": 2}, {P1: 7})
-    value = StreamPositions().checkpointed("a", checkpoint)
+    value = StreamPositions().checkpointed(checkpoint)
     assert (value.topic_ids, value.partition_counts, value.starting) == ({"t": "id"}, {"t": 2}, {P1: 7})
     assert [value.is_added(p) for p in (P1, P2, TopicPartition("u", 0))] == [False, True, True]
-    later = value.checkpointed("b", SourceOffset({P0: 4}, {}, 1, "r", {"t": "id"}, {"t": 9}))
+    later = value.checkpointed(SourceOffset({P0: 4}, {}, 1, "r", {"t": "id"}, {"t": 9}))
     assert (later.partition_counts, later.starting) == ({"t": 2}, {P1: 7})
 
 
@@ -87,10 +87,11 @@ def test_checkpoint_is_rewritten_when_partitions_or_positions_have_changed():
 
 
 def test_assignment_replaces_owned_and_committed_positions():
-    before = positions(uncommitted={P0: 5, P1: 4}, checkpoint="a").started({"t": "id"}, {"t": 3}, {})
+    before = positions(uncommitted={P0: 5, P1: 4}, checkpoint=start({}))
+    before = before.started({"t": "id"}, {"t": 3}, {P0: 1, P1: 2})
     commits = {P2: OffsetAndMetadata(8), P0: None}
     after = before.assigned(frozenset({P0, P2}), {P2: 8}, commits, {P1: 6})
     assert (after.owned, after.acquired, after.committed) == (frozenset({P0, P2}), {P2: 8}, {P2: 8})
-    assert (after.uncommitted, after.checkpoint) == ({P0: 5}, "a")
+    assert (after.uncommitted, after.checkpoint) == ({P0: 5}, start({}))
     end = after.end_offset({P0: 9, P2: 10}, 4, "r")
-    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3}, {}, {P2: 8}, {P1: 6})
+    assert end == SourceOffset({P0: 9, P2: 10}, {P2: 8}, 4, "r", {"t": "id"}, {"t": 3}, {P1: 2}, {P2: 8}, {P1: 6})
