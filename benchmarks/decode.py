@@ -1,4 +1,4 @@
-"""Benchmark of record decoding: records per second on one core, compared with kafka-python.
+"""Benchmark of record decoding: records per second, compared with kafka-python.
 
     python benchmarks/decode.py
 

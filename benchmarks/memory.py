@@ -1,4 +1,4 @@
-"""Peak memory of a read task, for record batches of several sizes and compression ratios.
+"""Benchmark of a read task's peak memory, by size and compression ratio.
 
     python benchmarks/memory.py
 

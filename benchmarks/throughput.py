@@ -1,4 +1,4 @@
-"""Compares the throughput of batch reads with that of Spark's Kafka source, on a real Kafka.
+"""Benchmark of batch reads from a real Kafka, compared with Spark's source.
 
     python benchmarks/throughput.py
 

@@ -1,4 +1,4 @@
-"""Writes the generated pages of this directory, or checks that they are up to date.
+"""Writes the generated pages of this directory, or checks them.
 
     python docs/generate.py [--check] [PAGE ...]
 """

@@ -1,4 +1,4 @@
-"""Generates docs/options.md from the tables of settings and the definitions of the commands."""
+"""Generates docs/options.md from the tables of settings and the commands."""
 
 from __future__ import annotations
 

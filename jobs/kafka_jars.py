@@ -1,4 +1,4 @@
-"""Downloads the jars of Apache Kafka and of Spark's Kafka connector into a cache.
+"""Downloads the jars of Apache Kafka and Spark's Kafka connector.
 
 Apache Ivy, which PySpark contains, downloads them, so that only PySpark and Java are required. ``XDG_CACHE_HOME`` sets
 the parent directory of the cache (default ``~/.cache``); ``GROUPSOURCE_IVY_SETTINGS`` is an Ivy settings file, for

@@ -1,4 +1,4 @@
-"""A single-node Apache Kafka on the loopback interface, for tests, demo and benchmarks.
+"""Single-node Apache Kafka on the loopback interface, for tests and demo.
 
     with RealKafka() as kafka:
         print(kafka.bootstrap_servers)

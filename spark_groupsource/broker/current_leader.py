@@ -1,4 +1,4 @@
-"""Current leader and its endpoint in error responses of Fetch and Produce (KIP-951).
+"""Current leader in error responses of Fetch and Produce (KIP-951).
 
 The client sends its next request to the new leader without a metadata request in between.
 """

@@ -1,4 +1,4 @@
-"""Division of a large snappy block into parts that decompress on their own.
+"""Division of a large snappy block into parts that decompress separately.
 
 The usual compressors write fragments of 64 KiB that do not refer to one another, so a block can be cut between them.
 

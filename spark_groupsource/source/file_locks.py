@@ -1,4 +1,4 @@
-"""Locks on files and directories that end with the process that holds them.
+"""File and directory locks that end with their process.
 
 A lock shows whether its holder is running where a process id does not: ids are assigned again, and containers that
 share a directory have separate process ids.

@@ -1,4 +1,4 @@
-"""Rejects a second reader of one application with the same group and topic.
+"""Rejects readers of one application with the same group and topic.
 
 Spark starts a reader process for each query and each ``load()`` in it. Two of them in one group split the records of
 a topic, where Spark's Kafka source gives all records to each. Each reader therefore keeps a locked file with its group

@@ -1,4 +1,4 @@
-"""Size of a message in array elements, as a measure of its encoding time."""
+"""Size of a message in array elements, which determines its encoding time."""
 
 from __future__ import annotations
 

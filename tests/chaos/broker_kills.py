@@ -1,4 +1,4 @@
-"""Kills a broker under load, restarts it, and checks for lost and duplicate records.
+"""Kills a broker under load and checks for lost and duplicate records.
 
     PYTHONPATH=jobs:tests python tests/chaos/broker_kills.py [--kills 500] [--seed N] [--group-records 100000]
 

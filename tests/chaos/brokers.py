@@ -1,4 +1,4 @@
-"""Brokers that are killed and restarted on the same data, behind a proxy with a constant address."""
+"""Brokers with a constant address that are killed and restarted."""
 
 from __future__ import annotations
 

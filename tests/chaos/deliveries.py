@@ -1,4 +1,4 @@
-"""Tracks which records the outputs contain, and checks them against the committed offsets.
+"""Compares the records of the outputs with the committed offsets.
 
 A delivery is identified by its batch: the application and the micro-batch number, or the foreign member. Each repeated
 record can be traced to the batches that delivered it.

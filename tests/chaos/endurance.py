@@ -1,4 +1,4 @@
-"""Runs micro-batches without pause, with rebalances, and checks that no resource usage grows.
+"""Runs micro-batches with rebalances and checks the growth of resource usage.
 
     PYTHONPATH=jobs:tests python tests/chaos/endurance.py [--minutes 5] [--kafka]
 

@@ -1,4 +1,4 @@
-"""Spark application of the endurance run: micro-batches without pause, with a JSON report every five seconds."""
+"""Spark application of the endurance run, with a report every five seconds."""
 
 from __future__ import annotations
 

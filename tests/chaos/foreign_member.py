@@ -1,4 +1,4 @@
-"""A librdkafka group member in a process of its own, which records what it consumes and can be killed."""
+"""A librdkafka group member in a separate process that can be killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A librdkafka member as a process: ``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS ASSIGNOR``.
+"""Process of a librdkafka member.
+
+``foreign_process.py BOOTSTRAP GROUP TOPIC FILE SESSION_TIMEOUT_MS ASSIGNOR``.
 
 Each position is written to the file before its offset can be committed, so commits are never ahead of the file.
 """

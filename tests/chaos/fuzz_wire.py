@@ -1,4 +1,4 @@
-"""Sends hostile frames to an embedded broker, which closes their connections and serves every other client.
+"""Fuzzer: sends invalid frames to an embedded broker beside another client.
 
     PYTHONPATH=jobs:tests python tests/chaos/fuzz_wire.py --examples 20000 --seed 7
 

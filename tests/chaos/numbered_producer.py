@@ -1,4 +1,4 @@
-"""A producer of numbered records that continues after every outage of the broker."""
+"""Producer of numbered records that retries during broker outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts the power of a broker under load, at any file operation, restarts it on what the disk may have, and checks it.
+"""Simulates power losses of a broker under load and checks its restart.
 
     PYTHONPATH=jobs:tests python tests/chaos/power_loss.py [--rounds 300] [--flush always|os] [--seed N]
 

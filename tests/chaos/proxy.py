@@ -1,4 +1,4 @@
-"""TCP proxy between clients and a broker that drops, delays and pauses connections.
+"""TCP proxy that drops, delays and pauses connections to a broker.
 
 The broker advertises the address of the proxy, so every connection uses it. The proxy runs an event loop in a thread of
 its own; its methods may be called from any other thread.

@@ -1,4 +1,4 @@
-"""Injects random faults into streaming applications of one group and checks that no record is lost.
+"""Injects faults into streaming applications and checks for lost records.
 
     PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7 [--applications 3]
         [--assignor cooperative-sticky] [--kafka]

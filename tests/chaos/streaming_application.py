@@ -1,4 +1,4 @@
-"""Spark application of the chaos tests: streams a topic into Parquet as two members of a group.
+"""Spark application of the chaos tests: streams a topic into Parquet.
 
 SIGTERM drains it. It restarts a failed query from its checkpoint, as a supervisor would; with ``--once`` it exits
 instead. While the file of ``--gate`` exists, each record waits, so that a test can stop the application within a batch.

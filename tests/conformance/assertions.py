@@ -1,4 +1,4 @@
-"""Reads from the source which tests carry a marker and whether a test asserts anything.
+"""Finds the marked tests, and tests without an assertion, in the source.
 
 A test asserts if its body has an `assert` on something other than a constant, or calls `pytest.raises`, `pytest.warns`
 or `pytest.fail`, or calls a function of the tests that does so. Methods of objects do not count: most of them set up

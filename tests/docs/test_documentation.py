@@ -47,6 +47,15 @@ def test_every_link_in_a_page_has_a_target(page: str) -> None:
     assert missing == []
 
 
+def test_the_first_line_of_every_module_has_at_most_twelve_words() -> None:
+    too_long = []
+    for path in sorted((ROOT / "spark_groupsource").rglob("*.py")):
+        first_line = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        if not 0 < len(first_line.split()) <= 12:
+            too_long.append(f"{path.relative_to(ROOT)}: {first_line!r}")
+    assert not too_long
+
+
 def test_package_diagram_equals_the_imports() -> None:
     diagram = (ROOT / "docs" / "design.md").read_text().partition("flowchart TD")[2].partition("```")[0]
     drawn = {

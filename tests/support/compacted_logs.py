@@ -1,4 +1,4 @@
-"""A partition of a compacted topic, and what a pass of the log cleaner retains."""
+"""A partition of a compacted topic and its records after compaction."""
 
 from __future__ import annotations
 

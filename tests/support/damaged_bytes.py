@@ -1,4 +1,4 @@
-"""Checks that a decoder rejects every truncated or extended form of its bytes."""
+"""Checks that a decoder rejects truncated and extended bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and fails the file operations below a directory, by replacing functions of `os` and `open` in this process.
+"""Records and fails file operations below a directory of this process.
 
 Files are changed as usual, so that the process sees what it has written; a flush is only recorded. The records are the
 operations of `power_loss.Disk`:

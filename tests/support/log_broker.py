@@ -1,4 +1,4 @@
-"""Topics, logs and data directory of a broker, without the rest of it."""
+"""Topics, logs and data directory of a broker without network."""
 
 from __future__ import annotations
 

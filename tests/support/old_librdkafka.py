@@ -1,4 +1,4 @@
-"""Old releases of confluent-kafka: their installation, and a client program that runs with one of them.
+"""Old releases of confluent-kafka: installation and a client program.
 
 As a program, this file prints the results of `run_client` as JSON; its argument is a JSON object.
 """

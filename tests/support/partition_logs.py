@@ -1,4 +1,4 @@
-"""Record batches and partition logs for tests of storage and of the broker."""
+"""Record batches and partition logs for tests."""
 
 from __future__ import annotations
 

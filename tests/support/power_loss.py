@@ -1,4 +1,4 @@
-"""Disk contents that a power loss may leave, computed from the recorded file operations.
+"""Possible disk contents after a power loss, from recorded file operations.
 
 Only what was flushed is certain. Of a file, any part of the writes since its last flush is stored: none, the first ones
 with the last one torn, or any sectors; the new size may be stored without the data, which then reads as zeros. Of a

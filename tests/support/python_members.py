@@ -1,4 +1,4 @@
-"""Foreign members of a group written in Python: kafka-python's and aiokafka's consumers, each in a thread."""
+"""Group members of kafka-python and aiokafka, each in a thread."""
 
 from __future__ import annotations
 

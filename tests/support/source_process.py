@@ -1,4 +1,4 @@
-"""A reader process that a test calls over a socket, as Spark calls its readers."""
+"""A reader process that a test calls over a socket, as Spark."""
 
 from __future__ import annotations
 

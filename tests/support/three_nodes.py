@@ -1,4 +1,4 @@
-"""Connections to the nodes of a broker with three nodes, and requests of a group member."""
+"""Connections to a broker with three nodes, and requests of members."""
 
 from __future__ import annotations
 

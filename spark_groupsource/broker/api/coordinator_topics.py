@@ -1,4 +1,4 @@
-"""Creation of the coordinators' topics, in steps, before the first request that uses them.
+"""Creates the topics of the coordinators at their first use, in steps.
 
 Source: Kafka `KafkaApis.getCoordinator`, `AutoTopicCreationManager`: there the client retries until the topic exists.
 """

@@ -1,4 +1,4 @@
-"""Largest requests by API: bytes of the frame, and array elements of the body.
+"""Largest requests by API: frame bytes and array elements.
 
 Apache Kafka has `socket.request.max.bytes` only, because decoding costs it less: here it takes about 3 microseconds and
 160 bytes per element.

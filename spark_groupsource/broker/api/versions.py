@@ -1,4 +1,4 @@
-"""Served APIs and features: version ranges, handlers, and differences from Apache Kafka 4.3.
+"""Served APIs and features: versions, handlers, differences from Apache Kafka 4.3.
 
 ApiVersions advertises exactly these tables. A range ends with the versions that tests compare with a real Kafka, not
 with those that the codec can decode. A row without a note serves the versions of Kafka 4.3, which has no versions older

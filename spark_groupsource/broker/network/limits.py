@@ -1,4 +1,4 @@
-"""Bounds on connections, and on the bytes of requests and responses of all clients.
+"""Limits of connections, and of request and response bytes of all clients.
 
 Pure apart from calls of the connections: the caller passes the time.
 

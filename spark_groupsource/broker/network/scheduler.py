@@ -1,4 +1,4 @@
-"""Time slices for requests that take long, and a worker thread for pure functions.
+"""Scheduler of long requests: time slices and a worker thread.
 
 Each iteration of the event loop runs at most one slice of all waiting tasks, so that it polls the sockets in between.
 The tasks run round robin, one step each: a client that sends many or expensive requests delays its own responses.

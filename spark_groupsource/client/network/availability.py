@@ -1,4 +1,4 @@
-"""Logs once when a broker becomes unreachable and once when it is reachable."""
+"""Log lines about brokers that become unreachable or reachable, one each."""
 
 from __future__ import annotations
 

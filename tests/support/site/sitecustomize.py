@@ -1,4 +1,4 @@
-"""Loaded by every Python that a test starts: makes the many Python processes of Spark start with little work.
+"""Loaded by every Python process of a test: shortens its start.
 
 Spark puts ``pyspark.zip`` first on the path, the same files as the installed PySpark without their compiled form, and
 each process would compile them again. Spark's Python daemon forks its workers, and each worker would import what the
