@@ -8,7 +8,7 @@ from typing import Mapping
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import Clock
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.log_end_offsets import LogEndOffsets, Readable
+from spark_groupsource.source.log_end_offsets import LogEndOffsets, ReadableOffsets
 from spark_groupsource.source.offset_lookup import Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.planning import Backlog, limit_bytes, limit_ends, should_plan_batch
@@ -35,7 +35,7 @@ class BatchPlanner:
         self._planned_ms: int | None = None
         self.is_available_now = False
 
-    def readable(self, begins: Mapping[TopicPartition, int]) -> Readable:
+    def readable(self, begins: Mapping[TopicPartition, int]) -> ReadableOffsets:
         """Returns the offsets that the partitions may be read to.
 
         Raises: DataLossError, BrokerError, NetworkError.

@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 NOT_STARTED = "not_started"
 """Name of a control socket until Spark has called the reader for the first time."""
 
-# a rebalance among other applications completes without the co-readers
-_PATIENCE_MS = 1_000
-# a rebalance with co-readers that Spark has not called yet does not
-_FIRST_PATIENCE_MS = 100
+# time before co-readers get a request: a rebalance among other applications completes without them
+_REQUEST_AFTER_MS = 1_000
+# the same after co-readers that Spark has not called yet have joined: the rebalance needs them
+_FIRST_REQUEST_AFTER_MS = 100
 # time between the planning of a batch and the start of its tasks while Spark is not blocked
 _LOG_WRITE_MS = 500
 # the same with availableNow: its query ends with the first trigger without a batch, so a needless yield would end it
@@ -84,15 +84,15 @@ class ReaderState:
         """Spark starts the planned batch."""
         self._planned_ms = None
 
-    def reply(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
+    def reply(self, min_age_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
         """Returns the reply to a co-reader; with no batch in flight calls `rejoin` with a timeout.
 
         Args:
-            least_ms: minimum age of a planned batch to reply BATCH_PLANNED.
+            min_age_ms: minimum age of a planned batch to reply BATCH_PLANNED.
         """
         if self._planned_ms is not None:
             age_ms = self._clock.now_ms() - self._planned_ms
-            return PeerReply.BATCH_PLANNED if age_ms >= least_ms else PeerReply.BUSY
+            return PeerReply.BATCH_PLANNED if age_ms >= min_age_ms else PeerReply.BUSY
         if not self._is_idle:
             return PeerReply.BUSY
         try:
@@ -122,7 +122,7 @@ class CoReaders:
         self._clock = clock
         self._state = ReaderState(clock)
         self._waiting_since_ms: int | None = None
-        self._patience_ms = _PATIENCE_MS
+        self._request_after_ms = _REQUEST_AFTER_MS
 
     def call_started(self) -> None:
         """See `ReaderState.call_started`."""
@@ -136,49 +136,49 @@ class CoReaders:
         """See `ReaderState.batch_started`."""
         self._state.batch_started()
 
-    def reply(self, least_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
+    def reply(self, min_age_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
         """See `ReaderState.reply`."""
-        return self._state.reply(least_ms, rejoin)
+        return self._state.reply(min_age_ms, rejoin)
 
     def join_not_started(self) -> None:
         """Requests the readers that Spark has not called yet to join the group."""
         not_started = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
-        if PeerReply.REJOINED in self._ask_all(not_started, 0):
-            self._patience_ms = _FIRST_PATIENCE_MS
+        if PeerReply.REJOINED in self._request_all(not_started, 0):
+            self._request_after_ms = _FIRST_REQUEST_AFTER_MS
 
     def should_yield(self, is_settled: bool, is_available_now: bool) -> bool:
         """True if a co-reader cannot continue before the caller returns to Spark; to be called after each poll."""
         if is_settled:
-            self._waiting_since_ms, self._patience_ms = None, _PATIENCE_MS
+            self._waiting_since_ms, self._request_after_ms = None, _REQUEST_AFTER_MS
             return False
         now_ms = self._clock.now_ms()
         if self._waiting_since_ms is None:
             self._waiting_since_ms = now_ms
-        if now_ms - self._waiting_since_ms < self._patience_ms:
+        if now_ms - self._waiting_since_ms < self._request_after_ms:
             return False
-        least_ms = _AVAILABLE_NOW_LOG_WRITE_MS if is_available_now else _LOG_WRITE_MS
-        replies = self._ask_all(self._others(), least_ms)
+        min_age_ms = _AVAILABLE_NOW_LOG_WRITE_MS if is_available_now else _LOG_WRITE_MS
+        replies = self._request_all(self._others(), min_age_ms)
         self._waiting_since_ms = now_ms
         return PeerReply.BATCH_PLANNED in replies
 
     def _others(self) -> list[Path]:
         return [path for path in self._sockets() if path.name.rpartition("-")[2] != str(os.getpid())]
 
-    def _ask_all(self, paths: list[Path], least_ms: int) -> list[PeerReply]:
+    def _request_all(self, paths: list[Path], min_age_ms: int) -> list[PeerReply]:
         # in parallel: the rebalance may wait for several co-readers, and each of them waits for the others
         if not paths:
             return []
         with ThreadPoolExecutor(len(paths), "groupsource co-readers") as pool:
-            return list(pool.map(lambda path: self._ask(path, least_ms), paths))
+            return list(pool.map(lambda path: self._request(path, min_age_ms), paths))
 
-    def _ask(self, path: Path, least_ms: int) -> PeerReply:
+    def _request(self, path: Path, min_age_ms: int) -> PeerReply:
         try:
             channel = dial_local(str(path), _CONNECT_MS)
         except NetworkError:
             # the socket of a killed reader
             return PeerReply.OTHER_GROUP
         try:
-            channel.send(json.dumps({"group": self._group_id, "least_ms": least_ms}))
+            channel.send(json.dumps({"group": self._group_id, "min_age_ms": min_age_ms}))
             return PeerReply(json.loads(channel.receive(_REPLY_MS) or "{}").get("reply"))
         except (NetworkError, ValueError) as error:
             _log.debug("[group=%s socket=%s] No reply from co-reader: %s", self._group_id, path, error)

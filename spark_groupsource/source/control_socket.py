@@ -2,7 +2,7 @@
 
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
-``{"group": <group id>, "least_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. The sockets of an
+``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. The sockets of an
 application are in one private directory named after the driver JVM; each reader holds a lock on it.
 """
 
@@ -20,7 +20,7 @@ from spark_groupsource.net import LocalChannel, LocalListener
 from spark_groupsource.source.co_readers import PeerReply
 from spark_groupsource.source.driver_process import (
     application_name,
-    hold_directory,
+    lock_directory,
     private_directory,
     process_identity,
     remove_stale_directories,
@@ -75,10 +75,10 @@ class ControlServer:
         driver: int,
         reader: str,
         request_drain: Callable[[dict[str, Any] | None], bool],
-        peer_reply: Callable[[str, int], PeerReply] = lambda group_id, least_ms: PeerReply.OTHER_GROUP,
+        peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
     ) -> None:
         remove_stale_directories("control")
-        directory, self._directory_lock = hold_directory(_directory_name(driver))
+        directory, self._directory_lock = lock_directory(_directory_name(driver))
         try:
             _remove_stale_sockets(directory)
             self._listener = LocalListener(str(directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
@@ -132,7 +132,7 @@ class ControlServer:
                     return
                 request = json.loads(line)
                 if "group" in request:
-                    reply = self._peer_reply(str(request["group"]), int(request["least_ms"]))
+                    reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
                     channel.send(json.dumps({"reply": reply.value}))
                     return
                 is_drain, proof = bool(request["drain"]), request["proof"]

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.file_locks import HeldLock, hold, unheld
+from spark_groupsource.source.file_locks import SharedLock, lock_shared, try_lock_exclusive
 
 
 def driver_pid() -> int:
@@ -97,12 +97,12 @@ def private_directory(name: str) -> Path:
     return path
 
 
-def hold_directory(name: str) -> tuple[Path, HeldLock]:
+def lock_directory(name: str) -> tuple[Path, SharedLock]:
     """As `private_directory`; the directory is not removed as a stale one before the lock is released."""
     while True:
         path = private_directory(name)
         try:
-            return path, hold(path)
+            return path, lock_shared(path)
         except FileNotFoundError:
             # another process has removed it as a stale one
             continue
@@ -111,7 +111,7 @@ def hold_directory(name: str) -> tuple[Path, HeldLock]:
 def remove_stale_directories(kind: str) -> None:
     """Removes the directories ``<kind>-*`` that no running process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_path(kind).name}-*"):
-        with unheld(path) as is_stale:
+        with try_lock_exclusive(path) as is_stale:
             if is_stale:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -20,7 +20,7 @@ from types import FrameType
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.driver_process import application_name, private_directory, process_identity
-from spark_groupsource.source.file_locks import hold, is_held, locked
+from spark_groupsource.source.file_locks import is_locked, lock_exclusive, lock_shared
 from spark_groupsource.source.options import is_embedded
 from spark_groupsource.source.signal_flag import SignalFlag
 
@@ -44,7 +44,7 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
         return bootstrap_servers
     data_dir = bootstrap_servers.strip().partition(":")[2]
     run_dir = run_directory(data_dir, driver)
-    with locked(run_dir / "lock"):
+    with lock_exclusive(run_dir / "lock"):
         (run_dir / "users" / application_name(driver)).write_text(process_identity(driver))
         return _running(run_dir) or _start(run_dir, data_dir)
 
@@ -63,7 +63,7 @@ def run_directory(data_dir: str, driver: int) -> Path:
 def _running(run_dir: Path) -> str | None:
     """Returns the address of the broker, which holds the lock of its file while it runs."""
     path = run_dir / "address"
-    if not is_held(path):
+    if not is_locked(path):
         return None
     return path.read_text().partition(" ")[2]
 
@@ -113,10 +113,10 @@ def main(run_dir: Path, data_dir: str | None) -> None:
     with EmbeddedBroker(data_dir or None) as broker:
         ready = run_dir / "address.new"
         ready.write_text(f"{os.getpid()} {broker.bootstrap_servers}")
-        lock = hold(ready)
+        lock = lock_shared(ready)
         ready.rename(run_dir / "address")
         while not ended.wait(_WATCH_S):
-            with locked(run_dir / "lock"):
+            with lock_exclusive(run_dir / "lock"):
                 if not _remove_ended_users(run_dir):
                     (run_dir / "address").unlink()
                     break
@@ -125,7 +125,7 @@ def main(run_dir: Path, data_dir: str | None) -> None:
         # the directory is named after an application that has ended
         shutil.rmtree(run_dir)
         return
-    with locked(run_dir / "lock"):
+    with lock_exclusive(run_dir / "lock"):
         _remove_ended_users(run_dir)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Iterator
 
 
-class HeldLock:
+class SharedLock:
     """A shared lock of this process; released by `release` or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
@@ -25,7 +25,7 @@ class HeldLock:
             os.close(descriptor)
 
 
-def hold(path: Path) -> HeldLock:
+def lock_shared(path: Path) -> SharedLock:
     """Locks an existing file or directory; waits while another process removes it.
 
     Raises: FileNotFoundError if it was removed; OSError.
@@ -38,11 +38,11 @@ def hold(path: Path) -> HeldLock:
     except BaseException:
         os.close(descriptor)
         raise
-    return HeldLock(descriptor)
+    return SharedLock(descriptor)
 
 
 @contextmanager
-def unheld(path: Path) -> Iterator[bool]:
+def try_lock_exclusive(path: Path) -> Iterator[bool]:
     """Yields True if no process holds a lock on `path`; none can lock it before the end of the block."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -60,14 +60,14 @@ def unheld(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """True if `path` exists and a running process holds a lock on it."""
-    with unheld(path) as is_unheld:
-        return path.exists() and not is_unheld
+    with try_lock_exclusive(path) as is_free:
+        return path.exists() and not is_free
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_exclusive(path: Path) -> Iterator[None]:
     """Waits for and holds the exclusive lock of a file, which is created if needed."""
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ from typing import Any, Iterator
 from spark_groupsource.clock import Clock, SystemClock, format_timestamp_ms
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.source.file_locks import HeldLock, hold, locked, unheld
+from spark_groupsource.source.file_locks import SharedLock, lock_exclusive, lock_shared, try_lock_exclusive
 
 # a stopped query releases its group a moment after query.stop() returns
 _RELEASE_WAIT_MS = 5_000
@@ -59,7 +59,7 @@ class ClaimedGroup:
         query_file: path to which a read task writes the name of the query.
     """
 
-    def __init__(self, path: Path, locks: list[HeldLock]) -> None:
+    def __init__(self, path: Path, locks: list[SharedLock]) -> None:
         self._path, self._locks = path, locks
         self.query_file = str(_query_file(path))
 
@@ -79,7 +79,7 @@ def claim_group(directory: Path, claim: GroupClaim, clock: Clock | None = None) 
     clock = clock or SystemClock()
     deadline_ms = clock.now_ms() + _RELEASE_WAIT_MS
     while True:
-        with locked(directory / "claims"):
+        with lock_exclusive(directory / "claims"):
             shared = [(path, other) for path, other in _claims(directory) if claim.shared_topics(other)]
             if not shared:
                 return _write(directory, claim)
@@ -122,7 +122,7 @@ def _query_file(path: Path) -> Path:
 def _claims(directory: Path) -> Iterator[tuple[Path, GroupClaim]]:
     """Yields the claims of running readers and removes those of others."""
     for path in directory.glob(f"{_CLAIM}*"):
-        with unheld(path) as is_stale:
+        with try_lock_exclusive(path) as is_stale:
             if is_stale:
                 path.unlink()
                 _query_file(path).unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def _write(directory: Path, claim: GroupClaim) -> ClaimedGroup:
     descriptor, name = tempfile.mkstemp(prefix=_CLAIM, dir=directory)
     with open(descriptor, "w") as file:
         json.dump(asdict(claim), file)
-    return ClaimedGroup(Path(name), [hold(Path(name)), hold(directory)])
+    return ClaimedGroup(Path(name), [lock_shared(Path(name)), lock_shared(directory)])
 
 
 def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> ConfigurationError:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _RECHECK_MS = 1_000
 
 
-class Readable(NamedTuple):
+class ReadableOffsets(NamedTuple):
     """`ends`: the offset each partition may be read to. `truncated`: new positions where a log ends before them."""
 
     ends: Offsets
@@ -95,7 +95,7 @@ class LogEndOffsets:
             self._deleted = {p: is_reported for p, is_reported in self._deleted.items() if p in missing}
             self.expire()
 
-    def readable(self, begins: Offsets, *, is_available_now: bool) -> Readable:
+    def readable(self, begins: Offsets, *, is_available_now: bool) -> ReadableOffsets:
         """Returns the offset each partition may be read to; with availableNow at most the end at the query's start.
 
         Raises: DataLossError (failOnDataLoss) when a log ends before its begin or a partition was deleted. BrokerError,
@@ -107,12 +107,13 @@ class LogEndOffsets:
         if not is_cached:
             truncated = {**truncated, **self._diverged(begins, ends)}
         if not is_available_now:
-            return Readable(ends, truncated)
+            return ReadableOffsets(ends, truncated)
         if self._available_now_ends is None:
             self._available_now_ends = {**self._lookup.latest(self._lookup.partitions()), **ends}
         # a partition added later is left to the next run
         bounds = self._available_now_ends
-        return Readable({p: min(end, bounds.get(p, truncated.get(p, begins[p]))) for p, end in ends.items()}, truncated)
+        limited = {p: min(end, bounds.get(p, truncated.get(p, begins[p]))) for p, end in ends.items()}
+        return ReadableOffsets(limited, truncated)
 
     def _truncated(self, begins: Offsets, ends: Offsets) -> Offsets:
         shorter = [p for p in begins if ends[p] < begins[p]]

@@ -19,7 +19,7 @@ _MAX_EARLIER_EPOCHS = 4
 _COMMIT_LOOKUP_MS = 2_000
 
 
-class _Known(NamedTuple):
+class _EpochAtOffset(NamedTuple):
     """Everything before `offset` was in the log in `leader_epoch`."""
 
     offset: int
@@ -31,7 +31,7 @@ class PositionEpochs:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[TopicPartition, _Known] = {}
+        self._known: dict[TopicPartition, _EpochAtOffset] = {}
         # (partition, epoch) -> the epoch before it and the offset where it starts
         self._starts: dict[tuple[TopicPartition, int], EpochEndOffset] = {}
 
@@ -45,7 +45,7 @@ class PositionEpochs:
         """
         kept = {p: self._known[p] for p in retained if p in self._known}
         restored = {
-            p: _Known(commit.offset, commit.leader_epoch)
+            p: _EpochAtOffset(commit.offset, commit.leader_epoch)
             for p, commit in commits.items()
             if commit is not None and commit.leader_epoch >= 0
         }
@@ -79,7 +79,8 @@ class PositionEpochs:
                 # the positions are validated by the next call
                 _log.warning("Leader epochs were not validated, retrying: %s", error)
                 current.update(dict.fromkeys(moved, -1))
-        self._known.update({p: _Known(ends[p], epoch) for p, epoch in current.items() if epoch >= 0 and p in ends})
+        validated = {p: _EpochAtOffset(ends[p], epoch) for p, epoch in current.items() if epoch >= 0 and p in ends}
+        self._known.update(validated)
         return {p: end.end_offset for p, end in found.items() if end.end_offset < begins[p]}
 
     def of_ranges(self, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:

@@ -148,12 +148,12 @@ class ReaderProcess:
         if previous is not None:
             previous.close()
 
-    def _reply_not_started(self, group_id: str, least_ms: int) -> PeerReply:
+    def _reply_not_started(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Replies to a co-reader before Spark's first call: joins the group together with it."""
         if group_id != self.options.group_id:
             return PeerReply.OTHER_GROUP
         try:
-            return self.session().peer_reply(group_id, least_ms)
+            return self.session().peer_reply(group_id, min_age_ms)
         except GroupSourceError as error:
             # Spark's first call meets the same error and fails the query with it
             _log.debug("[group=%s] Joining before the first call failed: %s", group_id, error)

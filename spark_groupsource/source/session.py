@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 # an idle query calls about 90 times a second; the brokers are queried at most once in this time
 _REFRESH_MS = 100
 # wait of a commit for a rebalance to end, where a later call can commit as well
-_COMMIT_PATIENCE_MS = 1_000
+_COMMIT_WAIT_MS = 1_000
 # the coordinator has not received the leader's assignment yet
 _TRANSIENT = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
 
@@ -229,7 +229,7 @@ class StreamSession:
                 self._lock.release()
         return self.drained.is_set()
 
-    def peer_reply(self, group_id: str, least_ms: int) -> PeerReply:
+    def peer_reply(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Replies to a co-reader that waits for the group; while no batch is in flight, rejoins the group.
 
         The next call of Spark applies the new assignment.
@@ -239,7 +239,7 @@ class StreamSession:
         if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
             return PeerReply.BUSY
         try:
-            return self._co_readers.reply(least_ms, self._ownership.poll)
+            return self._co_readers.reply(min_age_ms, self._ownership.poll)
         finally:
             self._lock.release()
 
@@ -278,7 +278,7 @@ class StreamSession:
         epochs = self._epochs.of_records(offsets)
         commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
         try:
-            self._ownership.commit(commits, None if is_last else _COMMIT_PATIENCE_MS)
+            self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS)
         except GenerationMismatchError as error:
             # this query is no longer the owner; its positions are checkpointed, and the new owner's commits apply
             self._positions = self._positions.commit_dropped()
@@ -336,11 +336,11 @@ class StreamSession:
         if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
             assignment = GroupSnapshot.of(self._ownership)
             if assignment != self._assignment:
-                self._take_over(frozenset(assignment.owners), start)
+                self._apply_assignment(frozenset(assignment.owners), start)
             self._assignment = assignment
         return result
 
-    def _take_over(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
+    def _apply_assignment(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         takeover = self._start_positions.resolve(owned, start, self._positions)
         self._epochs.restore(takeover.commits, retained=self._positions.owned)
         self._positions = takeover.positions

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 Commits = Mapping[TopicPartition, OffsetAndMetadata | None]
 
 
-class Takeover(NamedTuple):
+class ResolvedPositions(NamedTuple):
     """Result of `StartPositions.resolve`.
 
     `to_commit` must be committed before anything is read; `commits` are the group's committed offsets until then.
@@ -73,7 +73,9 @@ class StartPositions:
                 starting = {}
         return positions.started(self._lookup.topic_ids(counts), counts, starting)
 
-    def resolve(self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions) -> Takeover:
+    def resolve(
+        self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
+    ) -> ResolvedPositions:
         """Resolves the position of each owned partition after the assignment has changed.
 
         Raises: DataLossError, ConfigurationError (onGroupReset=fail), BrokerError, NetworkError.
@@ -112,7 +114,7 @@ class StartPositions:
             if commit is not None and _is_followed(commit, acquired.get(p), checkpoint.get(p, -1))
         }
         delivered = {p: checkpoint[p] for p in lost if (_offset(commits.get(p)) or 0) < checkpoint[p]}
-        return Takeover(current.assigned(owned, acquired, commits, delivered), to_commit, commits)
+        return ResolvedPositions(current.assigned(owned, acquired, commits, delivered), to_commit, commits)
 
     def _report_deleted(
         self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions

@@ -57,7 +57,7 @@ def test_reader_yields_to_a_co_reader_with_a_planned_batch(tmp_path, reply, shou
         assert not co_readers.should_yield(False, False) and not requests  # most rebalances complete within a second
         clock.advance_ms(1_000)
         assert co_readers.should_yield(False, False) == should_yield
-    assert requests == [{"group": "g", "least_ms": 500}]
+    assert requests == [{"group": "g", "min_age_ms": 500}]
 
 
 def test_readers_that_are_not_started_join_first_and_are_asked_again_soon(tmp_path):
@@ -85,7 +85,7 @@ def test_no_reader_is_asked_while_rebalances_complete(tmp_path):
 
 def test_reply_is_sent_over_the_control_socket():
     driver = os.getpid()
-    server = ControlServer(driver, "a" * 32, lambda proof: False, lambda group, least_ms: PeerReply.BATCH_PLANNED)
+    server = ControlServer(driver, "a" * 32, lambda proof: False, lambda group, min_age_ms: PeerReply.BATCH_PLANNED)
     try:
         # a link with another process id, because a reader does not ask itself
         path = control_directory(driver) / f"other-{os.getppid()}"

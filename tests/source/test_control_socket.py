@@ -156,9 +156,9 @@ def test_errors_of_requests_do_not_end_the_server(driver):
             raise outcome
         return outcome
 
-    server = ControlServer(driver, READER, request_drain, lambda group, least_ms: {}[group])
+    server = ControlServer(driver, READER, request_drain, lambda group, min_age_ms: {}[group])
     channel = dial_local(server.path, 1000)
-    channel.send('{"group": "unexpected", "least_ms": 0}')
+    channel.send('{"group": "unexpected", "min_age_ms": 0}')
     assert channel.receive(5000) is None  # the connection is closed
     channel.close()
     # the drain is tried again

@@ -12,8 +12,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.driver_process import hold_directory, process_identity, remove_stale_directories
-from spark_groupsource.source.file_locks import hold, is_held
+from spark_groupsource.source.driver_process import lock_directory, process_identity, remove_stale_directories
+from spark_groupsource.source.file_locks import is_locked, lock_shared
 from spark_groupsource.source.group_claims import GroupClaim, claim_group, record_query
 
 CLAIM = GroupClaim("g", "cluster", ("orders",), None, False, 1, 0)
@@ -107,24 +107,24 @@ def test_claim_ends_with_its_process(tmp_path, claims):
 
 def test_directory_is_stale_when_no_process_holds_it():
     kind = f"test{os.getpid()}"
-    path, lock = hold_directory(f"{kind}-1")
+    path, lock = lock_directory(f"{kind}-1")
     remove_stale_directories(kind)
-    assert path.exists() and is_held(path)
+    assert path.exists() and is_locked(path)
     lock.release()
     remove_stale_directories(kind)
-    assert not path.exists() and not is_held(path)
+    assert not path.exists() and not is_locked(path)
 
 
 def test_removed_directory_is_not_held(tmp_path):
     path = tmp_path / "directory"
     path.mkdir()
-    lock = hold(path)
+    lock = lock_shared(path)
     path.rmdir()
     path.mkdir()
-    assert not is_held(path)
+    assert not is_locked(path)
     lock.release()
     with pytest.raises(FileNotFoundError):
-        hold(tmp_path / "missing")
+        lock_shared(tmp_path / "missing")
 
 
 def test_process_identity_is_that_of_one_process():
