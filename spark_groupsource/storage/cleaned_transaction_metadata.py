@@ -13,7 +13,7 @@ from typing import Sequence
 
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.storage.transaction_index import AbortedTransaction
+from spark_groupsource.storage.transaction_index import AbortedTxn
 
 
 class CleanedTransactionMetadata:
@@ -22,12 +22,12 @@ class CleanedTransactionMetadata:
     `retained` are the aborted transactions with a batch so far, in the order of their markers.
     """
 
-    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
+    def __init__(self, aborted: Sequence[AbortedTxn]) -> None:
         self._upcoming = deque(sorted(aborted, key=lambda row: row.first_offset))
-        self._aborting: dict[int, AbortedTransaction] = {}
+        self._aborting: dict[int, AbortedTxn] = {}
         # producers with a batch of their current transaction, with or without records
         self._seen: set[int] = set()
-        self.retained: list[AbortedTransaction] = []
+        self.retained: list[AbortedTxn] = []
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """Whether a data batch belongs to an aborted transaction."""

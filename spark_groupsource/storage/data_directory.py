@@ -40,15 +40,15 @@ from spark_groupsource.storage.checkpoints import (
     write_clean_shutdown,
     write_offset_checkpoint,
 )
-from spark_groupsource.storage.files import replace_file, sync_directory
-from spark_groupsource.storage.metadata_files import corrupt_file, read_json
-from spark_groupsource.storage.ownership import (
+from spark_groupsource.storage.directory_owner import (
     FORMAT_KEY,
     DirectoryLock,
     prepare_directory,
     read_meta_properties,
     write_meta_properties,
 )
+from spark_groupsource.storage.files import replace_file, sync_directory
+from spark_groupsource.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 

@@ -35,7 +35,7 @@ from spark_groupsource.storage.producer_state import (
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.transaction_index import (
-    AbortedTransaction,
+    AbortedTxn,
     TransactionIndex,
     append_row,
     read_rows,
@@ -275,7 +275,7 @@ class Partition:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         return AppendResult(base_offset, -1 if log_append_time_ms is None else log_append_time_ms, header.size)
 
-    def _update_producers(self, buffer: Buffer, header: BatchHeader, base_offset: int) -> AbortedTransaction | None:
+    def _update_producers(self, buffer: Buffer, header: BatchHeader, base_offset: int) -> AbortedTxn | None:
         """Updates the producer state with a stored batch; returns the transaction that the batch aborted, if any."""
         if not header.is_control:
             self._producers.update(header, base_offset)
@@ -291,7 +291,7 @@ class Partition:
             return None
         unstable = self._producers.first_unstable_offset()
         last_stable_offset = base_offset + 1 if unstable is None else unstable
-        aborted = AbortedTransaction(producer_id, first, base_offset, last_stable_offset)
+        aborted = AbortedTxn(producer_id, first, base_offset, last_stable_offset)
         self.transaction_index.add(aborted)
         return aborted
 
@@ -325,7 +325,7 @@ class Partition:
                 write_rows(segment.path, segment_rows)
         self._remove_stray_snapshots()
 
-    def _read_transaction_index(self, before: int) -> list[AbortedTransaction] | None:
+    def _read_transaction_index(self, before: int) -> list[AbortedTxn] | None:
         """The aborted transactions of the index files of segments below `before`, None if one is corrupt."""
         try:
             return read_rows(self.log.directory, before)

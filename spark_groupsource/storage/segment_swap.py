@@ -16,7 +16,7 @@ from spark_groupsource.errors import StorageError
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.files import sync_directory, sync_files
 from spark_groupsource.storage.segment_index import SegmentIndex
-from spark_groupsource.storage.transaction_index import TXN_INDEX_SUFFIX, AbortedTransaction, encode_rows
+from spark_groupsource.storage.transaction_index import TXN_INDEX_SUFFIX, AbortedTxn, encode_rows
 
 _CLEANED = ".cleaned"
 _SWAP = ".swap"
@@ -56,7 +56,7 @@ class CleanedSegment:
         self._index.add_batch(self.size, len(batch), header.last_offset, max_timestamp)
         self.size += len(batch)
 
-    def finish(self, aborted_rows: Sequence[AbortedTransaction] = ()) -> None:
+    def finish(self, aborted_rows: Sequence[AbortedTxn] = ()) -> None:
         """Completes the indexes; `aborted_rows` are the aborted transactions of the segment.
 
         Raises: StorageError.

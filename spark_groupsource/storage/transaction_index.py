@@ -22,7 +22,7 @@ _VERSION = 0
 _ROW = struct.Struct(">hqqqq")
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     """One aborted transaction: its records are from `first_offset` to before its marker at `last_offset`.
 
     `last_stable_offset` is that of the log after the marker.
@@ -34,12 +34,12 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-def encode_rows(rows: Iterable[AbortedTransaction]) -> bytes:
+def encode_rows(rows: Iterable[AbortedTxn]) -> bytes:
     """The content of an index file."""
     return b"".join(_ROW.pack(_VERSION, *row) for row in rows)
 
 
-def decode_rows(data: bytes) -> list[AbortedTransaction]:
+def decode_rows(data: bytes) -> list[AbortedTxn]:
     """The rows of an index file, in the order of their markers.
 
     Raises: CorruptRecordError when the content is invalid.
@@ -49,7 +49,7 @@ def decode_rows(data: bytes) -> list[AbortedTransaction]:
     rows = []
     last = -1
     for version, *values in _ROW.iter_unpack(data):
-        row = AbortedTransaction(*values)
+        row = AbortedTxn(*values)
         if version != _VERSION or row.first_offset < 0 or not max(row.first_offset, last) < row.last_offset:
             raise CorruptRecordError(f"A transaction index has an invalid row: version {version}, {row}.")
         rows.append(row)
@@ -60,39 +60,39 @@ def decode_rows(data: bytes) -> list[AbortedTransaction]:
 class TransactionIndex:
     """Aborted transactions of one partition, in the order of their markers."""
 
-    def __init__(self, rows: Sequence[AbortedTransaction] = ()) -> None:
+    def __init__(self, rows: Sequence[AbortedTxn] = ()) -> None:
         self._rows = list(rows)
         self._ends = [row.last_offset for row in self._rows]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, row: AbortedTransaction) -> None:
+    def add(self, row: AbortedTxn) -> None:
         """Adds a transaction whose abort marker is after all others."""
         self._rows.append(row)
         self._ends.append(row.last_offset)
 
-    def between(self, start: int, end: int) -> list[AbortedTransaction]:
+    def between(self, start: int, end: int) -> list[AbortedTxn]:
         """The transactions whose marker is from offset `start` (included) to `end` (excluded)."""
         return self._rows[bisect_left(self._ends, start) : bisect_left(self._ends, end)]
 
-    def overlapping(self, start: int, end: int) -> list[AbortedTransaction]:
+    def overlapping(self, start: int, end: int) -> list[AbortedTxn]:
         """The transactions with records or the marker from offset `start` (included) to `end` (excluded)."""
         return [row for row in self._rows[bisect_left(self._ends, start) :] if row.first_offset < end]
 
-    def replace(self, start: int, end: int, rows: Sequence[AbortedTransaction]) -> None:
+    def replace(self, start: int, end: int, rows: Sequence[AbortedTxn]) -> None:
         """Replaces the transactions whose marker is from `start` (included) to `end` (excluded)."""
         first, last = bisect_left(self._ends, start), bisect_left(self._ends, end)
         self._rows[first:last] = rows
         self._ends[first:last] = [row.last_offset for row in rows]
 
 
-def read_rows(directory: Path, before: int) -> list[AbortedTransaction]:
+def read_rows(directory: Path, before: int) -> list[AbortedTxn]:
     """The rows of the index files of a partition, of segments with a base offset below `before`.
 
     Raises: CorruptRecordError when one is corrupt; StorageError when one cannot be read.
     """
-    rows: list[AbortedTransaction] = []
+    rows: list[AbortedTxn] = []
     for path in sorted(directory.glob(f"*{TXN_INDEX_SUFFIX}")):
         if int(path.stem) >= before:
             break
@@ -105,7 +105,7 @@ def read_rows(directory: Path, before: int) -> list[AbortedTransaction]:
     return rows
 
 
-def append_row(log_path: Path, row: AbortedTransaction) -> None:
+def append_row(log_path: Path, row: AbortedTxn) -> None:
     """Adds a row to the index of the segment `log_path`.
 
     Raises: StorageError.
@@ -118,7 +118,7 @@ def append_row(log_path: Path, row: AbortedTransaction) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror}. Free space or check the disk.") from error
 
 
-def write_rows(log_path: Path, rows: Sequence[AbortedTransaction]) -> None:
+def write_rows(log_path: Path, rows: Sequence[AbortedTxn]) -> None:
     """Replaces the index of the segment `log_path`; an empty index has no file.
 
     Raises: StorageError.

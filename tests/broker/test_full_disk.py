@@ -71,7 +71,7 @@ def test_an_unwritable_directory_is_an_error_at_start(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("spark_groupsource.storage.ownership.os.open", refuse)
+    monkeypatch.setattr("spark_groupsource.storage.directory_owner.os.open", refuse)
     with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system. Check permissions"):
         EmbeddedBroker(tmp_path).start()
 

@@ -18,7 +18,7 @@ from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.producer_state import ProducerStateManager
 from spark_groupsource.storage.topic_config import TopicConfig
-from spark_groupsource.storage.transaction_index import AbortedTransaction, TransactionIndex, decode_rows, encode_rows
+from spark_groupsource.storage.transaction_index import AbortedTxn, TransactionIndex, decode_rows, encode_rows
 
 NOW = 5_000
 
@@ -97,9 +97,9 @@ def test_aborted_transactions_are_indexed_with_the_last_stable_offset(logged):
     logged.send(1, 1, b"c")
     logged.end(1, True)
     logged.end(9, False)  # it has no records in this partition
-    assert logged.state[1] == [AbortedTransaction(2, 1, 2, 0), AbortedTransaction(1, 0, 3, 4)]
-    assert logged.partition.transaction_index.overlapping(3, 9) == [AbortedTransaction(1, 0, 3, 4)]
-    assert logged.partition.transaction_index.overlapping(0, 1) == [AbortedTransaction(1, 0, 3, 4)]
+    assert logged.state[1] == [AbortedTxn(2, 1, 2, 0), AbortedTxn(1, 0, 3, 4)]
+    assert logged.partition.transaction_index.overlapping(3, 9) == [AbortedTxn(1, 0, 3, 4)]
+    assert logged.partition.transaction_index.overlapping(0, 1) == [AbortedTxn(1, 0, 3, 4)]
     assert logged.partition.transaction_index.overlapping(4, 9) == []
 
 
@@ -313,7 +313,7 @@ def test_reads_end_at_the_last_stable_offset(logged):
 
 
 def test_transaction_index_rows_have_kafkas_format():
-    row = AbortedTransaction(producer_id=1, first_offset=2, last_offset=5, last_stable_offset=6)
+    row = AbortedTxn(producer_id=1, first_offset=2, last_offset=5, last_stable_offset=6)
     data = encode_rows([row])
     assert data.hex() == "0000" + "0000000000000001" + "0000000000000002" + "0000000000000005" + "0000000000000006"
     assert decode_rows(data) == [row]
@@ -448,4 +448,4 @@ def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(
     assert logged.rejected(logged.send, 1, 1, b"b") is ErrorCode.KAFKA_STORAGE_ERROR
     assert "The partition is offline: no space" in logged.reports[-1]
     logged.reopen()
-    assert logged.state[1] == [AbortedTransaction(1, 0, 1, 2)]
+    assert logged.state[1] == [AbortedTxn(1, 0, 1, 2)]
