@@ -53,16 +53,16 @@ class RecordsSummary:
     Attributes:
         max_timestamp: the largest, `NO_TIMESTAMP` without any.
         is_contiguous: whether the offset deltas are 0, 1, 2 and so on.
-        keyless: index of each record without a key, where the rules require one.
-        mistimed: index of each record with an invalid timestamp -> timestamp.
+        missing_keys: index of each record without a key, where the rules require one.
+        invalid_timestamps: index of each record with an invalid timestamp -> timestamp.
         size: bytes of the records, decompressed.
     """
 
     def __init__(self) -> None:
         self.max_timestamp = NO_TIMESTAMP
         self.is_contiguous = True
-        self.keyless: list[int] = []
-        self.mistimed: dict[int, int] = {}
+        self.missing_keys: list[int] = []
+        self.invalid_timestamps: dict[int, int] = {}
         self.size = 0
 
 
@@ -121,9 +121,9 @@ def _add_few(
         timestamp_ms = record.timestamp_ms
         summary.max_timestamp = max(summary.max_timestamp, timestamp_ms)
         if rules.needs_key and record.key is None:
-            summary.keyless.append(index)
+            summary.missing_keys.append(index)
         elif timestamp_ms != NO_TIMESTAMP and not rules.earliest_ms <= timestamp_ms <= rules.latest_ms:
-            summary.mistimed[index] = timestamp_ms
+            summary.invalid_timestamps[index] = timestamp_ms
 
 
 def _add_slice(
@@ -138,14 +138,14 @@ def _add_slice(
     timestamps = fields.timestamp_delta + np.int64(header.base_timestamp)  # wraps, as Java's long does
     highest = int(timestamps.max())
     summary.max_timestamp = max(summary.max_timestamp, highest)
-    is_keyless = fields.key_length < 0
-    if rules.needs_key and is_keyless.any():
-        free = MAX_RECORD_ERRORS - len(summary.keyless)
-        summary.keyless += (np.flatnonzero(is_keyless)[:free] + first).tolist()
+    is_missing = fields.key_length < 0
+    if rules.needs_key and is_missing.any():
+        free = MAX_RECORD_ERRORS - len(summary.missing_keys)
+        summary.missing_keys += (np.flatnonzero(is_missing)[:free] + first).tolist()
     if highest > rules.latest_ms or int(timestamps.min()) < rules.earliest_ms:
         invalid = (timestamps > rules.latest_ms) | (timestamps < rules.earliest_ms)
         invalid &= timestamps != NO_TIMESTAMP
         if rules.needs_key:
-            invalid &= ~is_keyless
-        rows = np.flatnonzero(invalid)[: MAX_RECORD_ERRORS - len(summary.mistimed)]
-        summary.mistimed.update(zip((rows + first).tolist(), timestamps[rows].tolist()))
+            invalid &= ~is_missing
+        rows = np.flatnonzero(invalid)[: MAX_RECORD_ERRORS - len(summary.invalid_timestamps)]
+        summary.invalid_timestamps.update(zip((rows + first).tolist(), timestamps[rows].tolist()))

@@ -160,14 +160,14 @@ def _check_summary(log: PartitionLog, header: BatchHeader, summary: RecordsSumma
     if header.is_log_append_time and (is_append_time or summary.max_timestamp == NO_TIMESTAMP):
         text = "A producer must not set the timestamp type LogAppendTime."
         raise _rejected(log, text, ErrorCode.INVALID_TIMESTAMP, {0: text})
-    if not summary.keyless and not summary.mistimed:
+    if not summary.missing_keys and not summary.invalid_timestamps:
         return
     text = f"Compacted topic cannot accept message without key in topic partition {log.topic_partition}."
-    errors = dict.fromkeys(summary.keyless, text)
-    for index, timestamp_ms in summary.mistimed.items():
+    errors = dict.fromkeys(summary.missing_keys, text)
+    for index, timestamp_ms in summary.invalid_timestamps.items():
         errors[index] = f"Timestamp {timestamp_ms} of the record with index {index} is out of range."
     errors = dict(sorted(errors.items()))
-    if summary.mistimed:
+    if summary.invalid_timestamps:
         text = "One or more records have been rejected due to invalid timestamp."
         raise _rejected(log, text, ErrorCode.INVALID_TIMESTAMP, errors)
     shown = " ".join(f"Record {index}: {errors[index]}" for index in list(errors)[:_SHOWN_ERRORS])

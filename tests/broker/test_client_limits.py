@@ -44,7 +44,7 @@ class Peer:
     def resume(self) -> None:
         self.resumed += 1
 
-    def refuse(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         self.refused = reason
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def test_clients_that_do_not_read_are_closed_while_others_wait():
     assert not silent.refused
     memory.close_stalled(2_000)
     assert "73,400,320 bytes" in silent.refused
-    memory.forget(silent)
+    memory.remove(silent)
     assert waiting.resumed == 1 and memory.total == 0
 
 

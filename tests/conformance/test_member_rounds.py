@@ -369,6 +369,6 @@ def test_concurrent_lookups_send_one_request() -> None:
         nodes = {future.result(10) for future in found}
     (node,) = nodes
     assert bench.script.sent_apis() == ["FindCoordinator"]
-    bench.cluster.forget_coordinator("g", node)
+    bench.cluster.invalidate_coordinator("g", node)
     assert bench.cluster.find_coordinator("g") == node
     assert bench.script.sent_apis() == ["FindCoordinator"] * 2

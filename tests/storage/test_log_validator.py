@@ -199,12 +199,12 @@ def test_offset_deltas_must_be_contiguous(codec, count, first):
 @codecs
 @pytest.mark.conformance("UL-059")
 def test_keys_are_required_on_compacted_topics(codec, count):
-    keyless = {1, count - 1}
-    written = [Record(None if index in keyless else b"k", b"v", NOW) for index in range(count)]
+    missing_keys = {1, count - 1}
+    written = [Record(None if index in missing_keys else b"k", b"v", NOW) for index in range(count)]
     data = encode_batch(written, codec=codec)
     error = rejected(data, COMPACTED)
     assert isinstance(error, RejectedBatchError) and error.code is ErrorCode.INVALID_RECORD
-    assert set(error.record_errors) == keyless and "2 record errors" in error.message
+    assert set(error.record_errors) == missing_keys and "2 record errors" in error.message
     assert "without key in topic partition t-0" in error.record_errors[1]
     assert validated(data)[0] == data
     assert validated(batch(count, codec), COMPACTED)[0] == batch(count, codec)

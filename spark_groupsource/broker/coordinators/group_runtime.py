@@ -143,7 +143,7 @@ class GroupRuntime:
 
     def unload(self, partition: int) -> None:
         """Unloads the shard of a partition with a new leader; pending requests get NOT_COORDINATOR."""
-        self._state_size.forget(partition)
+        self._state_size.remove(partition)
         shard = self.shards.unload(partition)
         if shard is not None:
             self._apply(shard, shard.state_machine.on_unloaded(self._clock.instant()))

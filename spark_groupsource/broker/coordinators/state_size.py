@@ -49,12 +49,12 @@ class GroupStateSize:
             self._measure(shard)
         return True
 
-    def forget(self, partition: int) -> None:
+    def remove(self, partition: int) -> None:
         """Must be called when a shard is unloaded."""
         self.total -= self._measured.pop(partition, 0) + self._added.pop(partition, 0)
 
     def _measure(self, shard: GroupShard) -> None:
-        self.forget(shard.partition)
+        self.remove(shard.partition)
         size = len(shard.store.groups) * _GROUP_BYTES
         for group in shard.groups.values():
             size += _GROUP_BYTES

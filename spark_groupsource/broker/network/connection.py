@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ended_by_client = False
         self._waits_for_memory = False
         self._is_counted = False  # in `requests`
-        self._turn: Task | None = None  # of the requests in the buffer
+        self._next_task: Task | None = None  # of the requests in the buffer
         credentials = owner.broker.credentials
         self._authenticator = SaslAuthenticator(credentials) if credentials.mechanisms else None
         self.peer = "unknown"
@@ -141,10 +141,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._token is not None:
             self._owner.broker.fetch_manager.cancel(self._token)
             self._owner.cancel(self._token)
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._next_task is not None:
+            self._next_task.cancel()
         self._owner.requests.set_size(self, 0)
-        self._owner.responses.forget(self)
+        self._owner.responses.remove(self)
         self._owner.on_close(self)
 
     def eof_received(self) -> bool:
@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_buffer_full = False
         self.last_activity_ms = self._now_ms()
         self._owner.responses.set_size(self, self.unsent_bytes)
-        self._wait_for_turn()
+        self._schedule_next()
         self._limit_reading()
 
     # --- called by the server ---
@@ -218,15 +218,15 @@ class Connection(asyncio.BufferedProtocol):
             if unsent or len(frame) > _WRITE_BUFFER_BYTES:
                 self._owner.responses.set_size(self, unsent)
         if not self._is_processing:
-            self._wait_for_turn()
+            self._schedule_next()
             self._limit_reading()
 
     def resume(self) -> None:
         self._waits_for_memory = False
-        self._wait_for_turn()
+        self._schedule_next()
         self._limit_reading()
 
-    def refuse(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         self._owner.broker.report(f"[client={self.peer}] Closing the connection: {reason}", logging.INFO)
         self.close()
 
@@ -260,9 +260,9 @@ class Connection(asyncio.BufferedProtocol):
                 frame = self._take_frame(end)
             if end:
                 self._handle_frame(frame)
-            self._wait_for_turn()
+            self._schedule_next()
         except RemoteProtocolError as error:
-            self.refuse(str(error))
+            self.reject(str(error))
         except Exception as error:  # a bug affects this connection only
             self._owner.on_error(self, error)
             self.close()
@@ -281,13 +281,13 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_bytes = end
         return memoryview(whole)[_PREFIX_BYTES:end]
 
-    def _wait_for_turn(self) -> None:
+    def _schedule_next(self) -> None:
         """Handles the next request of the buffer, if there is one, after requests of other connections."""
-        if self._turn is not None or not self._can_accept:
+        if self._next_task is not None or not self._can_accept:
             return
         if self._has_complete_request:
-            self._turn = Task(self._take_turn)
-            self._owner.scheduler.submit(self._turn)
+            self._next_task = Task(self._run_next)
+            self._owner.scheduler.submit(self._next_task)
         elif self._is_ended_by_client and self._transport is not None:
             self._transport.close()
 
@@ -298,8 +298,8 @@ class Connection(asyncio.BufferedProtocol):
             prefix, "big", signed=True
         )
 
-    def _take_turn(self) -> bool:
-        self._turn = None
+    def _run_next(self) -> bool:
+        self._next_task = None
         if self._can_accept:
             self._handle_next()  # submits the next turn
         return False
@@ -322,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_blocked(self) -> bool:
         """Whether received bytes wait for an event other than the arrival of more bytes."""
-        return self._turn is not None or not self._can_accept
+        return self._next_task is not None or not self._can_accept
 
     def _frame_end(self, data: bytearray | memoryview) -> int:
         """The end of the first frame, 0 while it is incomplete.

@@ -58,7 +58,7 @@ class BoundedConnection(Protocol):
     def resume(self) -> None:
         """Is called when the connection may read or handle more."""
 
-    def refuse(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         """Reports the reason and closes the connection."""
 
 
@@ -113,7 +113,7 @@ class RequestMemory:
                 expected = _MIN_BYTES_PER_S * elapsed_ms // 1000
                 is_stalled |= elapsed_ms >= _STALLED_REQUEST_MS and size - self._elected_bytes < expected
             if is_stalled:
-                connection.refuse(f"an incomplete request holds {size:,} bytes while queued.max.request.bytes is used.")
+                connection.reject(f"an incomplete request holds {size:,} bytes while queued.max.request.bytes is used.")
 
     def _elect(self, connection: BoundedConnection) -> None:
         self._elected, self._elected_ms = connection, 0
@@ -172,7 +172,7 @@ class ResponseMemory:
         """Resumes the connection when the memory is below its limit."""
         self._waiting[connection] = None
 
-    def forget(self, connection: BoundedConnection) -> None:
+    def remove(self, connection: BoundedConnection) -> None:
         """Must be called when a connection is closed."""
         self._waiting.pop(connection, None)
         self.set_size(connection, 0)
@@ -186,7 +186,7 @@ class ResponseMemory:
             return
         for connection, size in list(self._unsent.items()):
             if size > _SMALL_BYTES and connection.last_activity_ms <= now_ms - _STALLED_RESPONSE_MS:
-                connection.refuse(f"the client has not read {size:,} bytes of responses while their limit is reached.")
+                connection.reject(f"the client has not read {size:,} bytes of responses while their limit is reached.")
 
 
 class ConnectionLimits:

@@ -125,7 +125,7 @@ class Listener:
         self.scheduler = scheduler
         self.requests, self.responses = limits.requests, limits.responses
         self._counts = limits.counts
-        self._is_refusing = False
+        self._is_rejecting = False
         self.new_token = router.new_token
         self.cancel = router.cancel
         self._clock = clock
@@ -191,9 +191,9 @@ class Listener:
         idle_ms, login_ms = config.connections_max_idle_ms, config.authentication_timeout_ms
         for connection in tuple(self._connections):
             if connection.is_unauthenticated and connection.opened_ms <= now_ms - login_ms:
-                connection.refuse(f"not authenticated within {login_ms:,} ms (authentication.timeout.ms).")
+                connection.reject(f"not authenticated within {login_ms:,} ms (authentication.timeout.ms).")
             elif connection.waits_for_client and connection.last_activity_ms < now_ms - idle_ms:
-                connection.refuse(f"idle for {idle_ms:,} ms (connections.max.idle.ms).")
+                connection.reject(f"idle for {idle_ms:,} ms (connections.max.idle.ms).")
 
     # --- called by connections ---
 
@@ -203,10 +203,10 @@ class Listener:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
         exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip)
-        if exceeded and not self._is_refusing:  # reported once, not for each of thousands
+        if exceeded and not self._is_rejecting:  # reported once, not for each of thousands
             text = f"[client={connection.peer}] Closing new connections: {exceeded} is reached."
             self.broker.report(text, logging.INFO)
-        self._is_refusing = bool(exceeded)
+        self._is_rejecting = bool(exceeded)
         if exceeded:
             connection.close()
 

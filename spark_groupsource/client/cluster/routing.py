@@ -283,14 +283,14 @@ class Router:
                     self.node_address(node), request, bound_ms, max_version=max_version, min_version=min_version
                 )
             except NetworkError as error:
-                self.forget_coordinator(group_id, node)
+                self.invalidate_coordinator(group_id, node)
                 retry.backoff_or_raise(error)
                 continue
             code = next((code for code in errors(response) if code in _COORDINATOR_RETRIABLE), None)
             if code is None:
                 return response
             if code in COORDINATOR_MOVED:
-                self.forget_coordinator(group_id, node)
+                self.invalidate_coordinator(group_id, node)
             retry.backoff_or_raise(BrokerError(code, f"Request to coordinator {node} of group '{group_id}'"))
 
     def find_coordinator(self, group_id: str, timeout_ms: int | None = None) -> Node:
@@ -331,7 +331,7 @@ class Router:
                 raise error
             retry.backoff_or_raise(error)
 
-    def forget_coordinator(self, group_id: str, node: Node) -> None:
+    def invalidate_coordinator(self, group_id: str, node: Node) -> None:
         """Removes a coordinator from the cache, unless the cache has another one already."""
         with self._lock:
             if self._coordinators.get(group_id) == node:
@@ -353,7 +353,7 @@ class Router:
                 topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
                 allow_auto_topic_creation=False,
             )
-            self._remember(read_metadata(self.call_any(request, timeout_ms, min_version=4)), names)
+            self._update_cache(read_metadata(self.call_any(request, timeout_ms, min_version=4)), names)
         with self._lock:
             chosen = {
                 name: known for name, (_, known) in self._topics.items() if names is None or name in set(names)
@@ -393,7 +393,7 @@ class Router:
                 for name in names
             )
 
-    def _remember(self, view: ClusterMetadata, names: Sequence[str] | None) -> None:
+    def _update_cache(self, view: ClusterMetadata, names: Sequence[str] | None) -> None:
         now_ms = self.clock.now_ms()
         with self._lock:
             self._nodes = dict(view.nodes)

@@ -427,7 +427,7 @@ class MemberThread:
         """Disconnects, so that the next request looks the coordinator up; the membership itself is not reset."""
         _log.info("%s Coordinator is unavailable, rediscovering it: %s", self.member.log_prefix, reason)
         if self._coordinator is not None:
-            self._cluster.forget_coordinator(self.membership.config.group_id, self._coordinator)
+            self._cluster.invalidate_coordinator(self.membership.config.group_id, self._coordinator)
         self._disconnect()
         with self._shared.changed:
             self.membership.restart_session_timer(self._clock.now_ms())

@@ -280,7 +280,7 @@ class PartitionFetcher:
                 max_version=highest_fetch_version(leader.readings),
             )
         except NetworkError as error:
-            self._abandon(leader)
+            self._disconnect(leader)
             return error
         return None
 
@@ -292,7 +292,7 @@ class PartitionFetcher:
         try:
             response = leader.connection.receive(sent)
         except NetworkError as error:
-            self._abandon(leader)
+            self._disconnect(leader)
             return [], error
         if response.error_code:
             raise BrokerError(response.error_code, f"Fetch from {leader.address}")
@@ -402,7 +402,7 @@ class PartitionFetcher:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _abandon(self, leader: _Leader) -> None:
+    def _disconnect(self, leader: _Leader) -> None:
         """Releases a leader after a lost connection; its partitions look their leaders up again."""
         self._leaders.pop(leader.address, None)
         self._release(leader)
