@@ -111,6 +111,15 @@ def iter_headers(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
         position += size
 
 
+def first_header(buffer: Buffer) -> BatchHeader | None:
+    """Returns the first of `iter_headers`, None without a complete batch.
+
+    Raises: CorruptRecordError if its length or the format version is invalid.
+    """
+    size = _complete_size(buffer, 0)
+    return None if size is None else BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer), 0, size))
+
+
 def decode_header(head: bytes) -> BatchHeader:
     """Decodes the header of the batch that starts with `head`, of 61 bytes or more. The records may be missing.
 
@@ -187,11 +196,12 @@ def check_crc(buffer: Buffer, header: BatchHeader) -> None:
 def crc_of(buffer: Buffer, header: BatchHeader) -> int:
     """Computes the CRC-32C of a batch, which covers everything from the attributes on."""
     view = memoryview(buffer)
-    crc, end = 0, header.position + header.size
+    crc, start, end = 0, header.position + ATTRIBUTES_AT, header.position + header.size
     # the library takes only bytes, so a large batch is copied in parts
-    for start in range(header.position + ATTRIBUTES_AT, end, _CRC_BYTES):
-        crc = google_crc32c.extend(crc, bytes(view[start : min(start + _CRC_BYTES, end)]))
-    return crc
+    while end - start > _CRC_BYTES:
+        crc = google_crc32c.extend(crc, bytes(view[start : start + _CRC_BYTES]))
+        start += _CRC_BYTES
+    return int(google_crc32c.extend(crc, bytes(view[start:end])))
 
 
 def corrupt_batch(base_offset: int, position: int, fact: str) -> CorruptRecordError:

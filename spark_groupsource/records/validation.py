@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Generator, Iterable, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import SizeLimitError
-from spark_groupsource.records.decode import StoredRecord, decode_records
-from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer
+from spark_groupsource.records.decode import StoredRecord, decode_records, records_payload
+from spark_groupsource.records.header import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME_FLAG, BatchHeader, Buffer
+from spark_groupsource.records.plain_records import check_plain_records
 
 if TYPE_CHECKING:
     from spark_groupsource.records.slices import RecordSlice
@@ -27,6 +28,9 @@ _FEW_BYTES = 1 << 16
 _SLICE_BYTES = 1 << 18
 _SLICE_ITEMS = 20_000
 _FREE_HEADERS = 1_000_000
+# larger batches are checked in slices
+_PLAIN_BYTES = 1 << 21
+_PLAIN_COMPRESSED_BYTES = 1 << 17
 
 
 class RecordRules(NamedTuple):
@@ -64,6 +68,38 @@ class RecordsSummary:
         self.missing_keys: list[int] = []
         self.invalid_timestamps: dict[int, int] = {}
         self.size = 0
+
+
+def summarize_plain_records(
+    batch: memoryview, header: BatchHeader, needs_key: bool, earliest_ms: int, latest_ms: int
+) -> RecordsSummary | None:
+    """Returns the summary of a batch whose records are valid and in plain form, as most are; None for any other.
+
+    Takes about 1 ms at most; the arguments are those of `RecordRules`, with timestamps of 64 bits.
+    """
+    if header.attributes & CODEC_MASK:
+        if header.size > _PLAIN_COMPRESSED_BYTES:
+            return None
+        try:
+            data, start = bytes(records_payload(batch, header, _PLAIN_BYTES)), 0
+        except CorruptRecordError:
+            return None
+    else:
+        if header.size > _PLAIN_BYTES:
+            return None
+        data, start = bytes(batch), HEADER_BYTES
+    found = check_plain_records(data, header.record_count, start)
+    if found is None:
+        return None
+    highest = header.base_timestamp + found.max_timestamp_delta
+    if highest > latest_ms or header.base_timestamp + found.min_timestamp_delta < earliest_ms:
+        return None
+    if needs_key and not found.has_keys:
+        return None
+    summary = RecordsSummary()
+    summary.max_timestamp = max(NO_TIMESTAMP, highest)
+    summary.size = len(data) - start
+    return summary
 
 
 def summarize_records(

@@ -14,9 +14,25 @@ from typing import Mapping, NamedTuple
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
 from spark_groupsource.records.encode import with_timestamps
-from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, check_crc, iter_headers
+from spark_groupsource.records.header import (
+    CODEC_MASK,
+    CONTROL_FLAG,
+    LOG_APPEND_TIME_FLAG,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    Buffer,
+    check_crc,
+    first_header,
+    iter_headers,
+)
 from spark_groupsource.records.recompression import recompress
-from spark_groupsource.records.validation import NO_TIMESTAMP, RecordRules, RecordsSummary, summarize_records
+from spark_groupsource.records.validation import (
+    NO_TIMESTAMP,
+    RecordRules,
+    RecordsSummary,
+    summarize_plain_records,
+    summarize_records,
+)
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.steps import StorageSteps
@@ -29,6 +45,7 @@ _MAX_WHOLE_BYTES = 64 * 1024 * 1024
 # more bytes are compressed in the worker thread
 _INLINE_BYTES = 256 * 1024
 _SHOWN_ERRORS = 3
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 class RejectedBatchError(ApiError):
     """A complete, uncorrupted batch is rejected because of its content.
@@ -62,11 +79,40 @@ def validate_batch(
 
     Raises: ApiError.
     """
+    found = begin_validation(log, records, timestamp_ms, allow_zstd)
+    return found if isinstance(found, ValidatedBatch) else (yield from found)
+
+
+def begin_validation(
+    log: PartitionLog, records: Buffer, timestamp_ms: int, allow_zstd: bool
+) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
+    """Validates a batch as `validate_batch`; returns the remaining steps if its records take more than about 1 ms.
+
+    Raises: ApiError.
+    """
     header = _parse_batch(log, records, allow_zstd)
     batch = memoryview(records)[: header.size]
     _check_header(log, header)
+    config = log.config
+    earliest_ms, latest_ms = _valid_timestamps(log, timestamp_ms)
+    summary = summarize_plain_records(batch, header, config.is_compacted, earliest_ms, latest_ms)
+    if summary is None or config.compression_type != "producer" or header.attributes & LOG_APPEND_TIME_FLAG:
+        return _validate_in_steps(log, batch, header, timestamp_ms, summary)
+    if summary.max_timestamp == header.max_timestamp or config.message_timestamp_type == "LogAppendTime":
+        return ValidatedBatch(batch, header)
+    return _with_valid_timestamps(log, ValidatedBatch(batch, header), summary.max_timestamp)
+
+
+def _validate_in_steps(
+    log: PartitionLog, batch: memoryview, header: BatchHeader, timestamp_ms: int, summary: RecordsSummary | None
+) -> StorageSteps[ValidatedBatch]:
+    """Validates the records, unless there is a `summary` of them, and converts the batch to the codec of the topic.
+
+    Raises: ApiError.
+    """
     try:
-        summary = yield from summarize_records(batch, header, _rules(log, timestamp_ms))
+        if summary is None:
+            summary = yield from summarize_records(batch, header, _rules(log, timestamp_ms))
         _check_summary(log, header, summary)
         codec = header.codec if log.config.codec is None else log.config.codec
         if codec != header.codec:
@@ -98,18 +144,20 @@ def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchH
     if len(records) > _MAGIC_POSITION and records[_MAGIC_POSITION] in _OLD_MAGIC:
         raise ApiError(ErrorCode.INVALID_RECORD, "Message formats v0 and v1 are not supported since Produce version 3.")
     try:
-        headers = list(iter_headers(records))
-        # like Kafka, bytes of an incomplete batch at the end are ignored
-        if len(headers) != 1:
-            text = f"A partition of a Produce request must have exactly one whole record batch, got {len(headers)}."
-            raise ApiError(ErrorCode.INVALID_RECORD, text)
-        header = headers[0]
+        header = first_header(records)
+        if header is None or header.size != len(records):
+            # like Kafka, bytes of an incomplete batch at the end are ignored
+            count = len(list(iter_headers(records)))
+            if header is None or count != 1:
+                text = f"A partition of a Produce request must have exactly one whole record batch, got {count}."
+                raise ApiError(ErrorCode.INVALID_RECORD, text)
         check_size(log, header.size)
         check_crc(records, header)
     except CorruptRecordError as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
-    if header.codec > _ZSTD or (header.codec == _ZSTD and not allow_zstd):
-        text = f"Compression codec {header.codec} is not supported by this version of Produce."
+    codec = header.attributes & CODEC_MASK
+    if codec > _ZSTD or (codec == _ZSTD and not allow_zstd):
+        text = f"Compression codec {codec} is not supported by this version of Produce."
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
     return header
 
@@ -129,23 +177,33 @@ def _check_header(log: PartitionLog, header: BatchHeader) -> None:
         text = f"The baseOffset of the record batch should be 0, but it is {header.base_offset}."
     elif header.last_offset_delta < 0 or header.record_count != header.last_offset_delta + 1:
         text = f"The batch has {header.record_count} records for the offsets 0 to {header.last_offset_delta}."
-    elif header.is_control:
+    elif header.attributes & CONTROL_FLAG:
         text = "A producer must send data records, not control records."
-    elif header.is_transactional and header.producer_id == NO_PRODUCER_ID:
-        text = "A transactional batch must have a producer id."
-    elif header.producer_id != NO_PRODUCER_ID and (header.base_sequence < 0 or header.producer_epoch < 0):
+    elif header.producer_id == NO_PRODUCER_ID:
+        if header.attributes & TRANSACTIONAL_FLAG:
+            text = "A transactional batch must have a producer id."
+    elif header.base_sequence < 0 or header.producer_epoch < 0:
         text = "A batch with a producer id must have a producer epoch and a base sequence of at least 0."
     if text:
         raise _rejected(log, text)
 
 
+def _valid_timestamps(log: PartitionLog, timestamp_ms: int) -> tuple[int, int]:
+    """The lowest and highest valid timestamp of a record."""
+    config = log.config
+    if config.message_timestamp_type != "CreateTime":
+        return _INT64_MIN, _INT64_MAX
+    earliest_ms = timestamp_ms - config.message_timestamp_before_max_ms
+    return earliest_ms, min(timestamp_ms + config.message_timestamp_after_max_ms, _INT64_MAX)
+
+
 def _rules(log: PartitionLog, timestamp_ms: int) -> RecordRules:
     config = log.config
-    is_create_time = config.message_timestamp_type == "CreateTime"
+    earliest_ms, latest_ms = _valid_timestamps(log, timestamp_ms)
     return RecordRules(
         needs_key=config.is_compacted,
-        earliest_ms=timestamp_ms - config.message_timestamp_before_max_ms if is_create_time else -(2**63),
-        latest_ms=min(timestamp_ms + config.message_timestamp_after_max_ms, 2**63 - 1) if is_create_time else 2**63 - 1,
+        earliest_ms=earliest_ms,
+        latest_ms=latest_ms,
         max_record_bytes=max(_MAX_WHOLE_BYTES, config.max_message_bytes),
         max_bytes=max(DEFAULT_MAX_BYTES, config.max_message_bytes),
     )

@@ -23,8 +23,8 @@ from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import (
     RejectedBatchError,
     ValidatedBatch,
+    begin_validation,
     check_size,
-    validate_batch,
 )
 from spark_groupsource.storage.producer_state import (
     NO_PRODUCER_ID,
@@ -184,15 +184,19 @@ class Partition:
 
         Raises: ApiError.
         """
-        return self.append_validated(run_steps(self.validate(records, timestamp_ms, zstd=zstd)), timestamp_ms, verify)
+        found = self.validate(records, timestamp_ms, zstd)
+        batch = found if isinstance(found, ValidatedBatch) else run_steps(found)
+        return self.append_validated(batch, timestamp_ms, verify)
 
-    def validate(self, records: Buffer, timestamp_ms: int, *, zstd: bool = True) -> StorageSteps[ValidatedBatch]:
-        """Validates a producer's batch in steps, between which the partition may change.
+    def validate(
+        self, records: Buffer, timestamp_ms: int, zstd: bool = True
+    ) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
+        """Validates a producer's batch; returns the remaining steps, between which the partition may change.
 
         Raises: ApiError.
         """
         self.check_online()
-        return validate_batch(self.log, records, timestamp_ms, zstd)
+        return begin_validation(self.log, records, timestamp_ms, zstd)
 
     def append_validated(
         self, batch: ValidatedBatch, timestamp_ms: int, verify: TransactionVerifier | None = None

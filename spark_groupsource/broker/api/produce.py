@@ -15,7 +15,7 @@ from spark_groupsource.errors import ApiError, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
-from spark_groupsource.storage.log_validator import RejectedBatchError
+from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
@@ -107,7 +107,8 @@ def _append(
     partition = _produce_partition(broker, context, request, topic, data.index)
     timestamp_ms = broker.clock.timestamp_ms()
     zstd = context.api_version >= _ZSTD_SINCE
-    batch = yield from partition.validate(data.records or b"", timestamp_ms, zstd=zstd)
+    found = partition.validate(data.records or b"", timestamp_ms, zstd)
+    batch = found if isinstance(found, ValidatedBatch) else (yield from found)
     # the partition may have been deleted or moved between two steps
     if _produce_partition(broker, context, request, topic, data.index) is not partition:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Partition {partition.topic_partition} was recreated.")
