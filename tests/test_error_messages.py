@@ -108,7 +108,7 @@ def test_every_message_has_the_agreed_form() -> None:
 
 
 @pytest.mark.parametrize("error_class", classes().values(), ids=lambda item: item.__name__)
-def test_every_class_says_whose_fault_it_is(error_class: type[GroupSourceError]) -> None:
+def test_every_class_has_a_docstring_in_plain_terms(error_class: type[GroupSourceError]) -> None:
     assert error_class.__name__.endswith("Error")
     doc = inspect.getdoc(error_class) or ""
     assert doc.splitlines()[0].endswith("."), doc

@@ -41,7 +41,7 @@ def test_texts_of_a_broker_are_escaped_and_cut() -> None:
     assert len(error.message.encode()) < 0x7FFF and error.message.endswith("(39,000 more characters)")
 
 
-def test_report_writer_keeps_the_order_and_survives_failures() -> None:
+def test_report_writer_keeps_the_order_and_ignores_failures() -> None:
     written: list[tuple[str, int]] = []
 
     def write(line: str, level: int) -> None:

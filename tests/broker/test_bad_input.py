@@ -316,7 +316,7 @@ ALL = [b"%d" % number for number in range(10)]
 
 
 def killed(stored: Path) -> None:
-    """Removes what a broker writes when it stops: the mark of a clean shutdown and the recovery points."""
+    """Removes the files of a clean shutdown: its mark and the recovery points."""
     (stored / ".kafka_cleanshutdown").unlink()
     (stored / "recovery-point-offset-checkpoint").unlink()
 

@@ -292,7 +292,7 @@ def test_a_connection_without_authentication_is_closed(protected):
     assert "not authenticated within 300 ms (authentication.timeout.ms)" in protected.reports[-1]
 
 
-def test_a_failed_authentication_is_answered_after_the_delay(protected):
+def test_the_response_to_a_failed_authentication_is_delayed(protected):
     with RawConnection(protected.bootstrap_servers) as connection:
         frames = [encode_request(SaslHandshakeRequest(mechanism="NONE"), 1, number, "c") for number in range(2)]
         connection.send(b"".join(map(bytes, frames)))

@@ -1,4 +1,4 @@
-"""Hostile clients: many, idle, slow or invalid; bounded memory."""
+"""Bounded memory with many, idle, slow and invalid clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def connections(broker: EmbeddedBroker) -> int:
     return broker.call(lambda _: broker.connection_count)
 
 
-def test_random_hostile_bytes():
+def test_random_invalid_bytes():
     fuzz(examples=scaled(150), chosen_seed=4)
 
 

@@ -339,7 +339,7 @@ def test_a_new_data_directory_is_private_and_an_existing_one_keeps_its_mode(tmp_
     ("host", "config", "is_warned"),
     [("0.0.0.0", {}, True), ("0.0.0.0", CONFIG, False), ("127.0.0.1", {}, False), ("localhost", {}, False)],
 )
-def test_one_warning_says_what_is_open(
+def test_one_warning_names_the_open_listener(
     caplog: pytest.LogCaptureFixture, host: str, config: dict[str, str], is_warned: bool
 ) -> None:
     advertised = {"advertised.listeners": "localhost:0"} if host == "0.0.0.0" else {}

@@ -32,7 +32,7 @@ def run_steps(*generators: Any) -> list[Any]:
     return asyncio.run(run())
 
 
-def test_requests_take_turns_after_each_step():
+def test_requests_run_round_robin_by_steps():
     order = []
 
     def steps(name: str, count: int):
@@ -119,8 +119,8 @@ def broker():
 
 
 
-def test_pipelined_requests_take_turns_with_other_clients(broker):
-    """The neighbor is served after a few of the pipelined requests, which take seconds."""
+def test_pipelined_requests_run_round_robin_with_other_clients(broker):
+    """The other client is served after a few of the pipelined requests, which take seconds."""
     beat = bytes(encode_request(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 3, 1, "c"))
     slow = bytes(encode_request(MetadataRequest(topics=None, allow_auto_topic_creation=False), 4, 1, "c"))
     with RawConnection(broker.bootstrap_servers) as busy, RawConnection(broker.bootstrap_servers) as neighbor:

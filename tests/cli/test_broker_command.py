@@ -54,7 +54,7 @@ def is_joined(address: str) -> bool:
 
 
 @pytest.mark.parametrize("output", ["full", "without a reader", "closed"])
-def test_requests_are_served_whatever_happens_to_standard_error(tmp_path: Path, output: str) -> None:
+def test_requests_are_served_with_any_state_of_standard_error(tmp_path: Path, output: str) -> None:
     read_end, write_end = os.pipe()
     if output == "full":
         os.set_blocking(write_end, False)

@@ -149,7 +149,7 @@ def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) 
 
 @contextmanager
 def polling(*clients: GroupClient) -> Iterator[None]:
-    """Other applications, each of which polls in a thread of its own."""
+    """Other applications, each of which polls in a separate thread."""
     ending = threading.Event()
 
     def run(client: GroupClient) -> None:

@@ -30,13 +30,13 @@ class LogBroker(FakeBroker):
 
     Attributes:
         steps: what happens to the next Fetch requests: an error code, `EMPTY` for a response without records, or a
-            function to call before the response; the requests after them are answered from the log.
+            function to call before the response; the requests after them get responses from the log.
         gap: offsets without records, as compaction leaves them.
         leader_epoch: epoch in Metadata; requests with another one are rejected as Kafka does.
         epoch_ends: leader epoch -> (epoch, end offset) for OffsetForLeaderEpoch.
         topic_error: error of the topic in Metadata.
         followers: node id -> further brokers in Metadata, which a test may name in `preferred_replica`.
-        preferred_replica: what the leader answers instead of records (KIP-392).
+        preferred_replica: sent by the leader instead of records (KIP-392).
         list_errors: errors of the next ListOffsets requests.
         lost: number of Fetch requests after which the connection is closed without a response.
     """

@@ -47,7 +47,7 @@ def test_metadata_are_cached_until_max_age(cluster: Any, topic: str) -> None:
 
 
 @pytest.mark.conformance("KC-089")
-def test_error_of_an_unknown_topic_says_what_to_do(cluster: Any, topic: str) -> None:
+def test_error_of_an_unknown_topic_contains_the_remedy(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:
         with pytest.raises(BrokerError, match=f"topic {topic} failed: .* does not exist. Create it"):
             client.describe_topics([topic])

@@ -11,7 +11,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 
-def test_last_commit_of_an_author_is_found_behind_later_ones(cluster, topic, group):
+def test_last_commit_of_an_author_is_found_before_later_ones(cluster, topic, group):
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 100)
     partitions = [TopicPartition(topic, n) for n in range(100)]

@@ -1,4 +1,4 @@
-"""What the fetcher concludes from responses: gaps, truncation, recreated topics, stale leaders."""
+"""Conclusions of the fetcher from responses: gaps, truncation, recreated topics, former leaders."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _marks(function: ast.FunctionDef, name: str) -> list[ast.Call]:
 
 
 class Assertions:
-    """Answers for any test below `roots`, the directories from which tests import helpers."""
+    """Assertions of the tests below `roots`, the directories from which tests import helpers."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots

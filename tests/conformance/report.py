@@ -133,7 +133,7 @@ def marker_problems(root: Path, files: Iterable[Path], assertions: Assertions) -
     Args:
         root: the directory that the names of the tests are relative to.
         files: the test files.
-        assertions: what the files below `root` assert.
+        assertions: assertions of the files below `root`.
     """
     found = []
     for path in files:

@@ -31,13 +31,13 @@ def test_every_field_is_kept() -> None:
 def test_minus_one_in_a_record_is_absent(version: int) -> None:
     written = VALUE._replace(leader_epoch=-1, expire_timestamp_ms=-1)
     assert decode_offset_value(encode_offset_value(written, version)) == written
-    # without an expiration time of its own, the retention of the group applies
+    # without an expiration time, the retention of the group applies
     assert is_expired({TP: written}, retention_ms=10, timestamp_ms=1_243) is False
     assert is_expired({TP: written}, retention_ms=10, timestamp_ms=1_244) is True
 
 
 @pytest.mark.conformance("MI-005")
-def test_offset_with_an_expiration_time_expires_then_whatever_the_retention() -> None:
+def test_offset_with_an_expiration_time_expires_then_with_any_retention() -> None:
     assert is_expired({TP: VALUE}, retention_ms=10, timestamp_ms=5_677) is False
     assert is_expired({TP: VALUE}, retention_ms=10**9, timestamp_ms=5_678) is True
 

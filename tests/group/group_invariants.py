@@ -59,7 +59,7 @@ def check_state(group: ClassicGroup, *, appends_pending: bool) -> None:
 
 
 def persistent_state(group: ClassicGroup) -> object:
-    """Returns what a restart must restore of an Empty or Stable group."""
+    """Returns the state that a restart must restore of an Empty or Stable group."""
     members = {m.member_id: (m.group_instance_id, m.assignment, m.session_timeout_ms) for m in group.members.values()}
     return (
         group.state,

@@ -83,7 +83,7 @@ class SimulationRun:
         return self._offsets
 
     def fenced(self, client: Client) -> None:
-        """Another process has its instance id, or its own request that came late."""
+        """Another process has its instance id, or its own request was delayed."""
         if client.instance_id is None:
             raise InvariantViolation(f"fenced: {client.name} has no instance id")
         client.stop("fenced")
@@ -92,7 +92,7 @@ class SimulationRun:
     def refused(self, client: Client, error: ErrorCode) -> None:
         if error is ErrorCode.GROUP_MAX_SIZE_REACHED and self.max_size < _NO_LIMIT:
             client.stop("too many")
-        elif error is ErrorCode.UNKNOWN_SERVER_ERROR:  # what a record too large for the log looks like
+        elif error is ErrorCode.UNKNOWN_SERVER_ERROR:  # as for a record that is too large for the log
             client.stop("failed")
             self.time.call_in(_RESTART_MS, self._restart, client)
         else:

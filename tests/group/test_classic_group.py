@@ -63,7 +63,7 @@ def test_static_members_and_protocol_names() -> None:
 
 
 @pytest.mark.conformance("MB-008")
-def test_members_with_delayed_requests_count_as_alive() -> None:
+def test_members_with_delayed_requests_satisfy_the_heartbeat() -> None:
     one = member("a")
     assert not one.has_satisfied_heartbeat
     one.awaiting_join = PARKED

@@ -209,7 +209,7 @@ def test_members_join_up_to_the_limit(context: GroupContext, static: bool) -> No
     assert errors(again) == FOUR_OF_FIVE
 
 
-def test_rejected_pending_member_id_is_forgotten(context: GroupContext) -> None:
+def test_rejected_pending_member_id_is_removed(context: GroupContext) -> None:
     pending = context.join(version=4).member_id
     members = [context.join() for _ in range(4)]
     context.advance(DELAY_MS)

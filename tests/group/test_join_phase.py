@@ -45,19 +45,19 @@ def test_new_member_is_removed_after_the_join_timeout(context: GroupContext) -> 
 
 
 @pytest.mark.conformance("GC-020", "JM-049")
-def test_new_members_silent_after_join_are_removed(context: GroupContext) -> None:
+def test_new_members_without_requests_after_join_are_removed(context: GroupContext) -> None:
     context.completing(2, rebalance_ms=10 * SESSION_MS)
     context.advance(SESSION_MS - 1)
     assert context.state() is COMPLETING_REBALANCE
     context.advance(1)
     assert context.state() is EMPTY
     assert context.group().generation_id == 2
-    # by their sessions, not because they owe a SyncGroup
+    # by their sessions, not by the sync timer
     assert context.kinds().count("member_failed") == 2
 
 
 @pytest.mark.conformance("GC-021")
-def test_new_members_silent_after_sync_are_removed(context: GroupContext) -> None:
+def test_new_members_without_requests_after_sync_are_removed(context: GroupContext) -> None:
     context.stable(2)
     context.advance(SESSION_MS - 1)
     assert context.state() is STABLE

@@ -22,7 +22,7 @@ def context() -> GroupContext:
     return GroupContext()
 
 
-# --- who may commit
+# --- checks of the member
 
 
 @pytest.mark.conformance("GC-096", "OM-001")
@@ -114,7 +114,7 @@ def test_group_id_may_be_empty(context: GroupContext) -> None:
     assert context.fetch(("topic", 0), group="") == {TP: -1}
 
 
-# --- what is stored
+# --- stored values
 
 
 @pytest.mark.conformance("GC-099", "SM-037", "OM-053")

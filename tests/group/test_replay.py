@@ -177,7 +177,7 @@ def test_offsets_after_a_group_tombstone_create_an_empty_group() -> None:
 
 
 @pytest.mark.conformance("JM-132")
-def test_records_and_tombstones_in_any_order_are_harmless() -> None:
+def test_records_and_tombstones_may_be_replayed_in_any_order() -> None:
     log: list[tuple[bytes, bytes | None]] = []
     for _ in range(3):
         log += [(group_key(), stored_group()), (group_key(), None), (group_key(), stored_group(member_value()))]

@@ -445,7 +445,7 @@ def test_static_leader_that_does_not_rejoin_is_kept_as_follower(context: GroupCo
 
 
 @pytest.mark.conformance("GC-077", "JM-101")
-def test_static_member_that_only_sends_heartbeats_is_left_behind_and_removed(context: GroupContext) -> None:
+def test_static_member_that_only_sends_heartbeats_is_removed_later(context: GroupContext) -> None:
     # two static members, then a third joins: the second heartbeats but does not rejoin
     leader, follower = pair(context)
     newcomer = context.join(instance="third")

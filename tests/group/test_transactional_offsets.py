@@ -207,7 +207,7 @@ def test_markers_of_other_producers_have_no_effect(context: GroupContext) -> Non
     assert context.fetch(P0, P1) == {P0: 1, P1: -1}
 
 
-# --- who may commit
+# --- checks of the member
 
 
 @pytest.mark.conformance("GC-115")

@@ -121,7 +121,7 @@ def test_a_returning_static_member_causes_no_rebalance(
         first = member(library, cluster, group, topic, instance="guest")
         share(watcher, first, six)
         before, rebalances = set(first.partitions), watcher.rebalances
-        first.stop()  # a static member does not say good-bye
+        first.stop()  # a static member sends no LeaveGroup
         with member(library, cluster, group, topic, instance="guest") as again:
             again.wait_for_partitions(3)
             assert again.partitions == before

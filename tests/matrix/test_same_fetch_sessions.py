@@ -122,7 +122,7 @@ def growth(reader: Reader) -> None:
 
 
 def turns(reader: Reader) -> None:
-    """Returned partitions move to the end, so that a byte limit starves no partition."""
+    """Returned partitions move to the end, so that a byte limit does not exclude the same partitions each time."""
     make(reader, "a", 3)
     parts = [("a", number) for number in range(3)]
     reader.fetch("empty", *((*part, 0) for part in parts))

@@ -297,7 +297,7 @@ def test_the_kafka_transactions_tool(cluster: Any, topic: str, group: str, java:
 def test_the_kafka_transactions_tool_aborts_a_transaction(
     cluster: Any, topic: str, group: str, java: JavaTools
 ) -> None:
-    """WriteTxnMarkers: the partition is readable, whatever the coordinator knows of the transaction."""
+    """WriteTxnMarkers: the partition is readable, in any state of the coordinator."""
     case = prepare(cluster.bootstrap_servers, topic, group)
     producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
     producer.init_transactions(30)

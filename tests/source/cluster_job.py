@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def with_executor(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    # each executor of a cluster and its Python workers have a working directory of their own
+    # each executor of a cluster and its Python workers have separate working directories
     import os
 
     import pyarrow

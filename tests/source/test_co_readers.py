@@ -60,7 +60,7 @@ def test_reader_yields_to_a_co_reader_with_a_planned_batch(tmp_path, reply, shou
     assert requests == [{"group": "g", "min_age_ms": 500}]
 
 
-def test_readers_that_are_not_started_join_first_and_are_asked_again_soon(tmp_path):
+def test_readers_that_are_not_started_join_first_and_get_further_requests_soon(tmp_path):
     clock, requests = ManualClock(), []
     paths = [tmp_path / f"{NOT_STARTED}-1", tmp_path / "reader-2"]
     co_readers = CoReaders("g", lambda: paths, clock)
@@ -74,7 +74,7 @@ def test_readers_that_are_not_started_join_first_and_are_asked_again_soon(tmp_pa
     assert len(requests) == 3
 
 
-def test_no_reader_is_asked_while_rebalances_complete(tmp_path):
+def test_no_reader_gets_a_request_while_rebalances_complete(tmp_path):
     clock = ManualClock()
     co_readers = CoReaders("g", lambda: pytest.fail("co-readers were asked"), clock)
     for _ in range(5):
@@ -87,7 +87,7 @@ def test_reply_is_sent_over_the_control_socket():
     driver = os.getpid()
     server = ControlServer(driver, "a" * 32, lambda proof: False, lambda group, min_age_ms: PeerReply.BATCH_PLANNED)
     try:
-        # a link with another process id, because a reader does not ask itself
+        # a link with another process id, because a reader sends no request to itself
         path = control_directory(driver) / f"other-{os.getppid()}"
         os.link(control_sockets(driver)[0], path)
         clock = ManualClock()

@@ -68,7 +68,7 @@ def test_stream_joins_a_batch_read_of_another_topic(harness, topic):
 
 
 def test_join_of_two_streams_of_one_group_within_their_watermarks(harness, topic):
-    """Two sources of one query in one group, each subscribed to a topic of its own."""
+    """Two sources of one query in one group, each subscribed to another topic."""
     servers = harness.cluster.bootstrap_servers
     for name, values in (("clicks", [(1, "a"), (2, "b"), (50, "c")]), ("views", [(0, "a"), (30, "b"), (49, "c")])):
         create_topic(servers, f"{topic}-{name}")

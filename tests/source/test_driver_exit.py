@@ -83,7 +83,7 @@ def test_reader_that_waits_for_a_broker_exits_with_its_application(tmp_path, end
                 reader.kill()
 
 
-def test_context_has_stopped_when_all_its_directories_are_gone(tmp_path):
+def test_context_has_stopped_when_all_its_directories_are_deleted(tmp_path):
     files, blocks, clock = tmp_path / "userFiles-1", tmp_path / "blockmgr-1", ManualClock()
     files.mkdir()
     blocks.mkdir()

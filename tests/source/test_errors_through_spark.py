@@ -329,7 +329,7 @@ def harness(spark, cluster, topic, group, tmp_path):
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_message_comes_first_and_names_cause_and_remedy(harness, case):
+def test_message_is_first_and_names_cause_and_remedy(harness, case):
     error_class, provoke, patterns = FAILURES[case]
     with pytest.raises(Exception) as raised:
         provoke(harness)

@@ -1,4 +1,4 @@
-"""A log that lost records in a power loss, and has grown again since, is detected (KIP-320)."""
+"""Detection of a log that lost records and was appended to since (KIP-320)."""
 
 from __future__ import annotations
 

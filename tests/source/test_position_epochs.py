@@ -16,7 +16,7 @@ def one_partition(**cluster: object) -> Query:
 
 
 def regrown(query: Query) -> None:
-    """A new leader without the records from 6 on has taken over, and the log has grown beyond the position."""
+    """A new leader without the records from 6 on was elected, and the log ends above the position."""
     query.cluster.leader_epoch, query.cluster.epoch_ends = 1, {0: EpochEndOffset(0, 6)}
     query.cluster.logs[P0] = (0, 15)
     query.clock.advance_ms(1_000)

@@ -126,7 +126,7 @@ def produce_records(cluster, topic):
     return lambda count: produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * count)
 
 
-def test_start_of_a_group_survives_a_crash_before_the_first_commit(cluster, client, topic, group, produce_records):
+def test_start_of_a_group_is_kept_after_a_crash_before_the_first_commit(cluster, client, topic, group, produce_records):
     produce_records(10)
     given = options(topic, group, startingOffsets="latest")
     with StreamQuery(cluster, given) as first:

@@ -145,7 +145,7 @@ def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
     assert SETTINGS not in task_reader._clusters
 
 
-def test_connections_of_a_worker_learn_the_brokers_that_the_reader_process_knows(fetch):
+def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
     fetch([block(P0, 0, 1)])
     known, added = Address("127.0.0.1", 5), []
     partition = GroupInputPartition(

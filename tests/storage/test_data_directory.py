@@ -90,7 +90,7 @@ NAME = "t" * 249
 
 
 @pytest.mark.parametrize("failing", ["rename", "unlink"])
-def test_a_topic_recreated_after_a_failed_deletion_survives_restarts(tmp_path, monkeypatch, failing):
+def test_a_topic_recreated_after_a_failed_deletion_is_kept_by_restarts(tmp_path, monkeypatch, failing):
     """The files of the deleted topic are removed at the next start, those of the new one are kept."""
     reports = ReportedLines()
     data = DataDirectory(tmp_path, report=reports)

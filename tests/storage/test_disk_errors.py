@@ -1,4 +1,4 @@
-"""A full disk: requests fail, nothing is damaged, and the logs continue when there is space again."""
+"""A full disk: requests fail without damage until there is space again."""
 
 from __future__ import annotations
 

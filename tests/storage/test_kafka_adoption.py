@@ -1,4 +1,4 @@
-"""Adoption of Kafka directories built by hand; tests/matrix adopts real ones."""
+"""Adoption of constructed Kafka directories; tests/matrix adopts real ones."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_small_segments_are_merged(tmp_path):
 
 
 @pytest.mark.conformance("LC-006", "LC-025", "UL-022", "UL-023")
-def test_producer_state_survives_compaction_of_its_records(tmp_path):
+def test_producer_state_is_kept_by_compaction_of_its_records(tmp_path):
     store = Store(tmp_path)
     for sequence in range(3):
         store.append((b"k", b"%d" % sequence), producer_id=7, producer_epoch=0, base_sequence=sequence)

@@ -1,4 +1,4 @@
-"""Validation of produced batches: what is rejected and what is corrected, as by Kafka's LogValidator."""
+"""Validation of produced batches as by Kafka's LogValidator."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from spark_groupsource.records.decode import decode_records
 
 
 class Acknowledged:
-    """What the caller knows to be stored, from the marks of a run."""
+    """State that must be stored, from the marks of a run."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[bytes]] = {}

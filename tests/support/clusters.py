@@ -11,7 +11,7 @@ BROKER_CONFIG["log.retention.ms"] = "-1"
 
 
 class Cluster(NamedTuple):
-    """A running cluster as a client sees it; `name` is ``embedded`` or ``kafka``."""
+    """A running cluster; `name` is ``embedded`` or ``kafka``."""
 
     name: str
     bootstrap_servers: str

@@ -94,7 +94,7 @@ class JavaTools:
         jvm.org.apache.kafka.common.utils.Exit.setExitProcedure(ended)
 
     def call(self, main_class: str, *arguments: str) -> ToolRun:
-        """Returns the output and the exit status of the tool, as of a process of its own."""
+        """Returns the output and the exit status of the tool, as of a separate process."""
         jvm = self._gateway.jvm
         out, errors = jvm.java.io.ByteArrayOutputStream(), jvm.java.io.ByteArrayOutputStream()
         before = jvm.java.lang.System.out, jvm.java.lang.System.err

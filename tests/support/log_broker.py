@@ -33,7 +33,7 @@ class LogBroker:
         return self.logs.partition(topic, 0)
 
     def crash(self) -> None:
-        """Releases what the process holds."""
+        """Closes the files and releases the lock."""
         self.data.close(is_clean=False)
         self.logs.files.close()
 

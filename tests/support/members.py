@@ -89,7 +89,7 @@ class JavaTool:
 
 
 class JavaMember(JavaTool):
-    """``VerifiableConsumer``: a member run by Kafka's own Java client, which commits what it consumed.
+    """``VerifiableConsumer``: a member of Kafka's own Java client, which commits the offsets of consumed records.
 
     `assignor` is the Java class name, for example ``org.apache.kafka.clients.consumer.RangeAssignor``.
     """
@@ -160,7 +160,7 @@ class JavaProducer(JavaTool):
 class RdMember:
     """A librdkafka member in a thread of this process. A context manager.
 
-    `positions` maps each partition to the next offset it would read; `keys` counts what it saw by (partition, offset).
+    `positions`: partition -> next offset to read; `keys` counts the received records by (partition, offset).
     """
 
     def __init__(self, bootstrap_servers: str, group: str, topic: str, **settings: object) -> None:

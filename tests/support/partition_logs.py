@@ -39,7 +39,7 @@ def open_log(
 ):
     """Opens or creates the log in `directory`; returns it with the list of its reports.
 
-    Without `recovery_point` the shutdown was unclean and nothing is known to be flushed.
+    Without `recovery_point` the shutdown was unclean, and everything is recovered.
     """
     reports = ReportedLines()
     files = FileCache()

@@ -25,13 +25,13 @@ with warnings.catch_warnings():
     from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
     from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-# both tell every lost connection and every rebalance at warning level or above, on standard error
+# both log every lost connection and every rebalance at warning level or above, on standard error
 for _name in ("kafka", "aiokafka"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class _Member:
-    """What the members share: `partitions` owned now, `seen` by (partition, offset), `errors`. A context manager."""
+    """Shared state: `partitions` owned now, `seen` by (partition, offset), `errors`. A context manager."""
 
     def __init__(self, group: str) -> None:
         self.partitions: set[TopicPartition] = set()
@@ -114,7 +114,7 @@ class KafkaPythonMember(_Member):
 
 
 class AioKafkaMember(_Member):
-    """aiokafka's consumer in an event loop of its own; `assignor` is range, roundrobin or sticky."""
+    """aiokafka's consumer in a separate event loop; `assignor` is range, roundrobin or sticky."""
 
     ASSIGNORS = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
 

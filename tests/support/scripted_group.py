@@ -70,7 +70,7 @@ class Script:
         broker_racks: broker -> its rack.
         is_leader: whether the member under test is the leader of its group.
         other_members: member id -> subscription of the other members.
-        assigned: what the leader assigns to the member under test, if another member is the leader.
+        assigned: partitions that the leader assigns to the member under test, if another member is the leader.
         committed: committed offsets of the group.
         log_end_offsets: topic -> log end offset of each of its partitions, 10 by default.
     """

@@ -148,7 +148,7 @@ class FakeGroup:
 
 
 class Query:
-    """Drives a session as Spark does: each call gets the last end offset as it comes from a checkpoint."""
+    """Drives a session as Spark does: each call gets the last end offset as read from a checkpoint."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ finally:
 
 
 class SourceProcess:
-    """The reader of one source, in a session of its own; this process is its driver."""
+    """The reader of one source, in a separate process session; this process is its driver."""
 
     def __init__(self, directory: Path, bootstrap_servers: str, topic: str, group: str, **options: str) -> None:
         given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}

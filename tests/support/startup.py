@@ -1,6 +1,6 @@
 """Start-up options of the JVMs and Pythons that a test run starts.
 
-A run starts about a hundred JVMs that live for seconds. The options change how fast a process starts, not what it
+A run starts about a hundred JVMs that run for seconds. The options change how fast a process starts, not what it
 does; a variable that the environment already has is left as it is.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# the optimizing compiler and collector threads cost more than they gain in a JVM that lives for seconds
+# the optimizing compiler and collector threads cost more than they gain in a JVM that runs for seconds
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # read by Spark's launcher and its scripts; the last one by Kafka's scripts and by `RealKafka`
 _VARIABLES = ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")

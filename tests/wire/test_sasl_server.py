@@ -44,7 +44,7 @@ def test_the_example_of_rfc_7677() -> None:
 
 
 def test_a_final_message_may_repeat_the_client_nonce() -> None:
-    """As librdkafka before 2.6.1 does; Kafka accepts every nonce that ends with the one of the challenge."""
+    """As librdkafka before 2.6.1 does; Kafka accepts every nonce that ends with the nonce of the challenge."""
     exchange = server(nonce="nonce")
     challenge = exchange.evaluate_response(b"n,,n=user,r=c").decode()
     without_proof = "c=biws,r=ccnonce"

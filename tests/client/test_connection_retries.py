@@ -1,4 +1,4 @@
-"""Connections that are lost, frozen or hostile: what is retried, and for how long."""
+"""Retries after lost connections, missing responses and invalid responses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def answering(reply: bytes) -> Iterator[Address]:
 
 @contextmanager
 def frozen() -> Iterator[Address]:
-    """A listener whose process does not run: connections are established, no request is answered."""
+    """A listener whose process does not run: connections are established, no response is sent."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield Address(*listener.getsockname()[:2])
 
