@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.clock import Clock
@@ -13,6 +13,39 @@ from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
+
+_SLICE_MS, _PAUSE_MS = 4, 1
+_PARTITIONS_PER_STEP = 50
+
+
+class PeriodicSteps:
+    """Runs steps at an interval, in slices of some milliseconds between which the broker serves other requests.
+
+    Args: `new_steps`, returns the steps of one run; `interval_ms`, from the end of a run to the next one.
+    """
+
+    def __init__(
+        self, timers: Timers, clock: Clock, new_steps: Callable[[], Iterator[None]], interval_ms: Callable[[], int]
+    ) -> None:
+        self._timer = timers.timer(self._run_slice)
+        self._clock = clock
+        self._new_steps = new_steps
+        self._interval_ms = interval_ms
+        self._steps: Iterator[None] | None = None
+
+    def start(self) -> None:
+        """Schedules the next run."""
+        self._timer.set(self._clock.now_ms() + self._interval_ms())
+
+    def _run_slice(self) -> None:
+        steps, self._steps = self._steps or self._new_steps(), None
+        self.start()  # also after an unexpected error
+        end_ms = self._clock.now_ms() + _SLICE_MS
+        for _ in steps:
+            if self._clock.now_ms() >= end_ms:
+                self._steps = steps
+                self._timer.set(self._clock.now_ms() + _PAUSE_MS)
+                return
 
 
 class LogMaintenance:
@@ -35,32 +68,36 @@ class LogMaintenance:
         report: Reporter,
     ) -> None:
         self._partitions = partitions
-        self._retention_timer = timers.timer(self._apply_retention)
-        self._producer_timer = timers.timer(self._expire_producers)
-        self._recovery_point_timer = timers.timer(self._checkpoint_recovery_points)
         self._clock = clock
         self._config = config
+        self._jobs = (
+            PeriodicSteps(timers, clock, self._apply_retention, lambda: config().log_retention_check_interval_ms),
+            PeriodicSteps(
+                timers, clock, self._expire_producers, lambda: config().producer_id_expiration_check_interval_ms
+            ),
+            PeriodicSteps(
+                timers,
+                clock,
+                partitions.checkpoint_recovery_points_steps,
+                lambda: config().log_flush_offset_checkpoint_interval_ms,
+            ),
+        )
         self._on_truncate = on_truncate
         self._report = report
 
     def start(self) -> None:
         """Starts the timers."""
-        config, now_ms = self._config(), self._clock.now_ms()
-        self._retention_timer.set(now_ms + config.log_retention_check_interval_ms)
-        self._producer_timer.set(now_ms + config.producer_id_expiration_check_interval_ms)
-        self._recovery_point_timer.set(now_ms + config.log_flush_offset_checkpoint_interval_ms)
+        for job in self._jobs:
+            job.start()
 
-    def _checkpoint_recovery_points(self) -> None:
-        self._partitions.checkpoint_recovery_points()
-        self._recovery_point_timer.set(self._clock.now_ms() + self._config().log_flush_offset_checkpoint_interval_ms)
-
-    def _expire_producers(self) -> None:
-        config = self._config()
-        for partition in self._partitions:
+    def _expire_producers(self) -> Iterator[None]:
+        for number, partition in enumerate(self._partitions):
+            config = self._config()
             partition.remove_expired_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
-        self._producer_timer.set(self._clock.now_ms() + config.producer_id_expiration_check_interval_ms)
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield
 
-    def _apply_retention(self) -> None:
+    def _apply_retention(self) -> Iterator[None]:
         for partition in self._partitions:
             if partition.offline_reason:
                 continue
@@ -69,7 +106,7 @@ class LogMaintenance:
             except (ApiError, StorageError) as error:
                 text = f"[partition={partition.topic_partition}] Deleting expired segments failed: {error}"
                 self._report(text, logging.ERROR)
-        self._retention_timer.set(self._clock.now_ms() + self._config().log_retention_check_interval_ms)
+            yield
 
     def _delete_expired(self, partition: Partition) -> None:
         limit = partition.log.retention_start_offset(self._clock.timestamp_ms())

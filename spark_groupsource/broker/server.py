@@ -12,6 +12,7 @@ import logging
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -41,6 +42,7 @@ from spark_groupsource.storage.reporter import Reporter
 _LOGGER = logging.getLogger(__name__)
 _CONNECTION_CHECK_S = 1.0
 _GC_THRESHOLD = 20_000
+_THREAD_SWITCH_S = 0.0005
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
@@ -272,6 +274,8 @@ def serve_forever(
     # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    # the event loop waits that long for the worker thread, after each system call
+    sys.setswitchinterval(_THREAD_SWITCH_S)
     # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
     gc.freeze()
     # a collection blocks all requests, so those of the middle generation must be short

@@ -343,6 +343,8 @@ class LogCleaner:
         found: list[tuple[float, Partition, LogToClean]] = []
         for partition in self._partitions:
             topic_partition = partition.topic_partition
+            if not partition.log.config.is_compacted or len(partition.log.segments) < 2:
+                continue  # the active segment is never compacted
             if partition.offline_reason or self._not_before.get(topic_partition, 0) > now_ms:
                 continue
             try:

@@ -73,8 +73,25 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> bool:
         """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
+        return self._store_recovery_points(
+            {partition: partition.log.recovery_point for partition in self._partitions.values()}
+        )
+
+    def checkpoint_recovery_points_steps(self) -> Iterator[None]:
+        """As `checkpoint_recovery_points`, in steps."""
+        found: dict[Partition, int] = {}
+        for partition in self:
+            found[partition] = partition.log.recovery_point
+            if len(found) % _PARTITIONS_PER_STEP == 0:
+                yield
+        self._store_recovery_points(found)
+
+    def _store_recovery_points(self, found: Mapping[Partition, int]) -> bool:
+        # offset 0 is the default; a partition may have been deleted, and recreated with the same name
         points = {
-            topic_partition: partition.log.recovery_point for topic_partition, partition in self._partitions.items()
+            partition.topic_partition: offset
+            for partition, offset in found.items()
+            if offset and self._partitions.get(partition.topic_partition) is partition
         }
         try:
             self._data.set_recovery_points(points)
