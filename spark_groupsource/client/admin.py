@@ -5,7 +5,7 @@ Every function raises NetworkError, and BrokerError for the first topic, group o
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import TopicInfo
@@ -28,6 +28,8 @@ from spark_groupsource.wire.messages import (
 )
 
 R = TypeVar("R", bound="Response")
+
+_GROUPS_PER_REQUEST = 200
 
 
 class NewTopic(NamedTuple):
@@ -172,24 +174,50 @@ def list_groups(cluster: Cluster, states: Sequence[str] = ()) -> list[GroupListi
 
 
 def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-    """Describes groups; the state of a group that does not exist is ``Dead``."""
+    """Describes groups, many with one request; the state of a group that does not exist is ``Dead``."""
+    names = list(dict.fromkeys(group_ids))
     described: dict[str, GroupDescription] = {}
-    for group_id in group_ids:
-        request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-        response = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
-        group = response.groups[0]
-        # versions 6+ return GROUP_ID_NOT_FOUND for a missing group (KIP-1043)
-        if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
-            _check(group.error_code, f"Describing group '{group_id}'", group.error_message)
-        described[group_id] = GroupDescription(
-            group_id,
-            group.group_state or "Dead",
-            group.protocol_type,
-            group.protocol_data,
-            tuple(_member(group.protocol_type, m) for m in group.members),
-            cluster.find_coordinator(group_id),
-        )
-    return described
+    for node, batch in batches_by_coordinator(cluster, names) if len(names) > 1 else ():
+        request = DescribeGroupsRequest(groups=batch, include_authorized_operations=False)
+        try:
+            response = cluster.call_address(cluster.node_address(node), request)
+        except NetworkError:
+            # the groups are described one by one, with retries
+            cluster.forget_coordinator(batch[0], node)
+            continue
+        for group in response.groups:
+            if group.error_code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+                described[group.group_id] = _description(group, node)
+    for group_id in names:
+        if group_id not in described:
+            request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
+            response = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
+            described[group_id] = _description(response.groups[0], cluster.find_coordinator(group_id))
+    return {group_id: described[group_id] for group_id in names}
+
+
+def batches_by_coordinator(cluster: Cluster, group_ids: Sequence[str]) -> Iterator[tuple[Node, list[str]]]:
+    """Yields the groups of each coordinator, at most `_GROUPS_PER_REQUEST` at a time."""
+    by_node: dict[Node, list[str]] = {}
+    for group_id, node in cluster.find_coordinators(group_ids).items():
+        by_node.setdefault(node, []).append(group_id)
+    for node, names in by_node.items():
+        for start in range(0, len(names), _GROUPS_PER_REQUEST):
+            yield node, names[start : start + _GROUPS_PER_REQUEST]
+
+
+def _description(group: DescribeGroupsResponse.DescribedGroup, coordinator: Node) -> GroupDescription:
+    # versions 6+ return GROUP_ID_NOT_FOUND for a missing group (KIP-1043)
+    if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
+        _check(group.error_code, f"Describing group '{group.group_id}'", group.error_message)
+    return GroupDescription(
+        group.group_id,
+        group.group_state or "Dead",
+        group.protocol_type,
+        group.protocol_data,
+        tuple(_member(group.protocol_type, m) for m in group.members),
+        coordinator,
+    )
 
 
 def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, as_sentence
@@ -10,6 +10,7 @@ from spark_groupsource.wire.messages import DescribeConfigsRequest
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+_DYNAMIC_TOPIC_CONFIG = 1
 
 
 class ConfigEntry(NamedTuple):
@@ -44,6 +45,25 @@ def describe_config(
     return {
         c.name: ConfigEntry(c.name, c.value, c.is_default or c.config_source == 5, c.is_sensitive)
         for c in sorted(result.configs, key=lambda c: str(c.name))
+    }
+
+
+def describe_topic_overrides(cluster: Cluster, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the settings that each topic overrides, with one request; topics without permission are absent.
+
+    Raises: NetworkError.
+    """
+    row = DescribeConfigsRequest.DescribeConfigsResource
+    resources = [row(resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None) for name in topics]
+    response = cluster.call_any(DescribeConfigsRequest(resources=resources))
+    return {
+        result.resource_name: {
+            c.name: "" if c.value is None else c.value
+            for c in sorted(result.configs, key=lambda c: str(c.name))
+            if c.config_source == _DYNAMIC_TOPIC_CONFIG
+        }
+        for result in response.results
+        if not result.error_code
     }
 
 

@@ -23,6 +23,7 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
     RemoteProtocolError,
+    UnsupportedVersionError,
     as_sentence,
 )
 from spark_groupsource.model import Node, TopicPartition
@@ -36,6 +37,7 @@ BOOTSTRAP_TIMEOUT_MS = 2_000
 
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+_FIND_COORDINATORS_SINCE = 4
 _MAX_IDLE_PER_ADDRESS = 4
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
@@ -313,6 +315,27 @@ class Router:
             with self._lookup_ended:
                 self._lookups.discard(group_id)
                 self._lookup_ended.notify_all()
+
+    def find_coordinators(self, group_ids: Iterable[str], timeout_ms: int | None = None) -> dict[str, Node]:
+        """Returns the coordinators of several groups, with one request for those that are not cached (KIP-699).
+
+        Raises: as `find_coordinator`.
+        """
+        wanted = list(dict.fromkeys(group_ids))
+        with self._lock:
+            missing = [group_id for group_id in wanted if group_id not in self._coordinators]
+        if len(missing) > 1:
+            request = FindCoordinatorRequest(key="", key_type=0, coordinator_keys=missing)
+            try:
+                response = self.call_any(request, timeout_ms, min_version=_FIND_COORDINATORS_SINCE)
+            except UnsupportedVersionError:
+                # the groups are looked up one by one
+                return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in wanted}
+            with self._lock:
+                for found in response.coordinators:
+                    if not found.error_code:
+                        self._coordinators[found.key] = Node(found.node_id, found.host, found.port)
+        return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in wanted}
 
     def _request_coordinator(self, group_id: str, retry: Retry) -> Node:
         while True:
