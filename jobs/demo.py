@@ -30,13 +30,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spark_groupsource.cli.groups import group_offsets
 from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.cluster_reads import group_lag
 
 PARTITIONS = 6
 MEMBERS = 2
@@ -210,7 +210,7 @@ class Demo:
 
     def _show_group(self, title: str) -> None:
         group = self._describe()
-        rows = group_offsets(self._cluster, group)
+        rows = group_lag(self._cluster, [group])[group.group_id]
         counts = f"{self._producer.produced:,} produced, {self._committed():,} consumed"
         table = Table(title=f"{title} ({group.state}; {counts})", title_justify="left", title_style="bold")
         for heading in ("CONSUMER-ID", "HOST", "CLIENT-ID", "PARTITIONS"):

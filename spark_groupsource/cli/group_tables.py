@@ -11,52 +11,14 @@ Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
+from spark_groupsource.client.admin import GroupDescription, GroupListing
 from spark_groupsource.log_text import escaped
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.lag import LagRow, assignment_text
 
 MISSING = "-"
 REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})
-
-
-class OffsetRow(NamedTuple):
-    """One partition of a group: committed offset, log end offset and owner; None prints as ``-``."""
-
-    topic_partition: TopicPartition
-    committed: OffsetAndMetadata | None
-    log_end_offset: int | None
-    member: MemberDescription | None
-
-    @property
-    def lag(self) -> int | None:
-        """Log end offset minus committed offset; None if either is unknown."""
-        if self.committed is None or self.log_end_offset is None:
-            return None
-        return self.log_end_offset - self.committed.offset
-
-
-def offset_rows(
-    group: GroupDescription,
-    committed: Mapping[TopicPartition, OffsetAndMetadata],
-    log_end_offsets: Mapping[TopicPartition, int],
-) -> list[OffsetRow]:
-    """Rows in Kafka's order: the members by descending number of partitions, then unassigned partitions."""
-    rows: list[OffsetRow] = []
-    owned: set[TopicPartition] = set()
-    owners = sorted((m for m in group.members if m.assignment), key=lambda member: -len(member.assignment))
-    for member in owners:
-        owned.update(member.assignment)
-        rows += [
-            OffsetRow(tp, committed.get(tp), log_end_offsets.get(tp), member) for tp in sorted(member.assignment)
-        ]
-    rows += [
-        OffsetRow(tp, committed[tp], log_end_offsets.get(tp), None) for tp in sorted(set(committed) - owned)
-    ]
-    return rows
 
 
 def state_note(group: GroupDescription) -> str | None:
@@ -68,7 +30,7 @@ def state_note(group: GroupDescription) -> str | None:
     return None
 
 
-def offsets_table(group: GroupDescription, rows: Sequence[OffsetRow], verbose: bool = False) -> str:
+def offsets_table(group: GroupDescription, rows: Sequence[LagRow], verbose: bool = False) -> str:
     """The table of ``--describe --offsets``; empty without rows."""
     if not rows:
         return ""
@@ -100,7 +62,7 @@ def members_table(group: GroupDescription, verbose: bool = False) -> str:
         lines.append(
             [group.group_id, member.member_id, member.group_instance_id or "", member.client_host, member.client_id]
             # epochs and target assignments exist only in the consumer protocol (KIP-848)
-            + [str(len(member.assignment)), MISSING, assignment_text(member.assignment), MISSING, MISSING]
+            + [str(len(member.assignment)), MISSING, assignment_text(member.assignment) or MISSING, MISSING, MISSING]
         )
     body = lines[1:] = _escaped(lines[1:])
     widths = [_width(body, 0), _width(body, 1), _width(body, 2, 17), _width(body, 3), _width(body, 4), 15]
@@ -139,12 +101,6 @@ def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool
     return "".join(
         " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0) + "\n" for line in lines
     )
-
-
-def assignment_text(partitions: Iterable[TopicPartition]) -> str:
-    """``flights:0,1;weather:3``; ``-`` if empty."""
-    by_topic = groupby(sorted(partitions), key=lambda tp: tp.topic)
-    return ";".join(f"{topic}:{','.join(str(tp.partition) for tp in tps)}" for topic, tps in by_topic) or MISSING
 
 
 def _escaped(lines: Iterable[Iterable[str]]) -> list[list[str]]:

@@ -8,18 +8,16 @@ import click
 
 from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, open_cluster
 from spark_groupsource.cli.group_tables import (
-    OffsetRow,
     list_table,
     members_table,
-    offset_rows,
     offsets_table,
     state_note,
     state_table,
 )
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
-from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.cluster_reads import group_lag
 
 _STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Empty", "Dead")
 _ALL = "all"
@@ -80,30 +78,10 @@ def describe(
         raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
 
 
-def group_offsets(cluster: Cluster, group: GroupDescription) -> list[OffsetRow]:
-    """One row per partition that is assigned or has a committed offset, with its current log end offset."""
-    committed = {tp: o for tp, o in cluster.fetch_committed(group.group_id).items() if o is not None}
-    partitions = {*committed, *(tp for member in group.members for tp in member.assignment)}
-    return offset_rows(group, committed, _log_end_offsets(cluster, partitions))
-
-
-def _log_end_offsets(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    """The log end offsets of the partitions that exist and have a leader."""
-    view = cluster.metadata({tp.topic for tp in partitions}, refresh=True)
-    with_leader = {
-        TopicPartition(topic.name, p.partition)
-        for topic in view.topics.values()
-        for p in topic.partitions.values()
-        if p.leader_id in view.nodes
-    }
-    found = cluster.list_offsets({tp: LATEST for tp in partitions & with_leader}, read_committed=False)
-    return {tp: entry.offset for tp, entry in found.items()}
-
-
 def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool) -> None:
     if group.state == "Dead":
         return
-    rows = group_offsets(cluster, group) if view == "offsets" else []
+    rows = group_lag(cluster, [group])[group.group_id] if view == "offsets" else []
     note = state_note(group)
     if note is not None:
         click.echo(note, err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,38 +12,27 @@ import click
 
 from spark_groupsource.cli.common import HELP, open_cluster
 from spark_groupsource.cli.offsets_log_formats import (
-    Entry,
     batch_line,
-    entries,
     json_line,
     record_line,
     table_header,
     table_row,
 )
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
-from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.errors import BrokerError, ConfigurationError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
+from spark_groupsource.monitor.offsets_log import (
+    OFFSETS_TOPIC,
+    Batch,
+    Corruption,
+    Entry,
+    entries,
+    fetch_batches,
+    log_partitions,
+    log_ranges,
+)
 
-TOPIC = "__consumer_offsets"
-_PARTITION_NAME = re.compile(rf"{TOPIC}-(\d+)")
+_PARTITION_NAME = re.compile(rf"{OFFSETS_TOPIC}-(\d+)")
 _FORMATS = ("dump", "table", "json")
-
-
-class Batch(NamedTuple):
-    """A valid record batch; `position` is its position in the file, -1 for a batch fetched from a broker."""
-
-    partition: int
-    header: BatchHeader
-    buffer: bytes | memoryview
-    position: int
-
-
-class Corruption(NamedTuple):
-    """Bytes that are not a valid record batch; `text` names the file and the position."""
-
-    text: str
 
 
 class Source(NamedTuple):
@@ -157,7 +145,7 @@ def _segment_files(path: Path) -> list[Path]:
     ]
     if not found:
         raise ConfigurationError(
-            f"{path} contains no segment of {TOPIC} and no directory {TOPIC}-N. "
+            f"{path} contains no segment of {OFFSETS_TOPIC} and no directory {OFFSETS_TOPIC}-N. "
             "Give a data directory or a partition directory."
         )
     return found
@@ -201,35 +189,10 @@ def _live_sources(cluster: Cluster) -> Iterator[Source]:
 
     Raises: BrokerError.
     """
-    try:
-        partitions = sorted(cluster.describe_topics([TOPIC], refresh=True)[TOPIC].partitions)
-    except BrokerError as error:
-        if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise
-        click.echo(f"{TOPIC} does not exist: no group has used this cluster yet.", err=True)
-        return
-    requested = [TopicPartition(TOPIC, number) for number in partitions]
-    starts = cluster.list_offsets({tp: EARLIEST for tp in requested}, read_committed=False)
-    ends = cluster.list_offsets({tp: LATEST for tp in requested}, read_committed=False)
-    for tp in requested:
-        part = OffsetRange(tp, starts[tp].offset, ends[tp].offset)
-        if part.start < part.end:
-            yield Source(f"Dumping {tp}\nLog starting offset: {part.start}", partial(_fetch, cluster, part))
-
-
-def _fetch(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Corruption]:
-    settings = replace(cluster.settings, isolation_level="read_uncommitted")
-    position = part.start
-    for block in PartitionFetcher(cluster, settings).fetch_blocks([part]):
-        if block.error:
-            raise BrokerError(block.error, f"Reading {part.topic_partition} from offset {position}")
-        for header in iter_batches(block.data):
-            if header.last_offset < position:
-                continue
-            try:
-                check_crc(block.data, header)
-            except CorruptRecordError as error:
-                yield Corruption(f"{part.topic_partition}: {error}")
-                continue
-            yield Batch(part.topic_partition.partition, header, block.data, -1)
-        position = block.next_offset
+    partitions = log_partitions(cluster)
+    if not partitions:
+        click.echo(f"{OFFSETS_TOPIC} does not exist: no group has used this cluster yet.", err=True)
+    for part in log_ranges(cluster, partitions):
+        yield Source(
+            f"Dumping {part.topic_partition}\nLog starting offset: {part.start}", partial(fetch_batches, cluster, part)
+        )

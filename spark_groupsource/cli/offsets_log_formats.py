@@ -6,79 +6,18 @@ Source: Kafka 4.3 `DumpLogSegments` with ``--offsets-decoder``.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
-from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.monitor.offsets_log import Entry
 from spark_groupsource.records.compression import CODECS
-from spark_groupsource.records.decode import StoredRecord, decode_records
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
+from spark_groupsource.wire.record_json import RECORD_TYPES
 
 DELETED = "<DELETE>"
-_MAX_CLASSIC_TYPE = 2
-_MARKERS = {0: "ABORT", 1: "COMMIT"}
 _DELETE_HORIZON = 0x40
-_MARKER_KEY = struct.Struct(">hh")
-_MARKER_VALUE = struct.Struct(">hi")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _COLUMNS = "{:<9} {:<10} {:<24} {:<16} {:<9} {:<30} {}"
-
-
-class Entry(NamedTuple):
-    """One decoded record: `key` and `payload` in the form of `wire.record_json`, or the `marker` of a control batch.
-
-    `payload` is None for a tombstone. `problem` and `unknown_type` are set instead of `key` and `payload`.
-    """
-
-    partition: int
-    batch: BatchHeader
-    record: StoredRecord
-    key: dict[str, Any] | None = None
-    payload: dict[str, Any] | None = None
-    marker: str = ""
-    coordinator_epoch: int = -1
-    problem: str = ""
-    unknown_type: int | None = None
-
-    @property
-    def group(self) -> str | None:
-        """The group id of the record, None if unknown."""
-        data = self.key["data"] if self.key else None
-        return str(data.get("group", data.get("groupId"))) if isinstance(data, dict) else None
-
-
-def entries(partition: int, buffer: bytes | memoryview, header: BatchHeader) -> Iterator[Entry]:
-    """Decodes one batch with a valid checksum; a record that cannot be decoded becomes an entry with `problem`.
-
-    Raises: CorruptRecordError if the batch cannot be decoded.
-    """
-    for record in decode_records(buffer, header):
-        yield _marker(partition, header, record) if header.is_control else _entry(partition, header, record)
-
-
-def _entry(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
-    if record.key is None:
-        return Entry(partition, header, record, problem="The record has no key.")
-    try:
-        kind = record_type(record.key)
-        if kind not in RECORD_TYPES:
-            return Entry(partition, header, record, unknown_type=kind)
-        payload = None if record.value is None else value_json(record.key, record.value)
-        return Entry(partition, header, record, key_json(record.key), payload)
-    except CorruptRecordError as error:
-        return Entry(partition, header, record, problem=str(error))
-
-
-def _marker(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
-    try:
-        _, kind = _MARKER_KEY.unpack_from(record.key or b"")
-        _, epoch = _MARKER_VALUE.unpack_from(record.value or b"")
-    except struct.error:
-        return Entry(partition, header, record, problem="The record is not a transaction marker.")
-    return Entry(partition, header, record, marker=_MARKERS.get(kind, f"type {kind}"), coordinator_epoch=epoch)
 
 
 # --- dump ---
@@ -176,27 +115,20 @@ def table_row(entry: Entry) -> str:
     except OverflowError:
         time = str(entry.record.timestamp_ms)
     transaction = f"{header.producer_id}/{header.producer_epoch}" if header.is_transactional else "-"
-    kind, content = _type_and_content(entry)
     group = "-" if entry.group is None else entry.group
-    return _COLUMNS.format(entry.partition, entry.record.offset, time, transaction, kind, group, content)
+    return _COLUMNS.format(entry.partition, entry.record.offset, time, transaction, entry.kind, group, _content(entry))
 
 
-def _type_and_content(entry: Entry) -> tuple[str, str]:
-    if entry.marker:
-        return "marker", entry.marker
-    if entry.problem:
-        return "error", entry.problem
+def _content(entry: Entry) -> str:
     if entry.key is None:
-        return "unknown", f"record type {entry.unknown_type}"
-    data_key, payload = entry.key["data"], entry.payload
-    kind = int(entry.key["type"])
-    if kind > _MAX_CLASSIC_TYPE:
-        return "newer", f"{RECORD_TYPES[kind]} {DELETED if payload is None else _json(payload['data'])}"
-    data = None if payload is None else payload["data"]
-    if kind == 2:
-        return "group", DELETED if data is None else _group_text(data)
-    partition = f"{data_key['topic']}-{data_key['partition']}"
-    return "offset", f"{partition} {DELETED}" if data is None else f"{partition} {_offset_text(data)}"
+        return entry.marker or entry.problem or f"record type {entry.unknown_type}"
+    data = None if entry.payload is None else entry.payload["data"]
+    if entry.kind == "newer":
+        return f"{RECORD_TYPES[int(entry.key['type'])]} {DELETED if data is None else _json(data)}"
+    if entry.kind == "group":
+        return DELETED if data is None else _group_text(data)
+    partition = f"{entry.key['data']['topic']}-{entry.key['data']['partition']}"
+    return f"{partition} {DELETED if data is None else _offset_text(data)}"
 
 
 def _offset_text(data: dict[str, Any]) -> str:

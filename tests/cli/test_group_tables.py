@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.cli.group_tables import (
-    assignment_text,
     list_table,
     members_table,
-    offset_rows,
     offsets_table,
     state_note,
     state_table,
 )
 from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.lag import assignment_text, lag_rows
 
 NODE = Node(1, "127.0.0.1", 41013)
 STATIC = MemberDescription(
@@ -63,7 +62,7 @@ g1              127.0.0.1:41013  (1)      -                    PreparingRebalanc
 
 
 def test_offsets_table() -> None:
-    assert offsets_table(REBALANCING, offset_rows(REBALANCING, COMMITTED, ENDS), verbose=True) == OFFSETS_REBALANCING
+    assert offsets_table(REBALANCING, lag_rows(REBALANCING, COMMITTED, ENDS), verbose=True) == OFFSETS_REBALANCING
 
 
 def test_members_table() -> None:
@@ -81,7 +80,7 @@ def test_instance_id_column_is_shown_for_static_members_only() -> None:
 
 def test_members_are_sorted_by_partitions_and_unassigned_partitions_are_last() -> None:
     committed = {**COMMITTED, TopicPartition("alpha", 0): OffsetAndMetadata(1)}
-    rows = offset_rows(STABLE, committed, ENDS)
+    rows = lag_rows(STABLE, committed, ENDS)
     assert [(str(row.topic_partition), row.member) for row in rows] == [
         ("flights-0", STATIC),
         ("flights-1", STATIC),
@@ -95,7 +94,7 @@ def test_members_are_sorted_by_partitions_and_unassigned_partitions_are_last() -
 )
 def test_lag_is_unknown_if_either_offset_is(committed: int | None, end: int | None, lag: int | None) -> None:
     tp = TopicPartition("flights", 2)
-    (row,) = offset_rows(
+    (row,) = lag_rows(
         STABLE._replace(members=(DYNAMIC,)),
         {} if committed is None else {tp: OffsetAndMetadata(committed)},
         {} if end is None else {tp: end},
@@ -105,14 +104,14 @@ def test_lag_is_unknown_if_either_offset_is(committed: int | None, end: int | No
 
 
 def test_leader_epoch_is_shown() -> None:
-    rows = offset_rows(EMPTY, {TopicPartition("flights", 0): OffsetAndMetadata(1, leader_epoch=4)}, {})
+    rows = lag_rows(EMPTY, {TopicPartition("flights", 0): OffsetAndMetadata(1, leader_epoch=4)}, {})
     assert offsets_table(EMPTY, rows, verbose=True).splitlines()[2].split()[3] == "4"
 
 
 def test_tables_of_an_empty_group() -> None:
     assert offsets_table(EMPTY, []) == ""
     assert len(members_table(EMPTY).splitlines()) == 2
-    assert assignment_text(()) == "-"
+    assert assignment_text(()) == ""
 
 
 def test_assignment_text_of_several_topics() -> None:
@@ -127,7 +126,7 @@ def test_state_notes() -> None:
 
 def test_columns_widen_for_long_names() -> None:
     group = STABLE._replace(group_id="a-group-of-a-rather-long-name")
-    for table in (offsets_table(group, offset_rows(group, COMMITTED, ENDS)), members_table(group), state_table(group)):
+    for table in (offsets_table(group, lag_rows(group, COMMITTED, ENDS)), members_table(group), state_table(group)):
         header, line = table.splitlines()[1:3]
         second = header.split()[1]
         assert line[header.index(second) - 1] == " " and line[header.index(second)] != " "
@@ -148,7 +147,7 @@ def test_list_table() -> None:
 def test_names_with_control_characters_are_escaped() -> None:
     name = "g\n\x1b[2J"
     group = GroupDescription(name, "Stable", "consumer", "range", (DYNAMIC._replace(client_id=name),), NODE)
-    rows = offset_rows(group, COMMITTED, ENDS)
+    rows = lag_rows(group, COMMITTED, ENDS)
     listed = list_table([GroupListing(name, "consumer", "Stable", "classic", NODE)], with_type=False, with_state=False)
     for text in (listed, offsets_table(group, rows), members_table(group), state_table(group)):
         assert "g\\n\\x1b[2J" in text and "\x1b" not in text

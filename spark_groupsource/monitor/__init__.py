@@ -1,0 +1,1 @@
+"""Tables of topics, groups, lag and rebalances."""

@@ -1,0 +1,253 @@
+"""Requests of the tables, each about many groups or partitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterable, Mapping, Sequence
+
+from spark_groupsource.client.admin import GroupDescription, batches_by_coordinator, list_groups, list_topics
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, ClusterMetadata, TopicInfo
+from spark_groupsource.client.records.partition_fetch import (
+    FETCH_BY_NAME,
+    PartitionState,
+    fetch_request,
+    partitions_of,
+)
+from spark_groupsource.errors import NetworkError, UnsupportedVersionError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.lag import FirstBatch, LagRow, lag_rows
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.messages import DescribeLogDirsRequest, OffsetFetchRequest, OffsetFetchResponse
+
+Commits = dict[TopicPartition, OffsetAndMetadata]
+
+_OFFSET_FETCH_OF_GROUPS = 8
+# bytes that are read of each partition at first and in the last attempt, and of all partitions together
+_FIRST_FETCH_BYTES, _LAST_FETCH_BYTES = 4 << 10, 1 << 20
+_FETCH_BUDGET_BYTES = 32 << 20
+_PARTITIONS_PER_FETCH = 2_000
+
+
+def selected_topics(cluster: Cluster, selection: NameSelection | None) -> list[TopicInfo]:
+    """Describes the selected topics, sorted; internal ones only if they are selected.
+
+    Raises: BrokerError for a named topic that does not exist.
+    """
+    if selection is not None and selection.names is not None:
+        found = cluster.describe_topics(selection.names, refresh=True)
+    else:
+        found = list_topics(cluster, internal=selection is not None)
+    return [found[name] for name in sorted(found) if selection is None or selection.matches(name)]
+
+
+def selected_groups(cluster: Cluster, selection: NameSelection | None) -> list[str]:
+    """Returns the ids of the selected groups, sorted; named ones without a request."""
+    if selection is not None and selection.names is not None:
+        return sorted(selection.names)
+    listed = [g.group_id for g in list_groups(cluster) if g.protocol_type in ("consumer", "")]
+    return listed if selection is None else selection.selected(listed)
+
+
+def committed_offsets(
+    cluster: Cluster, group_ids: Sequence[str], partitions: Sequence[TopicPartition] | None = None
+) -> dict[str, Commits]:
+    """Fetches the committed offsets of groups, many with one request, without waiting for open transactions.
+
+    Args:
+        partitions: None for all committed offsets.
+    Raises: BrokerError, NetworkError.
+    """
+    fetched: dict[str, Commits] = {}
+    try:
+        for node, batch in batches_by_coordinator(cluster, group_ids):
+            request = _offset_fetch_request(batch, partitions)
+            response = cluster.call_address(
+                cluster.node_address(node), request, min_version=_OFFSET_FETCH_OF_GROUPS
+            )
+            fetched.update((g.group_id, _commits(g)) for g in response.groups if not g.error_code)
+    except (NetworkError, UnsupportedVersionError):
+        # the coordinator has moved, or the broker is older: group by group, with retries
+        pass
+    for group_id in group_ids:
+        if group_id not in fetched:
+            single = cluster.fetch_committed(group_id, partitions)
+            fetched[group_id] = {tp: commit for tp, commit in single.items() if commit is not None}
+    return fetched
+
+
+def group_lag(
+    cluster: Cluster, groups: Sequence[GroupDescription], topics: NameSelection | None = None
+) -> dict[str, list[LagRow]]:
+    """Returns the assigned or committed partitions of each group, of the selected topics, with their lag.
+
+    Raises: BrokerError, NetworkError.
+    """
+    partitions = None
+    if topics is not None:
+        partitions = [TopicPartition(t.name, n) for t in selected_topics(cluster, topics) for n in t.partitions]
+    committed = committed_offsets(cluster, [group.group_id for group in groups], partitions)
+    assigned = {tp for group in groups for member in group.members for tp in member.assignment}
+    ends = log_end_offsets(cluster, assigned.union(*committed.values()) if partitions is None else partitions)
+    return {
+        group.group_id: [
+            row
+            for row in lag_rows(group, committed[group.group_id], ends)
+            if topics is None or topics.matches(row.topic_partition.topic)
+        ]
+        for group in groups
+    }
+
+
+def log_end_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Returns the high watermarks of the partitions that exist and have a leader."""
+    return _offsets(cluster, with_leader(cluster, partitions, refresh=True), LATEST)
+
+
+def log_start_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Returns the log start offsets of the partitions that exist and have a leader."""
+    return _offsets(cluster, with_leader(cluster, partitions), EARLIEST)
+
+
+def offsets_at(
+    cluster: Cluster, partitions: Iterable[TopicPartition], timestamp_ms: int
+) -> dict[TopicPartition, int]:
+    """Returns the offset of the first record with the timestamp or a later one, -1 if there is none."""
+    return _offsets(cluster, with_leader(cluster, partitions), timestamp_ms)
+
+
+def with_leader(cluster: Cluster, partitions: Iterable[TopicPartition], refresh: bool = False) -> list[TopicPartition]:
+    """Returns those of the partitions that exist and have a leader, in order."""
+    wanted = set(partitions)
+    view = cluster.metadata({tp.topic for tp in wanted}, refresh=refresh) if wanted else ClusterMetadata({}, {})
+    return sorted(
+        wanted.intersection(
+            TopicPartition(topic.name, p.partition)
+            for topic in view.topics.values()
+            for p in topic.partitions.values()
+            if p.leader_id in view.nodes
+        )
+    )
+
+
+def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Returns the bytes of the log on each leader; empty without permission (DESCRIBE on the cluster)."""
+    sizes: dict[TopicPartition, int] = {}
+    wanted = list(partitions)
+    view = cluster.metadata({tp.topic for tp in wanted}) if wanted else ClusterMetadata({}, {})
+    by_node: dict[int, dict[str, list[int]]] = {}
+    for tp in wanted:
+        by_node.setdefault(view.leader(tp).node_id, {}).setdefault(tp.topic, []).append(tp.partition)
+    row = DescribeLogDirsRequest.DescribableLogDirTopic
+    for node_id, topics in by_node.items():
+        request = DescribeLogDirsRequest(topics=[row(topic=t, partitions=numbers) for t, numbers in topics.items()])
+        for result in cluster.call_node(node_id, request).results:
+            for topic in result.topics:
+                for p in topic.partitions:
+                    if not p.is_future_key:
+                        sizes[TopicPartition(topic.name, p.partition_index)] = p.partition_size
+    return sizes
+
+
+def first_batches(cluster: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, FirstBatch]:
+    """Reads the record at a position of each partition; partitions that cannot be read are absent.
+
+    Larger batches are requested again with a larger limit, until `_FETCH_BUDGET_BYTES` have been read.
+    """
+    found: dict[TopicPartition, FirstBatch] = {}
+    pending = dict(positions)
+    limit, left = _FIRST_FETCH_BYTES, _FETCH_BUDGET_BYTES
+    while pending and left > 0 and limit <= _LAST_FETCH_BYTES:
+        before = len(pending)
+        left -= _fetch_once(cluster, pending, found, limit, left)
+        # a response is bounded too, so the same limit is used while it makes progress
+        if len(pending) > before * 0.9:
+            limit *= 16
+    return found
+
+
+def _fetch_once(
+    cluster: Cluster,
+    pending: dict[TopicPartition, int],
+    found: dict[TopicPartition, FirstBatch],
+    partition_bytes: int,
+    budget: int,
+) -> int:
+    """Requests every pending partition once and moves those with a batch to `found`; returns the bytes read."""
+    settings = replace(
+        cluster.settings,
+        isolation_level="read_uncommitted",
+        max_partition_fetch_bytes=partition_bytes,
+        fetch_max_wait_ms=0,
+        fetch_min_bytes=0,
+    )
+    view = cluster.metadata({tp.topic for tp in pending})
+    by_node: dict[int, list[PartitionState]] = {}
+    for tp, position in pending.items():
+        node_id = view.leader(tp).node_id
+        by_node.setdefault(node_id, []).append(
+            PartitionState(tp, position, position + 1, leader_epoch=view.leader_epoch(tp))
+        )
+    size = 0
+    for node_id, readings in by_node.items():
+        for start in range(0, len(readings), _PARTITIONS_PER_FETCH):
+            if size >= budget:
+                break
+            chosen = readings[start : start + _PARTITIONS_PER_FETCH]
+            request = fetch_request(chosen, replace(settings, fetch_max_bytes=budget - size))
+            response = cluster.call_node(node_id, request, max_version=FETCH_BY_NAME)
+            for reading, data in partitions_of(response, FETCH_BY_NAME, chosen):
+                if data.error_code:
+                    del pending[reading.topic_partition]
+                elif data.records:
+                    size += len(data.records)
+                    first = _first_batch(memoryview(data.records), reading.position)
+                    if first is not None:
+                        found[reading.topic_partition] = first
+                        del pending[reading.topic_partition]
+    return size
+
+
+def _first_batch(records: memoryview, position: int) -> FirstBatch | None:
+    """Returns the first record at or after a position; None if the bytes have no whole batch with it."""
+    for header in iter_batches(records):
+        if header.last_offset < position:
+            continue
+        timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
+        if header.base_offset < position and not header.is_log_append_time:
+            timestamp_ms = next(
+                (r.timestamp_ms for r in decode_records(records, header) if r.offset >= position), timestamp_ms
+            )
+        return FirstBatch(timestamp_ms, header.size, header.last_offset_delta + 1)
+    return None
+
+
+def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+    found = cluster.list_offsets({tp: timestamp for tp in partitions}, read_committed=False)
+    return {tp: entry.offset for tp, entry in found.items()}
+
+
+def _offset_fetch_request(
+    group_ids: Sequence[str], partitions: Sequence[TopicPartition] | None
+) -> OffsetFetchRequest:
+    row = OffsetFetchRequest.OffsetFetchRequestGroup
+    topics: list[OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics] | None = None
+    if partitions is not None:
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(partitions):
+            by_topic.setdefault(topic, []).append(number)
+        topics = [row.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in by_topic.items()]
+    groups = [row(group_id=group_id, topics=topics) for group_id in group_ids]
+    return OffsetFetchRequest(groups=groups, require_stable=False)
+
+
+def _commits(group: OffsetFetchResponse.OffsetFetchResponseGroup) -> Commits:
+    return {
+        TopicPartition(topic.name, p.partition_index): OffsetAndMetadata(
+            p.committed_offset, p.metadata or "", p.committed_leader_epoch
+        )
+        for topic in group.topics
+        for p in topic.partitions
+        if p.committed_offset >= 0 and not p.error_code
+    }

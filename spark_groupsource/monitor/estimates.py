@@ -1,0 +1,136 @@
+"""Time, bytes and rates of lag, of many partitions with few requests."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Collection, Iterator, Mapping, Sequence
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.errors import CorruptRecordError, GroupSourceError
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.monitor.cluster_reads import (
+    first_batches,
+    log_sizes,
+    log_start_offsets,
+    offsets_at,
+)
+from spark_groupsource.monitor.lag import (
+    LagRow,
+    LogSpan,
+    catch_up_ms,
+    growth_per_second,
+    lag_bytes,
+    lag_ms,
+)
+from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_partitions, log_ranges
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.wire.group_records import OffsetKey, decode_key, decode_offset_value
+
+_log = logging.getLogger(__name__)
+
+ESTIMATES = frozenset({"lag_ms", "lag_bytes", "records_per_second", "catch_up_ms"})
+"""The columns of table lag that need further requests."""
+_WINDOW_MS = 60_000
+# of the history of commits; a group with 10,000 partitions commits them in one second
+_MAX_COMMITS = 50_000
+
+# (group, partition) -> (offset, time of the commit in epoch ms)
+_Commits = dict[tuple[str, TopicPartition], tuple[int, int]]
+
+
+def estimates(
+    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields the requested columns of each row of each group, in the order of `lags`.
+
+    Raises: BrokerError, NetworkError.
+    """
+    now_ms = cluster.clock.timestamp_ms()
+    pairs = [(group_id, row) for group_id, rows in lags.items() for row in rows]
+    # a position before the log start offset is reset there or later
+    lagging = {row.topic_partition for _, row in pairs if (row.lag or 0) > 0}
+    starts = log_start_offsets(cluster, lagging) if {"lag_ms", "lag_bytes"} & set(columns) else {}
+    sizes = log_sizes(cluster, starts) if "lag_bytes" in columns else {}
+    # without permission for the sizes, the batches show the bytes of a record
+    sampled = (lagging if "lag_ms" in columns else lagging - sizes.keys()) & starts.keys()
+    rates = bool({"records_per_second", "catch_up_ms"} & set(columns))
+    commits = _commits_since(cluster, now_ms - _WINDOW_MS, set(lags)) if rates else None
+    produced = offsets_at(cluster, lagging, now_ms - _WINDOW_MS) if "catch_up_ms" in columns else {}
+    batches = {
+        group_id: first_batches(
+            cluster,
+            {
+                row.topic_partition: max(row.committed.offset, starts[row.topic_partition])
+                for row in rows
+                if row.committed is not None and row.topic_partition in sampled and row.lag
+            },
+        )
+        for group_id, rows in lags.items()
+    }
+    for group_id, row in pairs:
+        tp, lag, end = row.topic_partition, row.lag, row.log_end_offset
+        first = batches[group_id].get(tp)
+        log = LogSpan(starts[tp], end, sizes.get(tp)) if tp in starts and end is not None else None
+        consumed = _consumed(row, None if commits is None else commits.get((group_id, tp)), now_ms, commits is not None)
+        yield {
+            "lag_ms": lag_ms(lag, first, now_ms),
+            "lag_bytes": lag_bytes(lag, log, first),
+            "records_per_second": consumed,
+            "catch_up_ms": catch_up_ms(lag, consumed, _appended(produced.get(tp), end)),
+        }
+
+
+def _consumed(row: LagRow, first: tuple[int, int] | None, now_ms: int, is_known: bool) -> float | None:
+    """Growth of the committed offset since the first commit of the window."""
+    if row.committed is None or not is_known:
+        return None
+    return 0.0 if first is None else growth_per_second(*first, row.committed.offset, now_ms)
+
+
+def _appended(at_start: int | None, end: int | None) -> float | None:
+    """Records per second that were appended in the window; 0 if the last record is older."""
+    if at_start is None or end is None:
+        return None
+    return 0.0 if at_start < 0 else max(0, end - at_start) * 1_000 / _WINDOW_MS
+
+
+def _commits_since(cluster: Cluster, since_ms: int, group_ids: set[str]) -> _Commits | None:
+    """Returns the first commit of each group and partition since a time; None if the log cannot be read."""
+    found: _Commits = {}
+    try:
+        partitions = log_partitions(cluster, NameSelection(tuple(group_ids)))
+        begins = offsets_at(cluster, partitions, since_ms)
+        left = _MAX_COMMITS
+        for tp, start, end in log_ranges(cluster, partitions):
+            if begins[tp] >= 0 and left > 0:
+                left -= _read_commits(cluster, OffsetRange(tp, max(start, begins[tp]), end), group_ids, found, left)
+    except GroupSourceError as error:
+        _log.debug("Cannot read the commits of the last %d ms: %s", _WINDOW_MS, error)
+        return None
+    return found
+
+
+def _read_commits(cluster: Cluster, part: OffsetRange, group_ids: set[str], found: _Commits, limit: int) -> int:
+    """Adds the first commit of each partition to `found`; returns the number of records read."""
+    count = 0
+    for batch in fetch_batches(cluster, part) if part.start < part.end else ():
+        if isinstance(batch, Corruption) or batch.header.is_control:
+            continue
+        for record in decode_records(batch.buffer, batch.header):
+            count += 1
+            if record.key is None or record.value is None:
+                continue
+            try:
+                key = decode_key(record.key)
+                if not isinstance(key, OffsetKey) or key.group_id not in group_ids:
+                    continue
+                at = (key.group_id, TopicPartition(key.topic, key.partition))
+                if at not in found:
+                    found[at] = decode_offset_value(record.value).offset, record.timestamp_ms
+            except CorruptRecordError:
+                # offsets-log reports it
+                continue
+        if count >= limit:
+            break
+    return count

@@ -1,0 +1,79 @@
+"""Group records of `__consumer_offsets`: the last one of groups, or all of them.
+
+The topic may not be readable for a client; what is derived from it is then unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Collection
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
+from spark_groupsource.errors import CorruptRecordError, GroupSourceError
+from spark_groupsource.group.request_splitting import coordinator_partition
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, Corruption, fetch_batches, log_partitions, log_ranges
+from spark_groupsource.monitor.rebalances import GroupRecord
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.wire.group_records import GroupKey, GroupValue, decode_group_value, decode_key
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_MS = 2_000
+_GROUP_KEY = b"\x00\x02"
+
+
+def last_group_records(cluster: Cluster, group_ids: Collection[str]) -> dict[str, GroupValue]:
+    """Returns the last record of groups, as far as it is found within `_TIMEOUT_MS`."""
+    found: dict[str, GroupValue | None] = {}
+    try:
+        partitions = log_partitions(cluster)
+        by_partition: dict[TopicPartition, set[str]] = {}
+        for group_id in group_ids:
+            if partitions:
+                number = coordinator_partition(group_id, len(partitions))
+                by_partition.setdefault(TopicPartition(OFFSETS_TOPIC, number), set()).add(group_id)
+        for partition, groups in by_partition.items():
+            reader = OffsetsTopicReader(cluster, "", _TIMEOUT_MS)
+            for window in reader.windows(partition, reader.log_end_offset(partition)):
+                # the windows before have later records
+                found = _last_in(reader, window, groups) | found
+                if groups <= found.keys():
+                    break
+    except GroupSourceError as error:
+        _log.debug("Cannot read group records: %s", error)
+    return {group_id: value for group_id, value in found.items() if value is not None}
+
+
+def group_records(cluster: Cluster, selection: NameSelection | None) -> dict[str, list[GroupRecord]]:
+    """Returns the records of the selected groups in the order of the log.
+
+    Raises: BrokerError, NetworkError.
+    """
+    found: dict[str, list[GroupRecord]] = {}
+    for part in log_ranges(cluster, log_partitions(cluster, selection)):
+        for batch in fetch_batches(cluster, part):
+            if isinstance(batch, Corruption) or batch.header.is_control:
+                continue
+            for record in decode_records(batch.buffer, batch.header):
+                if record.key is None or record.key[:2] != _GROUP_KEY:
+                    continue
+                try:
+                    key = decode_key(record.key)
+                    value = None if record.value is None else decode_group_value(record.value)
+                except CorruptRecordError as error:
+                    _log.warning("[partition=%s] %s", part.topic_partition, error)
+                    continue
+                if isinstance(key, GroupKey) and (selection is None or selection.matches(key.group_id)):
+                    found.setdefault(key.group_id, []).append(GroupRecord(record.timestamp_ms, value))
+    return found
+
+
+def _last_in(reader: OffsetsTopicReader, window: OffsetRange, groups: set[str]) -> dict[str, GroupValue | None]:
+    found: dict[str, GroupValue | None] = {}
+    for key, value in reader.records(window):
+        if isinstance(key, GroupKey) and key.group_id in groups:
+            found[key.group_id] = None if value is None else decode_group_value(value)
+    return found

@@ -1,0 +1,278 @@
+"""Rows of the tables, read from a cluster."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping
+
+from spark_groupsource.client.admin import GroupDescription, describe_groups
+from spark_groupsource.client.cluster.client import Cluster, TopicInfo
+from spark_groupsource.client.cluster.configs import describe_topic_overrides
+from spark_groupsource.errors import CorruptRecordError, GroupSourceError
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.monitor.cluster_reads import (
+    committed_offsets,
+    group_lag,
+    log_end_offsets,
+    log_sizes,
+    log_start_offsets,
+    selected_groups,
+    selected_topics,
+)
+from spark_groupsource.monitor.estimates import ESTIMATES, estimates
+from spark_groupsource.monitor.group_history import group_records, last_group_records
+from spark_groupsource.monitor.lag import assignment_text
+from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fetch_batches, log_partitions, log_ranges
+from spark_groupsource.monitor.rebalances import Rebalance, rebalances
+from spark_groupsource.monitor.selection import NameSelection
+
+Row = dict[str, Any]
+"""Column -> value; absent columns are null."""
+
+_NO_PROTOCOL = frozenset({"", None})
+
+
+@dataclass(frozen=True)
+class TableQuery:
+    """What is read of a table.
+
+    Attributes:
+        columns: the selected columns; the others need not be computed.
+        group, topic: None selects all.
+    """
+
+    table: str
+    columns: frozenset[str]
+    group: NameSelection | None = None
+    topic: NameSelection | None = None
+
+
+def read_rows(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    """Yields the rows of a table, with at least the selected columns.
+
+    Raises: BrokerError, NetworkError; GroupSourceError for a group that does not exist.
+    """
+    return _READERS[query.table](cluster, query)
+
+
+def _topics(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    topics = selected_topics(cluster, query.topic)
+    names = [topic.name for topic in topics]
+    overrides = describe_topic_overrides(cluster, names) if names and "configs" in query.columns else {}
+    for topic in topics:
+        settings = overrides.get(topic.name)
+        yield {
+            "topic": topic.name,
+            "topic_id": _topic_id(topic),
+            "partition_count": len(topic.partitions),
+            "replication_factor": len(topic.partitions[min(topic.partitions)].replicas) if topic.partitions else None,
+            "is_internal": topic.is_internal,
+            "configs": None if settings is None else ",".join(f"{k}={v}" for k, v in settings.items()),
+        }
+
+
+def _partitions(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    topics = selected_topics(cluster, query.topic)
+    partitions = [TopicPartition(topic.name, number) for topic in topics for number in sorted(topic.partitions)]
+    starts = log_start_offsets(cluster, partitions) if "log_start_offset" in query.columns else {}
+    ends = log_end_offsets(cluster, partitions) if "log_end_offset" in query.columns else {}
+    sizes = log_sizes(cluster, partitions) if "size" in query.columns else {}
+    by_name = {topic.name: topic for topic in topics}
+    for tp in partitions:
+        info = by_name[tp.topic].partitions[tp.partition]
+        yield {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "leader": _known(info.leader_id),
+            "leader_epoch": _known(info.leader_epoch),
+            "replicas": list(info.replicas),
+            "isr": list(info.in_sync),
+            "log_start_offset": starts.get(tp),
+            "log_end_offset": ends.get(tp),
+            "size": sizes.get(tp),
+        }
+
+
+def _groups(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    described = existing_groups(cluster, query.group)
+    records = last_group_records(cluster, described) if "generation" in query.columns else {}
+    for group in described.values():
+        record = records.get(group.group_id)
+        node = group.coordinator
+        yield {
+            "group": group.group_id,
+            "coordinator": f"{node.host}:{node.port} ({node.node_id})",
+            "assignment_strategy": group.protocol or None,
+            "state": group.state,
+            "generation": None if record is None else record.generation_id,
+            "members": len(group.members),
+        }
+
+
+def _members(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    described = existing_groups(cluster, query.group)
+    records = last_group_records(cluster, described) if "is_leader" in query.columns else {}
+    for group in described.values():
+        record = records.get(group.group_id)
+        leader = None if record is None else record.leader
+        # during a rebalance the record is of the generation before
+        is_known = any(member.member_id == leader for member in group.members)
+        for member in group.members:
+            yield {
+                "group": group.group_id,
+                "consumer_id": member.member_id,
+                "group_instance_id": member.group_instance_id,
+                "host": member.client_host,
+                "client_id": member.client_id,
+                "partitions": len(member.assignment),
+                "assignment": assignment_text(member.assignment),
+                "is_leader": member.member_id == leader if is_known else None,
+            }
+
+
+def _offsets(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    partitions = None
+    if query.topic is not None:
+        partitions = [TopicPartition(t.name, n) for t in selected_topics(cluster, query.topic) for n in t.partitions]
+    for group_id, committed in committed_offsets(cluster, selected_groups(cluster, query.group), partitions).items():
+        for tp, commit in sorted(committed.items()):
+            yield {
+                "group": group_id,
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "current_offset": commit.offset,
+                "leader_epoch": _known(commit.leader_epoch),
+                "metadata": commit.metadata,
+            }
+
+
+def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    lags = group_lag(cluster, list(existing_groups(cluster, query.group).values()), query.topic)
+    wanted = ESTIMATES & query.columns
+    more = estimates(cluster, lags, wanted) if wanted else None
+    for group_id, rows in lags.items():
+        for row in rows:
+            member = row.member
+            found: Row = {
+                "group": group_id,
+                "topic": row.topic_partition.topic,
+                "partition": row.topic_partition.partition,
+                "current_offset": None if row.committed is None else row.committed.offset,
+                "log_end_offset": row.log_end_offset,
+                "lag": row.lag,
+            }
+            if member is not None:
+                found |= {"consumer_id": member.member_id, "host": member.client_host, "client_id": member.client_id}
+            yield found if more is None else found | next(more)
+
+
+def _rebalances(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    for group_id, records in sorted(group_records(cluster, query.group).items()):
+        for rebalance in rebalances(records):
+            yield rebalance_row(group_id, rebalance)
+
+
+def rebalance_row(group_id: str, rebalance: Rebalance) -> Row:
+    """Returns the row of table rebalances; what is unknown is absent."""
+    actor = rebalance.actor
+    return {
+        "group": group_id,
+        "generation": rebalance.generation,
+        "cause": rebalance.cause,
+        "reason": rebalance.reason,
+        "client_id": None if actor is None else actor.client_id,
+        "host": None if actor is None else actor.client_host,
+        "completed_at": rebalance.completed_ms * 1_000,
+        "sync_ms": rebalance.sync_ms,
+        "members": rebalance.members,
+        "partitions_moved": rebalance.partitions_moved,
+        "partitions_unassigned": rebalance.partitions_unassigned,
+    }
+
+
+def _offsets_log(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+    for part in log_ranges(cluster, log_partitions(cluster, query.group)):
+        yield from offsets_log_rows(cluster, part, query.group)
+
+
+def offsets_log_rows(cluster: Cluster, part: OffsetRange, group: NameSelection | None = None) -> Iterator[Row]:
+    """Yields the rows of table offsets_log of a range of one partition.
+
+    Raises: BrokerError, NetworkError; DataLossError for records that retention or compaction has removed.
+    """
+    for batch in fetch_batches(cluster, part):
+        if isinstance(batch, Corruption):
+            yield {"partition": part.topic_partition.partition, "type": "error", "value": batch.text}
+            continue
+        try:
+            decoded = list(entries(batch.partition, batch.buffer, batch.header))
+        except CorruptRecordError as error:
+            offset = batch.header.base_offset
+            yield {"partition": batch.partition, "offset": offset, "type": "error", "value": str(error)}
+            continue
+        for entry in decoded:
+            is_selected = group is None or (entry.group is not None and group.matches(entry.group))
+            if is_selected and part.start <= entry.record.offset < part.end:
+                yield _entry_row(entry)
+
+
+def _entry_row(entry: Entry) -> Row:
+    record = entry.record
+    row: Row = {
+        "partition": entry.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms * 1_000,
+        "type": entry.kind,
+        "group": entry.group,
+        "is_tombstone": record.value is None,
+        "producer_id": entry.batch.producer_id if entry.batch.is_transactional else None,
+    }
+    if entry.key is None:
+        return row | {"value": entry.marker or entry.problem or f"record type {entry.unknown_type}"}
+    key, data = entry.key["data"], {} if entry.payload is None else entry.payload["data"]
+    row |= {"key": _json(entry.key), "value": None if entry.payload is None else _json(entry.payload)}
+    if entry.kind == "offset":
+        row |= {"topic": key["topic"], "topic_partition": key["partition"], "committed_offset": data.get("offset")}
+        row |= {"leader_epoch": _known(data.get("leaderEpoch", -1)), "metadata": data.get("metadata")}
+    elif entry.kind == "group" and data:
+        row |= {"generation": data["generation"], "protocol": data["protocol"], "leader": data["leader"]}
+        row |= {"members": len(data["members"])}
+    return row
+
+
+def existing_groups(cluster: Cluster, selection: NameSelection | None) -> Mapping[str, GroupDescription]:
+    """Describes the selected groups.
+
+    Raises: GroupSourceError for a named group that does not exist.
+    """
+    described = describe_groups(cluster, selected_groups(cluster, selection))
+    missing = [name for name, group in described.items() if group.state == "Dead"]
+    if missing and selection is not None and selection.names is not None:
+        raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
+    return described
+
+
+def _topic_id(topic: TopicInfo) -> str | None:
+    return None if topic.topic_id is None else urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number
+
+
+def _json(form: Any) -> str:
+    return json.dumps(form, ensure_ascii=False, separators=(",", ":"))
+
+
+_READERS: Mapping[str, Callable[[Cluster, TableQuery], Iterator[Row]]] = {
+    "topics": _topics,
+    "partitions": _partitions,
+    "groups": _groups,
+    "members": _members,
+    "offsets": _offsets,
+    "lag": _lag,
+    "rebalances": _rebalances,
+    "offsets_log": _offsets_log,
+}

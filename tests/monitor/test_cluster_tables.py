@@ -1,0 +1,185 @@
+"""Each table, read from both brokers and compared with Kafka's tools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.clusters import Cluster as Servers
+from support.java_tools import GROUPS, JavaTools
+from support.members import RdMember
+from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import BrokerError, GroupSourceError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.monitor.tables import TableQuery, read_rows
+
+
+@pytest.fixture
+def client(cluster: Servers) -> Iterator[Cluster]:
+    settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
+    with Cluster(settings.bootstrap, settings) as opened:
+        yield opened
+
+
+def read(client: Cluster, table: str, group: str = "", topic: str = "", columns: set[str] = frozenset()) -> list[Any]:
+    """Returns the rows; every column of the definition is present."""
+    definition = TABLES[table]
+    query = TableQuery(
+        table,
+        frozenset(columns) or frozenset(column.name for column in definition.columns),
+        parse_selection("group", group) if group else None,
+        parse_selection("topic", topic) if topic else None,
+    )
+    rows = list(read_rows(client, query))
+    assert {name for row in rows for name in row} <= {column.name for column in definition.columns}
+    return pa.Table.from_batches(record_batches(rows, arrow_schema(definition)), arrow_schema(definition)).to_pylist()
+
+
+def commit(client: Cluster, group: str, topic: str, *offsets: int) -> None:
+    client.commit(group, {TopicPartition(topic, n): OffsetAndMetadata(offset) for n, offset in enumerate(offsets)})
+
+
+def test_topics_and_partitions(client: Cluster, cluster: Servers, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1", "max.message.bytes": "100000"})
+    produce(cluster.bootstrap_servers, topic, [(1, None, b"x" * 100)] * 3)
+    (row,) = read(client, "topics", topic=topic)
+    assert (row["topic"], row["partition_count"], row["replication_factor"]) == (topic, 2, 1)
+    assert (row["is_internal"], row["configs"]) == (False, "max.message.bytes=100000,retention.ms=-1")
+    assert len(row["topic_id"]) == 22
+    first, second = read(client, "partitions", topic=f"{topic}.*")
+    assert (first["topic"], first["partition"], first["leader"], first["replicas"], first["isr"]) == (topic, 0, 1, [1], [1])
+    assert (first["log_start_offset"], first["log_end_offset"], first["size"]) == (0, 0, 0)
+    assert (second["log_start_offset"], second["log_end_offset"]) == (0, 3) and 300 < second["size"] < 1_000
+    assert topic in [row["topic"] for row in read(client, "topics")]
+    assert not any(row["is_internal"] for row in read(client, "topics"))
+    with pytest.raises(BrokerError, match="The topic does not exist. Create it, or correct the name."):
+        read(client, "partitions", topic="missing")
+
+
+def test_lag_of_a_group_without_members(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    value = b"x" * 200
+    produce(cluster.bootstrap_servers, topic, [(n, None, value) for n in (0, 1) for _ in range(50)], linger_ms=0)
+    produced_ms = time.time() * 1_000
+    commit(client, group, topic, 10, 50)
+    wait_until(lambda: time.time() * 1_000 > produced_ms + 1_100, "the commits are a second old")
+    behind, done = read(client, "lag", group)
+    assert [behind[name] for name in ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")] == [
+        group,
+        topic,
+        0,
+        10,
+        50,
+        40,
+    ]
+    assert behind["consumer_id"] is behind["host"] is behind["client_id"] is None
+    assert 1_000 < behind["lag_ms"] < 60_000 and 40 * 200 < behind["lag_bytes"] < 40 * 350
+    assert behind["records_per_second"] == 0.0 and behind["catch_up_ms"] is None
+    assert [done[name] for name in ("lag", "lag_ms", "lag_bytes", "catch_up_ms")] == [0, 0, 0, 0]
+    commit(client, group, topic, 45)
+    (behind, _) = read(client, "lag", group)
+    assert 0 < behind["records_per_second"] <= 35
+    # only the partitions of the topic are requested
+    assert len(read(client, "lag", group, topic=topic)) == 2 and read(client, "lag", group, topic="other.*") == []
+    offsets = read(client, "offsets", f"{group}|x", topic)
+    assert [(row["partition"], row["current_offset"], row["leader_epoch"]) for row in offsets] == [(0, 45, None), (1, 50, None)]
+
+
+def test_columns_that_are_not_selected_cost_no_request(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic)
+    commit(client, group, topic, 0)
+    (row,) = read(client, "lag", group, columns={"group", "lag"})
+    assert (row["lag"], row["lag_ms"], row["records_per_second"]) == (0, None, None)
+
+
+def test_lag_ms_of_a_position_within_a_batch(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic)
+    from confluent_kafka import Producer
+
+    now_ms = int(time.time() * 1_000)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 200})
+    for minutes in (30, 20, 10):
+        producer.produce(topic, b"x" * 10_000, timestamp=now_ms - minutes * 60_000)
+    assert producer.flush(20) == 0
+    for offset, minutes in ((0, 30), (1, 20), (2, 10)):
+        commit(client, group, topic, offset)
+        (row,) = read(client, "lag", group, columns={"lag_ms"})
+        assert minutes * 60_000 <= row["lag_ms"] < (minutes + 2) * 60_000
+
+
+def test_members_and_groups_equal_kafkas_tool(
+    client: Cluster, cluster: Servers, topic: str, group: str, java: JavaTools
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    produce(cluster.bootstrap_servers, topic, [(n % 3, None, b"x") for n in range(9)])
+
+    def tool(*arguments: str) -> list[list[str]]:
+        _, *rows = java.rows(GROUPS, "--bootstrap-server", cluster.bootstrap_servers, "--describe", "--group", group, *arguments)
+        return rows
+
+    with RdMember(cluster.bootstrap_servers, group, topic, client_id="one") as one:
+        with RdMember(cluster.bootstrap_servers, group, topic, client_id="two", group_instance_id="second") as two:
+            wait_until(lambda: {len(one.partitions), len(two.partitions)} == {1, 2}, "three partitions are shared")
+            wait_until(lambda: sum(row["lag"] == 0 for row in read(client, "lag", group)) == 3, "all is committed")
+            ours = read(client, "members", group)
+            cells = ("group", "consumer_id", "group_instance_id", "host", "client_id", "partitions")
+            listed = [["-" if row[name] is None else str(row[name]) for name in cells] for row in ours]
+            theirs = [row[:2] + ([] if row[2].startswith("/") else [row[2]]) + row[-3:] for row in tool("--members")]
+            assert sorted(row[1] for row in listed) == sorted(row[1] for row in theirs)
+            assert sorted(row[-3:] for row in listed) == sorted(row[-3:] for row in theirs)
+            assert {row["group_instance_id"] for row in ours} == {None, "second"}
+            assert sorted(row["is_leader"] for row in ours) == [False, True]
+            assert {row["assignment"] for row in ours} == {
+                f"{topic}:{','.join(str(p.partition) for p in sorted(each.partitions))}" for each in (one, two)
+            }
+            (row,) = read(client, "groups", group)
+            coordinator, node = row["coordinator"].split()
+            assert tool("--state") == [[group, coordinator, node, row["assignment_strategy"], "Stable", "2"]]
+            assert (row["state"], row["members"]) == ("Stable", 2) and row["generation"] >= 1
+            names = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag", "consumer_id", "host", "client_id")
+            assert sorted(tool()) == sorted([str(row[name]) for name in names] for row in read(client, "lag", group))
+    assert group in [row["group"] for row in read(client, "groups", "g-.*")]
+
+
+def test_a_group_that_does_not_exist(client: Cluster) -> None:
+    for table in ("groups", "members", "lag"):
+        with pytest.raises(GroupSourceError, match="Consumer group 'missing' does not exist. Run: groupsource groups list."):
+            read(client, table, "missing")
+        assert read(client, table, "missing.*") == []
+
+
+def test_rebalances_and_the_log_of_a_group(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with RdMember(cluster.bootstrap_servers, group, topic, client_id="first") as first:
+        first.wait_for_partitions(2)
+        with RdMember(cluster.bootstrap_servers, group, topic, client_id="second") as second:
+            second.wait_for_partitions(1)
+        wait_until(lambda: len(read(client, "rebalances", group)) == 3, "the third rebalance")
+    wait_until(lambda: len(read(client, "rebalances", group)) == 4, "the group is empty")
+    commit(client, group, topic, 0)
+    rows = read(client, "rebalances", group)
+    assert [row["generation"] for row in rows] == [1, 2, 3, 4]
+    assert [row["cause"] for row in rows] == ["JOINED", "JOINED", "LEFT", "LEFT"]
+    assert [row["client_id"] for row in rows] == ["first", "second", "second", "first"]
+    assert [row["members"] for row in rows] == [1, 2, 1, 0]
+    assert [row["partitions_moved"] for row in rows] == [0, 1, 1, 0] and rows[3]["partitions_unassigned"] == 2
+    assert all(row["host"].startswith("/127.0.0.1") and row["completed_at"] is not None for row in rows)
+    assert all(0 <= row["sync_ms"] < 10_000 for row in rows[:3])
+    (summary,) = read(client, "groups", group)
+    assert (summary["generation"], summary["state"]) == (4, "Empty")
+    log = read(client, "offsets_log", group)
+    assert {row["group"] for row in log} == {group}
+    assert [row["generation"] for row in log if row["type"] == "group"][-4:] == [1, 2, 3, 4]
+    (offset,) = [row for row in log if row["type"] == "offset"]
+    assert (offset["topic"], offset["topic_partition"], offset["committed_offset"]) == (topic, 0, 0)
+    assert offset["is_tombstone"] is False and offset["timestamp"] is not None
