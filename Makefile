@@ -6,7 +6,7 @@
 #             run; SEED=N repeats one
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
-# make docs   writes docs/apis.md, docs/options.md and docs/states.md from the tables in the code
+# make docs   writes docs/apis.md, docs/options.md, docs/states.md and docs/tables.md from the tables in the code
 # make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.

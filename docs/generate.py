@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 from api_tables import apis_page
+from monitor_tables import tables_page
 from option_tables import options_page
 from state_diagrams import states_page
 
 DIRECTORY = Path(__file__).resolve().parent
-PAGES = {"apis.md": apis_page, "options.md": options_page, "states.md": states_page}
+PAGES = {"apis.md": apis_page, "options.md": options_page, "states.md": states_page, "tables.md": tables_page}
 
 
 def main() -> int:

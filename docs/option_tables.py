@@ -26,6 +26,7 @@ from spark_groupsource.config_def import (
 )
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.source.options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
+from spark_groupsource.source.table_options import TABLE_OPTIONS
 from spark_groupsource.storage.topic_config import TopicConfig
 
 _INTRODUCTION = """\
@@ -59,6 +60,11 @@ def _source_section() -> Iterator[str]:
     yield from _table(
         ["Option", "Default", "Values", "Queries", "Description"],
         ([f"`{key.name}`", _default(key), _values(key), _queries(key), key.doc] for key in keys),
+    )
+    yield from ("With the option `table` ([tables.md](tables.md)) the options are these, and `kafka.*`:", "")
+    yield from _table(
+        ["Option", "Default", "Values", "Description"],
+        ([f"`{key.name}`", _default(key), _values(key), key.doc] for key in TABLE_OPTIONS.values()),
     )
     yield from ("Options of other sources that are rejected with a reason:", "")
     yield from _table(["Option", "Reason"], ([f"`{name}`", reason] for name, reason in UNSUPPORTED_OPTIONS.items()))

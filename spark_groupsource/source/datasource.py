@@ -5,7 +5,7 @@ Spark imports this module whenever any data source is looked up, so everything h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_groupsource.source.options import QueryKind, SourceOptions
+    from spark_groupsource.source.table_options import TableOptions
+
+_ADDRESSES = ("table", "kafka.bootstrap.servers", "kafka.metadata.broker.list")
+
 
 class GroupDataSource(DataSource):
     """Reads Kafka topics as a Kafka consumer group.
@@ -23,7 +28,8 @@ class GroupDataSource(DataSource):
     the options of consumer groups; the table is `spark_groupsource.source.options.OPTIONS`.
 
     Schema: that of Spark's Kafka source. A schema given by the user selects columns, and only these are decoded:
-    ``.schema("value binary")``.
+    ``.schema("value binary")``. With the option ``table`` it reads a table of groups, lag and so on; see
+    `spark_groupsource.monitor.definitions.TABLES`.
 
     Examples:
         >>> stream = (
@@ -40,47 +46,103 @@ class GroupDataSource(DataSource):
 
     @without_traceback
     def __init__(self, options: dict[str, str]) -> None:
+        from spark_groupsource.source.catalog_tables import is_catalog_table, table_options
         from spark_groupsource.source.driver_process import driver_pid
-        from spark_groupsource.source.options import parse_options
 
         super().__init__(options)
-        self._options = dict(options)
-        # checks what does not depend on the kind of query, so that load() fails and not the start of the query
-        self._include_headers = parse_options(self._options).include_headers
+        self._options = table_options(options)
+        self._is_catalog_table = is_catalog_table(options)
         self._driver = driver_pid()
+        # a table of the catalog has no options yet; its schema completes them
+        if any(name.lower() in _ADDRESSES for name in self._options):
+            # checks what does not depend on the kind of query, so that load() fails and not the start of the query
+            _parse(self._options)
 
     @classmethod
     def name(cls) -> str:
         return "groupsource"
 
+    @without_traceback
     def schema(self) -> StructType:
-        from spark_groupsource.source.schema import spark_schema
+        from spark_groupsource.source.catalog_tables import with_options
+        from spark_groupsource.source.schema import spark_schema, table_schema
+        from spark_groupsource.source.table_options import TableOptions
 
-        return spark_schema(self._include_headers)
+        options = _parse(self._options)
+        if isinstance(options, TableOptions):
+            found = table_schema(options.table)
+        else:
+            found = spark_schema(options.include_headers)
+        return with_options(found, self._options) if self._is_catalog_table else found
 
     @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_groupsource.source.batch_reader import GroupBatchReader
-        from spark_groupsource.source.options import parse_options
-        from spark_groupsource.source.schema import select_columns
+        from spark_groupsource.source.schema import select_columns, select_table_columns
+        from spark_groupsource.source.table_options import TableOptions
+        from spark_groupsource.source.table_reader import TableReader
 
-        options = parse_options(self._options, "batch")
-        columns = select_columns(schema, self._include_headers)
+        options = _parse(self._completed(schema), "batch")
+        if isinstance(options, TableOptions):
+            return TableReader(options, select_table_columns(schema, options.table), self._driver)
+        columns = select_columns(schema, options.include_headers)
         return GroupBatchReader(options, columns, self._driver, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_groupsource.errors import ConfigurationError
-        from spark_groupsource.source.options import parse_options
-        from spark_groupsource.source.schema import select_columns
+        from spark_groupsource.source.schema import select_columns, select_table_columns
         from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
+        from spark_groupsource.source.table_options import TableOptions
+        from spark_groupsource.source.table_reader import OffsetsLogStreamReader
 
         try:
-            options = parse_options(self._options, "stream")
-            columns = select_columns(schema, self._include_headers)
+            options = _parse(self._completed(schema), "stream")
+            if isinstance(options, TableOptions):
+                return OffsetsLogStreamReader(options, select_table_columns(schema, options.table), self._driver)
+            columns = select_columns(schema, options.include_headers)
         except ConfigurationError as error:
             # Spark replaces the message of an error raised here, but not that of an error in the first callback
             return InvalidStreamReader(error)
         return GroupStreamReader(options, columns, self._driver, self.parallelism)
+
+    @without_traceback
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _reject_writing()
+
+    @without_traceback
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _reject_writing()
+
+    def _completed(self, schema: StructType) -> dict[str, str]:
+        """Returns the options, with those that are stored with a table of the catalog.
+
+        Raises: ConfigurationError if there are none.
+        """
+        from spark_groupsource.errors import ConfigurationError
+        from spark_groupsource.source.catalog_tables import stored_options
+
+        found = {**stored_options(schema), **self._options}
+        if not found:
+            raise ConfigurationError(
+                "Reading failed: there are no options. Set kafka.bootstrap.servers and subscribe or table. Spark drops "
+                "the options of a catalog table with columns: use CREATE TABLE without columns, or CREATE TEMP VIEW."
+            )
+        return found
+
+
+def _parse(options: Mapping[str, str], query: QueryKind | None = None) -> SourceOptions | TableOptions:
+    """Raises: ConfigurationError."""
+    from spark_groupsource.source.options import parse_options
+    from spark_groupsource.source.table_options import is_table, parse_table_options
+
+    return parse_table_options(options, query) if is_table(options) else parse_options(options, query)
+
+
+def _reject_writing() -> NoReturn:
+    from spark_groupsource.errors import ConfigurationError
+    from spark_groupsource.source.options import WRITING_HINT
+
+    raise ConfigurationError(f"Writing failed: {WRITING_HINT}")
 
 
 def register(spark: SparkSession) -> None:

@@ -40,7 +40,7 @@ BATCH: frozenset[QueryKind] = frozenset({"batch"})
 BOTH = STREAM | BATCH
 
 # placeholder for the address of an embedded broker that is not started yet
-_UNRESOLVED = "localhost:9092"
+UNRESOLVED = "localhost:9092"
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,12 @@ class SourceOption(ConfigKey):
         return super().parse(text.lower() if self.choices else text, name)
 
 
+WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
+
 UNSUPPORTED_OPTIONS: Mapping[str, str] = {
     "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
-    "table": "Tables of the cluster are not available.",
-    "topic": "It is an option of the Kafka sink: use subscribe to read.",
+    "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
+    "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
 }
 """Lower-case names of options that are rejected, each with the reason."""
 
@@ -274,7 +276,7 @@ class SourceOptions:
         elsewhere="ignored",
     )
     bootstrap_servers: str = ""
-    client: ClientSettings = field(default=ClientSettings(parse_addresses(_UNRESOLVED)), repr=False)
+    client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
     group: GroupSettings | None = None
     ignored: tuple[str, ...] = ()
 
@@ -395,7 +397,10 @@ def _check_subscription(options: SourceOptions) -> None:
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         got = " and ".join(chosen) or "none"
-        raise ConfigurationError(f"Exactly one of options subscribe, subscribePattern, assign is needed, got {got}.")
+        hint = "" if chosen else f" Option table reads tables of groups and lag. {WRITING_HINT}"
+        raise ConfigurationError(
+            f"Exactly one of options subscribe, subscribePattern, assign is needed, got {got}.{hint}"
+        )
     if not options.bootstrap_servers.strip():
         raise ConfigurationError(
             "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
@@ -403,7 +408,7 @@ def _check_subscription(options: SourceOptions) -> None:
 
 
 def _parse_client(options: SourceOptions, kafka: Mapping[str, str]) -> ClientSettings:
-    address = _UNRESOLVED if options.is_embedded else options.bootstrap_servers
+    address = UNRESOLVED if options.is_embedded else options.bootstrap_servers
     settings = {name: text for name, text in kafka.items() if name != "metadata.broker.list"}
     return ClientSettings.parse({**settings, "bootstrap.servers": address})
 

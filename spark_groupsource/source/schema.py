@@ -7,7 +7,9 @@ from typing import NamedTuple
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
@@ -17,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.definitions import TableDefinition
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 
 _SPARK_TYPES: dict[str, DataType] = {
@@ -25,6 +28,9 @@ _SPARK_TYPES: dict[str, DataType] = {
     "int": IntegerType(),
     "bigint": LongType(),
     "timestamp": TimestampType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+    "array<int>": ArrayType(IntegerType()),
     HEADERS_TYPE: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
 }
 
@@ -68,3 +74,30 @@ def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns
             f"The schema must name at least one column, and each column once, got {', '.join(names) or 'none'}."
         )
     return SelectedColumns(names, frozenset(field.name for field in schema.fields if not field.nullable))
+
+
+def table_schema(table: TableDefinition) -> StructType:
+    """Returns the schema of a table, with the descriptions of its columns as comments."""
+    return StructType(
+        [StructField(c.name, _SPARK_TYPES[c.type], metadata={"comment": c.comment}) for c in table.columns]
+    )
+
+
+def select_table_columns(schema: StructType, table: TableDefinition) -> list[str]:
+    """Returns the columns that a user's schema selects; the others are not computed.
+
+    Raises: ConfigurationError for a column that the table does not have, or has with another type.
+    """
+    types = {column.name: column.type for column in table.columns}
+    for field in schema.fields:
+        if field.name not in types:
+            raise ConfigurationError(
+                f"Column {field.name!r} of the schema does not exist: the columns of table {table.name} are "
+                f"{', '.join(types)}. Correct the name."
+            )
+        declared = field.dataType.simpleString()
+        if declared != types[field.name]:
+            raise ConfigurationError(
+                f"Column {field.name} of the schema must be {types[field.name]}, got {declared}. Cast it after load()."
+            )
+    return schema.fieldNames()

@@ -1,0 +1,71 @@
+"""Options group and topic: names and patterns."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.definitions import TABLES, parse_table
+from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.source.table_options import parse_table_options
+
+
+def test_names_are_requested_as_they_are() -> None:
+    selection = parse_selection("topic", "orders, users.v1,orders")
+    assert selection.names == ("orders", "users.v1")
+    assert selection.selected(["users_v1", "users.v1", "orders"]) == ["orders", "users.v1"]
+
+
+def test_a_pattern_matches_whole_names() -> None:
+    selection = parse_selection("topic", "orders.*,users")
+    assert selection.names is None
+    assert selection.selected(["orders", "orders-2", "my-orders", "users", "users2"]) == ["orders", "orders-2", "users"]
+
+
+def test_a_name_with_special_characters_matches_itself() -> None:
+    assert parse_selection("group", "a+b").matches("a+b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" , ", "Option group must be names or patterns separated by commas, got ' , '."),
+        ("a[", "Option group must be names or regular expressions of Python's re module, got 'a[': .*"),
+    ],
+)
+def test_invalid_selections(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("[", r"\[").replace("'a\\[': ", r"'a\[': ")):
+        parse_selection("group", text)
+
+
+def test_misspelled_table_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigurationError, match="Option table must be one of topics, .* Did you mean members?"):
+        parse_table("table", "member")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "lag"}, "Option kafka.bootstrap.servers is missing"),
+        ({"table": "lag", "grup": "x"}, "Option grup is unknown for a table. Did you mean group?"),
+        ({"table": "groups", "topic": "x"}, "Option topic is not allowed for table groups"),
+        ({"table": "lag", "kafka.clientid": "x", "kafka.bootstrap.servers": "x:1"}, "Option kafka.clientid is unknown"),
+    ],
+)
+def test_invalid_options(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_table_options(options)
+
+
+def test_only_the_offsets_log_is_a_stream() -> None:
+    address = {"kafka.bootstrap.servers": "localhost:9092"}
+    assert parse_table_options({"TABLE": "Offsets_Log", **address}, "stream").table is TABLES["offsets_log"]
+    with pytest.raises(ConfigurationError, match="Table lag cannot be read as a stream. Use spark.read, or"):
+        parse_table_options({"table": "lag", **address}, "stream")
+
+
+def test_every_column_is_described_in_one_sentence() -> None:
+    for table in TABLES.values():
+        names = [column.name for column in table.columns]
+        assert len(set(names)) == len(names) and table.doc.endswith(".")
+        assert all(column.doc.endswith(".") and "\n" not in column.doc for column in table.columns)
