@@ -183,7 +183,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, Gro
             response = cluster.call_address(cluster.node_address(node), request)
         except NetworkError:
             # the groups are described one by one, with retries
-            cluster.forget_coordinator(batch[0], node)
+            cluster.invalidate_coordinator(batch[0], node)
             continue
         for group in response.groups:
             if group.error_code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
