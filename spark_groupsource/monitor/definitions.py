@@ -211,7 +211,7 @@ _DEFINITIONS = (
             TableColumn("first_record_ms", "bigint", "Time until the first record after the rebalance; null.", "ms"),
             TableColumn("members", "int", "Number of members after the rebalance."),
             TableColumn("partitions_moved", "int", "Number of partitions whose owner changed."),
-            TableColumn("partitions_unassigned", "int", "Number of partitions that lost their owner without a new one."),
+            TableColumn("partitions_unassigned", "int", "Number of partitions that lost their owner."),
         ),
         frozenset({"group"}),
     ),
