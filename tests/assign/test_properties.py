@@ -7,9 +7,9 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from cases import ASSIGNORS, member
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.assignor_cases import ASSIGNORS, member
 from support.examples import scaled
 
 from spark_groupsource.assign import CooperativeStickyAssignor, RangeAssignor, StickyAssignor

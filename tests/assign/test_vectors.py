@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from cases import ASSIGNORS, member, same_racks, topic_partition, topic_partitions
+from support.assignor_cases import ASSIGNORS, member, same_racks, topic_partition, topic_partitions
 
 from spark_groupsource.assign.java_order import static_first
 from spark_groupsource.assign.rack_info import use_rack_aware_assignment

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import POLL_MS, group_client, open_cluster
+from support.clients import POLL_MS, group_client, open_cluster
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_support import advertise, fake_broker
+from support.clients import advertise, fake_broker
 
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from client_support import FakeBroker, advertise, client_settings, fake_broker, open_cluster
+from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster

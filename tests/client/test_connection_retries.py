@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from client_support import advertise, client_settings, fake_broker, open_cluster
+from support.clients import advertise, client_settings, fake_broker, open_cluster
 
 from spark_groupsource import net
 from spark_groupsource.client.cluster import routing

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from client_support import fake_broker, open_cluster
-from log_broker import TP, log_broker
+from support.clients import fake_broker, open_cluster
+from support.fake_leader import TP, fake_leader
 from support.scripted_group import GROUP, T0, T1, Bench, joined
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
@@ -55,7 +55,7 @@ def reject(request: Any, version: int) -> Any:
 @pytest.mark.conformance("KC-072", "KC-073", "KC-074", "KC-075", "KC-076", "KC-077", "KC-078")
 @pytest.mark.parametrize("call", CALLS)
 def test_authentication_failure_is_raised_without_a_retry(call: str) -> None:
-    with log_broker() as broker:
+    with fake_leader() as broker:
         broker.responses["SaslHandshake"] = lambda r, v: SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"])
         broker.responses["SaslAuthenticate"] = reject
         with open_cluster(str(broker.address), **SASL) as client:

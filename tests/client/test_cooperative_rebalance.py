@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from client_support import POLL_MS, group_client, open_cluster, polling, settle
+from support.clients import POLL_MS, group_client, open_cluster, polling, settle
 from support.scripted_group import T0, follower
 from support.topics import create_topic
 from support.waiting import wait_until

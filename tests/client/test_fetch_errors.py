@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from client_support import open_cluster
-from log_broker import TP, LogBroker, log_broker
+from support.clients import open_cluster
+from support.fake_leader import TP, FakeLeader, fake_leader
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
@@ -20,21 +20,21 @@ EVERYTHING = list(range(1, 11))
 
 
 @pytest.fixture
-def broker() -> Iterator[LogBroker]:
-    with log_broker() as running:
+def broker() -> Iterator[FakeLeader]:
+    with fake_leader() as running:
         yield running
 
 
 @pytest.fixture
-def follower(broker: LogBroker) -> Iterator[LogBroker]:
-    with log_broker() as running:
+def follower(broker: FakeLeader) -> Iterator[FakeLeader]:
+    with fake_leader() as running:
         broker.followers, running.topic_id = {2: running}, broker.topic_id
         running.responses["Metadata"] = broker.responses["Metadata"]
         yield running
 
 
 @pytest.fixture
-def client(broker: LogBroker) -> Iterator[Cluster]:
+def client(broker: FakeLeader) -> Iterator[Cluster]:
     with open_cluster(str(broker.address), **SETTINGS) as opened:
         yield opened
 
@@ -62,7 +62,7 @@ RETRIED = [
 @pytest.mark.conformance("FT-016", "FT-038", "FT-080")
 @pytest.mark.parametrize("code", RETRIED, ids=lambda code: code.name)
 def test_partition_error_refreshes_the_metadata_and_is_retried(
-    broker: LogBroker, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: Cluster, code: ErrorCode
 ) -> None:
     client.metadata(["t"])
     before = len(broker.sent("Metadata"))
@@ -81,7 +81,7 @@ def test_partition_error_refreshes_the_metadata_and_is_retried(
     ],
 )
 def test_fatal_error_names_partition_and_offset(
-    broker: LogBroker, client: Cluster, code: ErrorCode, hint: str
+    broker: FakeLeader, client: Cluster, code: ErrorCode, hint: str
 ) -> None:
     broker.steps = [lambda: None, code]
     with pytest.raises(BrokerError, match=f"Fetch of t-0 at offset 1 from .*{code.name}.* {hint}"):
@@ -89,19 +89,19 @@ def test_fatal_error_names_partition_and_offset(
 
 
 @pytest.mark.conformance("FT-047", "FT-014")
-def test_lost_connections_are_retried_after_a_backoff(broker: LogBroker, client: Cluster) -> None:
+def test_lost_connections_are_retried_after_a_backoff(broker: FakeLeader, client: Cluster) -> None:
     broker.lost = 3
     assert fetch(client) == EVERYTHING
 
 
-def test_lost_connections_fail_after_the_timeout(broker: LogBroker) -> None:
+def test_lost_connections_fail_after_the_timeout(broker: FakeLeader) -> None:
     broker.lost = 1_000_000
     with open_cluster(str(broker.address), **SHORT) as client, pytest.raises(NetworkError):
         fetch(client)
 
 
 @pytest.mark.conformance("FT-027")
-def test_incomplete_batch_is_no_progress(broker: LogBroker) -> None:
+def test_incomplete_batch_is_no_progress(broker: FakeLeader) -> None:
     respond = broker.responses["Fetch"]
 
     def cut(request: object, version: int) -> object:
@@ -120,7 +120,7 @@ def test_incomplete_batch_is_no_progress(broker: LogBroker) -> None:
 
 
 @pytest.mark.conformance("FT-073")
-def test_preferred_replica_is_fetched_from(broker: LogBroker, follower: LogBroker, client: Cluster) -> None:
+def test_preferred_replica_is_fetched_from(broker: FakeLeader, follower: FakeLeader, client: Cluster) -> None:
     broker.preferred_replica = 2
     assert fetch(client) == EVERYTHING
     assert (len(broker.fetches), len(follower.fetches)) == (1, 10)
@@ -128,7 +128,7 @@ def test_preferred_replica_is_fetched_from(broker: LogBroker, follower: LogBroke
 
 @pytest.mark.conformance("FT-074")
 def test_lost_connection_to_a_follower_leads_back_to_the_leader(
-    broker: LogBroker, follower: LogBroker, client: Cluster
+    broker: FakeLeader, follower: FakeLeader, client: Cluster
 ) -> None:
     broker.preferred_replica, follower.lost = 2, 1
     assert fetch(client) == EVERYTHING
@@ -136,7 +136,9 @@ def test_lost_connection_to_a_follower_leads_back_to_the_leader(
 
 
 @pytest.mark.conformance("FT-076")
-def test_error_of_a_follower_leads_back_to_the_leader(broker: LogBroker, follower: LogBroker, client: Cluster) -> None:
+def test_error_of_a_follower_leads_back_to_the_leader(
+    broker: FakeLeader, follower: FakeLeader, client: Cluster
+) -> None:
     broker.preferred_replica, follower.steps = 2, [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert fetch(client) == EVERYTHING
     assert len(broker.fetches) == 2
@@ -144,7 +146,7 @@ def test_error_of_a_follower_leads_back_to_the_leader(broker: LogBroker, followe
 
 @pytest.mark.conformance("FT-077")
 def test_out_of_range_response_of_a_follower_leads_back_to_the_leader(
-    broker: LogBroker, follower: LogBroker, client: Cluster
+    broker: FakeLeader, follower: FakeLeader, client: Cluster
 ) -> None:
     broker.preferred_replica = 2
 
@@ -175,7 +177,7 @@ def test_out_of_range_response_of_a_follower_leads_back_to_the_leader(
     ids=lambda code: code.name,
 )
 def test_retriable_error_of_listoffsets_refreshes_the_metadata(
-    broker: LogBroker, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: Cluster, code: ErrorCode
 ) -> None:
     broker.list_errors = [code]
     assert client.list_offsets({TP: LATEST})[TP].offset == 10
@@ -183,7 +185,7 @@ def test_retriable_error_of_listoffsets_refreshes_the_metadata(
 
 
 @pytest.mark.conformance("OF-018")
-def test_authorization_error_of_listoffsets_is_raised(broker: LogBroker, client: Cluster) -> None:
+def test_authorization_error_of_listoffsets_is_raised(broker: FakeLeader, client: Cluster) -> None:
     broker.list_errors = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with pytest.raises(BrokerError, match="ListOffsets of t-0 .*TOPIC_AUTHORIZATION_FAILED"):
         client.list_offsets({TP: EARLIEST})
@@ -191,7 +193,7 @@ def test_authorization_error_of_listoffsets_is_raised(broker: LogBroker, client:
 
 @pytest.mark.conformance("OF-005", "OF-006", "OF-028")
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
-def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: LogBroker, level: str) -> None:
+def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: FakeLeader, level: str) -> None:
     broker.leader_epoch = 99
     with open_cluster(str(broker.address), **SETTINGS, isolation_level=level) as client:
         client.list_offsets({TP: LATEST})
@@ -203,14 +205,14 @@ def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: LogBroker,
 
 @pytest.mark.conformance("OF-023", "OF-032", "KC-101")
 @pytest.mark.conformance("KC-099", "KC-100")
-def test_listoffsets_without_a_response_ends_at_its_timeout(broker: LogBroker, client: Cluster) -> None:
+def test_listoffsets_without_a_response_ends_at_its_timeout(broker: FakeLeader, client: Cluster) -> None:
     broker.responses["ListOffsets"] = lambda request, version: None
     with pytest.raises(NetworkError, match="ListOffsets request to .*No response within"):
         client.list_offsets({TP: LATEST}, timeout_ms=100)
 
 
 @pytest.mark.conformance("OF-030", "OF-012")
-def test_lost_connections_of_listoffsets_are_retried(broker: LogBroker, client: Cluster) -> None:
+def test_lost_connections_of_listoffsets_are_retried(broker: FakeLeader, client: Cluster) -> None:
     respond, codes = broker.responses["ListOffsets"], [True, True]
 
     def lose(request: object, version: int) -> object:
@@ -222,7 +224,7 @@ def test_lost_connections_of_listoffsets_are_retried(broker: LogBroker, client: 
 
 
 @pytest.mark.conformance("OF-029")
-def test_leader_that_is_not_known_at_first_is_looked_up(broker: LogBroker, client: Cluster) -> None:
+def test_leader_that_is_not_known_at_first_is_looked_up(broker: FakeLeader, client: Cluster) -> None:
     respond, missing = broker.responses["Metadata"], [True, True]
 
     def appear(request: object, version: int) -> object:
@@ -236,7 +238,7 @@ def test_leader_that_is_not_known_at_first_is_looked_up(broker: LogBroker, clien
 @pytest.mark.conformance("OF-044")
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
 def test_rejected_epoch_of_a_validation_is_retried_with_new_metadata(
-    broker: LogBroker, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: Cluster, code: ErrorCode
 ) -> None:
     broker.leader_epoch, broker.epoch_ends, broker.epoch_errors = 3, {2: (1, 6)}, [code]
     assert client.end_offsets_for_epochs({TP: 2}) == {TP: EpochEndOffset(1, 6)}
@@ -244,7 +246,7 @@ def test_rejected_epoch_of_a_validation_is_retried_with_new_metadata(
 
 
 @pytest.mark.conformance("OF-036")
-def test_epochs_are_not_requested_from_old_brokers(broker: LogBroker, client: Cluster) -> None:
+def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: Cluster) -> None:
     broker.epoch_versions = (0, 2)
     with pytest.raises(UnsupportedVersionError):
         client.end_offsets_for_epochs({TP: 2})

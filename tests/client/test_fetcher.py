@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import open_cluster
 from confluent_kafka import Producer
+from support.clients import open_cluster
 from support.topics import create_topic, delete_topic, produce
 
 from spark_groupsource.client import admin

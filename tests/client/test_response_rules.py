@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_support import OWNED, join_response, joining, stable, sync_response, syncing
+from support.memberships import OWNED, join_response, joining, stable, sync_response, syncing
 
 from spark_groupsource.client.membership.response_rules import (
     HEARTBEAT_RULES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from membership_support import join_response, joining, stable, sync_response
+from support.memberships import join_response, joining, stable, sync_response
 
 from spark_groupsource.client.membership.response_rules import Reaction
 from spark_groupsource.client.membership.state_machine import (

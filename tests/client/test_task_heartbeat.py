@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_support import POLL_MS, group_client, open_cluster, polling, settle
+from support.clients import POLL_MS, group_client, open_cluster, polling, settle
 from support.topics import create_topic
 from support.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
+from support.record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records import arrow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_strategies import record_lists
+from support.record_strategies import record_lists
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from record_strategies import PARSERS, record_lists
+from support.record_strategies import PARSERS, record_lists
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compiled_parser import parse_leading_records as compiled_leading

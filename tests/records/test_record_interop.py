@@ -12,7 +12,7 @@ import warnings
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from record_strategies import PARSERS, decode, table
+from support.record_strategies import PARSERS, decode, table
 from support.topics import create_topic
 
 from spark_groupsource.records.arrow import AbortedTransaction

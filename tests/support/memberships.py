@@ -1,4 +1,4 @@
-"""Helpers of the membership tests: members in each state, coordinator responses."""
+"""Members in each state and coordinator responses, for membership tests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def joining(member_id: str = "m", generation_id: int = 4) -> tuple[Membership, G
 
 
 def join_response(error_code: int = 0, **fields: Any) -> Any:
-    values = {"generation_id": 5, "protocol_type": "consumer", "protocol_name": "range", "leader": "other"}
-    values |= {"member_id": "m", "members": [], "skip_assignment": False}
+    values: dict[str, Any] = {"generation_id": 5, "protocol_type": "consumer", "protocol_name": "range"}
+    values |= {"leader": "other", "member_id": "m", "members": [], "skip_assignment": False}
     return JoinGroupResponse(error_code=error_code, **(values | fields))
 
 

@@ -1,11 +1,13 @@
-"""Builders for assignor tests."""
+"""Assignors and builders of their arguments, for tests."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from spark_groupsource.assign import CooperativeStickyAssignor, RangeAssignor, RoundRobinAssignor, StickyAssignor
 from spark_groupsource.model import GroupMember, Subscription, TopicPartition
 
-ASSIGNORS = {
+ASSIGNORS: dict[str, Any] = {
     "range": RangeAssignor,
     "roundrobin": lambda prefer_racks=False: RoundRobinAssignor(),
     "sticky": StickyAssignor,

@@ -97,7 +97,7 @@ def table(block: Decoded, columns=COLUMNS) -> pa.Table:
 
 def rows_by_objects(buffer, *, start_offset=0, end_offset=END) -> list[dict[str, object]]:
     """The rows of every batch but control batches, from the record decoder; timestamps in microseconds."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for header in iter_batches(buffer):
         if header.is_control:
             continue

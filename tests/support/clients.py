@@ -1,4 +1,4 @@
-"""Helpers of the client tests: clusters, group clients, fake brokers."""
+"""Clusters, group clients and fake brokers for tests of the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fake broker with one partition, whose log, leader epochs and responses a test scripts."""
+"""A fake broker that leads one partition, with scripted log and responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
-from client_support import ConnectionLostError, FakeBroker, advertise
+from support.clients import ConnectionLostError, FakeBroker, advertise
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -25,11 +25,11 @@ EMPTY = "empty"
 Step = ErrorCode | str | Callable[[], None]
 
 
-class LogBroker(FakeBroker):
+class FakeLeader(FakeBroker):
     """Serves topic ``t`` with one partition and one record for each offset from `log_start` to `log_end`.
 
     Attributes:
-        steps: what happens to the next Fetch requests: an error code, `EMPTY` for a response without records, or a
+        steps: responses to the next Fetch requests: an error code, `EMPTY` for a response without records, or a
             function to call before the response; the requests after them get responses from the log.
         gap: offsets without records, as compaction leaves them.
         leader_epoch: epoch in Metadata; requests with another one are rejected as Kafka does.
@@ -54,7 +54,7 @@ class LogBroker(FakeBroker):
         self.config_error = ErrorCode.NONE
         self.fetch_versions = (4, 13)
         self.epoch_versions = (2, 4)
-        self.followers: dict[int, LogBroker] = {}
+        self.followers: dict[int, FakeLeader] = {}
         self.preferred_replica = -1
         self.list_errors: list[ErrorCode] = []
         self.epoch_errors: list[ErrorCode] = []
@@ -205,8 +205,8 @@ class LogBroker(FakeBroker):
 
 
 @contextmanager
-def log_broker(log_end: int = 10) -> Iterator[LogBroker]:
-    broker = LogBroker(log_end)
+def fake_leader(log_end: int = 10) -> Iterator[FakeLeader]:
+    broker = FakeLeader(log_end)
     try:
         yield broker
     finally:
