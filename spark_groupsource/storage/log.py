@@ -1,15 +1,12 @@
-"""Log of one partition: segments, append, read, timestamp lookup, recovery.
+"""Log of one partition: segments, append, read, timestamp lookup, flush.
 
 Batches are handled by their headers; only a lookup by timestamp decodes records. There is one replica, so the high
 watermark is the log end offset.
 
-Recovery after an unclean shutdown reads every segment that is not below the recovery point, the offset below which
-everything is on the disk. Invalid bytes from the recovery point on are what a power loss or a killed process left of
-unflushed writes: they are truncated, with everything after them. Invalid bytes below the recovery point are damage:
-nothing is truncated, the log serves the offsets before it and accepts no appends until `delete_records` has removed the
-corrupt range.
+A log with a corrupt range serves the offsets before it and accepts no appends until `delete_records` has removed the
+range.
 
-Source: Kafka `LogSegment.recover`, `UnifiedLog`, `LogLoader`.
+Source: Kafka `UnifiedLog`, `LocalLog`.
 """
 
 from __future__ import annotations
@@ -26,27 +23,15 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.timestamp_lookup import first_record_at
-from spark_groupsource.storage.files import FileCache, sync_directory, sync_files
+from spark_groupsource.storage.corrupt_ranges import CorruptRange, CorruptRanges
+from spark_groupsource.storage.files import FileCache, sync_files
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
+from spark_groupsource.storage.log_loader import LogLoader, recover_segment
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
-from spark_groupsource.storage.segment_swap import (
-    CleanedSegment,
-    complete_swaps,
-    replacement_steps,
-    segment_base_offsets,
-)
+from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
-
-
-class CorruptRange(NamedTuple):
-    """Offsets from `offset` to `next_offset` (excluded) that cannot be read; `position` is in the file of `segment`."""
-
-    offset: int
-    next_offset: int
-    segment: LogSegment
-    position: int
 
 
 class TimestampAndOffset(NamedTuple):
@@ -83,7 +68,7 @@ class PartitionLog:
         self.config = config
         self.log_start_offset = log_start_offset
         self.has_gaps = has_gaps
-        self.corrupt_ranges: list[CorruptRange] = []
+        self.corrupt_ranges = CorruptRanges(topic_partition, report)
         self.on_roll: Callable[[int], None] = lambda base_offset: None
         self.leader_epochs = LeaderEpochCache(directory)
         self._files = files
@@ -122,169 +107,23 @@ class PartitionLog:
         Raises: StorageError when the directory or a file is missing or cannot be read.
         """
         self._recovery_point = self._flushed_offset = recovery_point
-        try:
-            complete_swaps(self.directory)
-            self._load_segments()
-        except OSError as error:
-            raise StorageError(f"{self.directory} cannot be read: {error.strerror}. Check the disk.") from error
-        first = max(bisect_right(self._base_offsets, recovery_point) - 1, 0)
-        flushed = self._segments if is_clean else self._segments[:first]
-        for segment, next_segment in zip(flushed, self._segments[1:]):
-            segment.next_offset = next_segment.base_offset
-            if not segment.index.load(segment.size, segment.is_contiguous):
-                self._recover_segment(segment)
-                segment.next_offset = next_segment.base_offset
-        if is_clean:
-            self._open_active_segment()
-        else:
-            self._recover_unflushed(first)
-        if self.log_end_offset < recovery_point:
-            active, offset = self._active, self.log_end_offset
-            active.next_offset, active.is_closed = recovery_point, True
-            reason = "the file ends before what was flushed"
-            self._add_corrupt_range(active, InvalidBatchError(active.size, reason, False), offset, None)
-        if self.log_end_offset < self.log_start_offset:
-            self._restart_at_log_start()
-        self.first_recovered_offset = self.log_end_offset if is_clean else self._segments[first].base_offset
-
-    def _load_segments(self) -> None:
-        base_offsets = segment_base_offsets(self.directory)
-        if not base_offsets:
-            raise StorageError(
-                f"{self.directory} has no segment of {self.topic_partition}. Restore a copy or delete the topic."
-            )
-        for path in self.directory.glob("*index"):
-            if path.stem.isdigit() and int(path.stem) not in base_offsets:
-                path.unlink()  # its segment was deleted
-        for base_offset, next_base_offset in zip(base_offsets, [*base_offsets[1:], None]):
-            segment = self._new_segment(base_offset)
-            if next_base_offset is not None and next_base_offset <= self.log_start_offset:
-                segment.delete()  # a crash interrupted its deletion
-                continue
-            segment.size = segment.path.stat().st_size
+        loader = LogLoader(
+            self.directory,
+            self.topic_partition,
+            self._new_segment,
+            self.corrupt_ranges,
+            self._flush_in_background,
+            self._report,
+        )
+        loaded = loader.load(self.log_start_offset, recovery_point, is_clean)
+        self.log_start_offset = loaded.log_start_offset
+        self.first_recovered_offset = loaded.first_recovered_offset
+        self._unflushed_batches = loaded.unflushed_batches
+        for segment in loaded.segments:
             self._add_segment(segment)
-        if self._base_offsets[0] > self.log_start_offset:
-            self._report(
-                f"[partition={self.topic_partition}] {self.directory} begins at offset {self._base_offsets[0]}, but "
-                f"the log start offset is {self.log_start_offset}: segments were removed. Restore them from a copy."
-            )
-            self.log_start_offset = self._base_offsets[0]
-
-    def _open_active_segment(self) -> None:
-        active = self._active
-        if not active.index.load(active.size, active.is_contiguous):
-            self._recover_segment(active)
-            return
-        try:
-            for stored in active.scan(active.index.position_floor(active.size), active.size):
-                active.add_scanned(stored, is_indexed=True)
-        except InvalidBatchError:
-            self._recover_segment(active)
-
-    def _recover_unflushed(self, first: int) -> None:
-        """Recovers the segments from number `first` on; truncates the log at the first invalid bytes."""
-        for number, segment in enumerate(self._segments[first:], first):
-            batches, is_truncated = self._recover_segment(segment, self._recovery_point)
-            following = self._segments[number + 1 :]
-            self._unflushed_batches = batches
-            if not following:
-                break
-            end, expected = segment.next_offset, following[0].base_offset
-            if is_truncated or (segment.is_contiguous and self._recovery_point <= end < expected):
-                self._remove_unflushed(following, end)
-                break
-            if segment.is_contiguous and end < expected:
-                reason = "the file ends before what was flushed"
-                self._add_corrupt_range(segment, InvalidBatchError(segment.size, reason, False), end, None)
-            segment.next_offset = expected
-        self.leader_epochs.truncate_from(self.log_end_offset)
-        self.flush_if_due()
-
-    def _remove_unflushed(self, segments: Sequence[LogSegment], log_end_offset: int) -> None:
-        self._report(
-            f"[partition={self.topic_partition}] Deleted segments from offset {segments[0].base_offset} on, which "
-            f"follow a truncated one: {len(segments)} segments, log end offset {log_end_offset}."
-        )
-        self._remove_segments(segments)
-
-    def _restart_at_log_start(self) -> None:
-        """Deletes every segment: the log start offset was stored, the records up to it were not flushed."""
-        self._report(
-            f"[partition={self.topic_partition}] Deleted every segment, because the log start offset "
-            f"{self.log_start_offset} is above the log end offset {self.log_end_offset}."
-        )
-        self._remove_segments(tuple(self._segments))
-        self.corrupt_ranges.clear()
-        self._create_active_segment(self.log_start_offset)
-
-    def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
-        for segment in segments:
-            segment.delete()
-        del self._segments[len(self._segments) - len(segments) :]
-        del self._base_offsets[len(self._segments) :]
-        sync_directory(self.directory)
-
-    def _recover_segment(self, segment: LogSegment, truncate_from: int | None = None) -> tuple[int, bool]:
-        """Scans a segment, rebuilds its indexes and finds its corrupt ranges.
-
-        Invalid bytes from offset `truncate_from` on are truncated, none if it is None.
-
-        Returns: the number of batches, and whether the segment was truncated.
-        """
-        segment.reset()
-        expected_offset = segment.base_offset if segment.is_contiguous else None
-        position, batches, is_truncated = 0, 0, False
-        while position < segment.size:
-            try:
-                for stored in segment.scan(position, segment.size, expected_offset):
-                    segment.add_scanned(stored)
-                    batches += 1
-                break
-            except InvalidBatchError as error:
-                if truncate_from is not None and segment.next_offset >= truncate_from:
-                    self._truncate_unflushed(segment, error)
-                    is_truncated = True
-                    break
-                next_valid = segment.next_valid_batch(error.position, segment.next_offset)
-                corrupt = self._add_corrupt_range(segment, error, segment.next_offset, next_valid)
-                if next_valid is None:
-                    segment.next_offset = corrupt.next_offset
-                    segment.is_closed = True
-                    break
-                position = next_valid.position
-                expected_offset = next_valid.header.base_offset if segment.is_contiguous else None
-        if segment is self._segments[-1]:
-            segment.index.write()
-        else:
-            segment.index.complete()
-            self._flush_in_background(segment)
-        return batches, is_truncated
-
-    def _truncate_unflushed(self, segment: LogSegment, error: InvalidBatchError) -> None:
-        self._report(
-            f"[partition={self.topic_partition}] Truncated unflushed bytes at the end of {segment.path} "
-            f"({error.reason}): {segment.size - error.position} bytes, log end offset {segment.next_offset}."
-        )
-        segment.truncate(error.position)
-        segment.flush()  # what was truncated must not return after another power loss
-
-    def _add_corrupt_range(
-        self, segment: LogSegment, error: InvalidBatchError, offset: int, next_valid: StoredBatch | None
-    ) -> CorruptRange:
-        if next_valid is not None:
-            next_offset = next_valid.header.base_offset
-            segment.index.add_search_entry(next_offset, next_valid.position)
-        else:
-            next_offset = max(segment.next_offset, segment.claimed_next_offset(error.position, offset))
-        corrupt = CorruptRange(offset, next_offset, segment, error.position)
-        self.corrupt_ranges = sorted([*self.corrupt_ranges, corrupt], key=lambda each: each.offset)
-        self._report(
-            f"[partition={self.topic_partition}] {segment.path} is damaged at byte {error.position} ({error.reason}). "
-            f"The partition is read-only up to offset {offset}. Restore the file from a copy, or remove the corrupt "
-            f"records with DeleteRecords up to offset {next_offset}.",
-            logging.ERROR,
-        )
-        return corrupt
+        if not is_clean:
+            self.leader_epochs.truncate_from(self.log_end_offset)
+            self.flush_if_due()
 
     def close(self) -> None:
         """Writes the indexes; everything is on the disk on return.
@@ -337,7 +176,7 @@ class PartitionLog:
     @property
     def corrupt_range(self) -> CorruptRange | None:
         """The first corrupt range above the log start offset."""
-        return next((each for each in self.corrupt_ranges if each.next_offset > self.log_start_offset), None)
+        return self.corrupt_ranges.first_above(self.log_start_offset)
 
     @property
     def _active(self) -> LogSegment:
@@ -426,7 +265,6 @@ class PartitionLog:
     def _create_active_segment(self, base_offset: int) -> None:
         segment = self._new_segment(base_offset)
         segment.create()
-        sync_directory(self.directory)
         self._add_segment(segment)
 
     def _new_segment(self, base_offset: int) -> LogSegment:
@@ -451,7 +289,7 @@ class PartitionLog:
             raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {self.log_end_offset}")
         corrupt = self.corrupt_range
         if corrupt is not None and offset >= corrupt.offset:
-            raise self._corrupt_record_error(corrupt)
+            raise self.corrupt_ranges.read_error(corrupt)
         if offset == self.log_end_offset or (before is not None and offset >= before):
             return memoryview(b"")
         if corrupt is not None and before is not None and before >= corrupt.offset:
@@ -467,7 +305,7 @@ class PartitionLog:
                 if data:
                     return data
             except InvalidBatchError as error:
-                raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
+                raise self._read_error(segment, error) from error
         return memoryview(b"")
 
     def batches(self, start_offset: int, check: bool = True) -> Iterator[StoredBatch]:
@@ -485,9 +323,9 @@ class PartitionLog:
                     if stored.header.last_offset >= start_offset:
                         yield stored
             except InvalidBatchError as error:
-                raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
+                raise self._read_error(segment, error) from error
             if corrupt is not None:
-                raise self._corrupt_record_error(corrupt)
+                raise self.corrupt_ranges.read_error(corrupt)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
         """Runs `find_timestamp` at once."""
@@ -538,22 +376,11 @@ class PartitionLog:
             if segment not in self._segments:
                 text = f"{segment.path} was removed while it was searched. Retry the request."
                 raise StorageError(text) from error
-            raise self._corrupt_record_error(self._corruption_found_by_read(segment, error)) from error
+            raise self._read_error(segment, error) from error
         return None
 
-    def _corruption_found_by_read(self, segment: LogSegment, shown: InvalidBatchError) -> CorruptRange:
-        error, offset = segment.locate_corruption(shown)
-        for known in self.corrupt_ranges:
-            if known.segment is segment and known.position == error.position:
-                return known
-        return self._add_corrupt_range(segment, error, offset, segment.next_valid_batch(error.position, offset))
-
-    def _corrupt_record_error(self, corrupt: CorruptRange) -> CorruptRecordError:
-        return CorruptRecordError(
-            f"{corrupt.segment.path} is damaged at byte {corrupt.position}: {self.topic_partition} is readable up to "
-            f"offset {corrupt.offset}. Restore the file from a copy, or delete records up to offset "
-            f"{corrupt.next_offset}."
-        )
+    def _read_error(self, segment: LogSegment, error: InvalidBatchError) -> CorruptRecordError:
+        return self.corrupt_ranges.read_error(self.corrupt_ranges.found_by_read(segment, error))
 
     # --- compaction and deletion ---
 
@@ -569,7 +396,9 @@ class PartitionLog:
         segment.is_contiguous = False
         segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
         if not segment.index.load(segment.size, False):
-            self._recover_segment(segment)
+            recover_segment(segment, self.corrupt_ranges)
+            segment.index.complete()
+            self._flush_in_background(segment)
             segment.next_offset = cleaned.end_offset
         self._segments[first : first + len(segments)] = [segment]
         self._base_offsets[first : first + len(segments)] = [segment.base_offset]
