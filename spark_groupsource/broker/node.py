@@ -199,11 +199,12 @@ class Broker:
         """
         is_internal = topic_partition.topic in INTERNAL_TOPICS
         log = self.partitions.partition(*topic_partition).log
+        if is_internal and log.corrupt_range is None:
+            topic = topic_partition.topic
+            text = f"Topic {topic} stores the state of groups or transactions. Delete groups instead."
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
         if log.config.cleanup_policy == ("compact",) and log.corrupt_range is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
-            if is_internal:
-                topic = topic_partition.topic
-                text = f"Topic {topic} stores the state of groups or transactions. Delete groups instead."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
         self.fetch_manager.complete_all([topic_partition])

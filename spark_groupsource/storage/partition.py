@@ -209,15 +209,29 @@ class Partition:
         header = batch.header
         if header.producer_id != NO_PRODUCER_ID:
             try:
+                if header.is_transactional and verify is not None:
+                    self._verify_transaction(header, timestamp_ms, verify)
                 duplicate = self._producers.check(header)
             except ProducerBatchError as error:
                 raise RejectedBatchError(error.code, str(error), self.log.log_start_offset) from error
             if duplicate is not None:
                 return AppendResult(duplicate.base_offset, duplicate.timestamp_ms, 0)
-            is_ongoing = self._producers.has_open_transaction(header.producer_id, header.producer_epoch)
-            if header.is_transactional and not is_ongoing and verify is not None:
-                verify(header)
         return self._store(batch.records, header, timestamp_ms)
+
+    def _verify_transaction(self, header: BatchHeader, timestamp_ms: int, verify: TransactionVerifier) -> None:
+        """Verifies the first batch of a transaction, before it is compared with the last batch of its producer.
+
+        Raises: ApiError, ProducerBatchError.
+        """
+        if self._producers.has_open_transaction(header.producer_id, header.producer_epoch):
+            return
+        self._producers.check_epoch(header)
+        try:
+            verify(header)
+        except ApiError as error:
+            if error.code is ErrorCode.NOT_ENOUGH_REPLICAS:  # retriable: the coordinator cannot verify it yet
+                self._producers.add_unverified(header, timestamp_ms)
+            raise
 
     def append_from_coordinator(self, batch: bytes, timestamp_ms: int) -> AppendResult:
         """Appends a batch of a coordinator of this broker.

@@ -57,6 +57,14 @@ class ProducerStateEntry:
     timestamp_ms: int = -1
 
 
+class _UnverifiedBatch(NamedTuple):
+    """The first sequence number of the batches of an epoch that could not be verified, and when (epoch ms)."""
+
+    epoch: int
+    first_sequence: int
+    timestamp_ms: int
+
+
 class ProducerBatchError(Exception):
     """A batch or marker is rejected by the state of its producer; `code` is the error code of the response."""
 
@@ -71,6 +79,8 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._producers: dict[int, ProducerStateEntry] = {}
         self._ongoing: dict[int, int] = {}
+        # batches that could not be verified yet, which the producer sends again
+        self._unverified: dict[int, _UnverifiedBatch] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -94,11 +104,33 @@ class ProducerStateManager:
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         return producer_id in self._ongoing and self._producers[producer_id].epoch == epoch
 
+    def check_epoch(self, header: BatchHeader) -> None:
+        """Raises: ProducerBatchError for a batch of a fenced producer epoch."""
+        entry = self._producers.get(header.producer_id)
+        if entry is not None:
+            self._check_epoch(entry, header.producer_id, header.producer_epoch)
+
+    def add_unverified(self, header: BatchHeader, timestamp_ms: int) -> None:
+        """Adds a batch that its producer sends again: until it is stored, later ones of the same epoch are rejected.
+
+        Source: Kafka `VerificationStateEntry.lowestSequence`.
+        """
+        known = self._unverified.get(header.producer_id)
+        first_sequence = header.base_sequence
+        if known is not None and known.epoch == header.producer_epoch:
+            first_sequence = min(first_sequence, known.first_sequence)
+        new = _UnverifiedBatch(header.producer_epoch, first_sequence, timestamp_ms)
+        self._unverified[header.producer_id] = new
+
     def check(self, header: BatchHeader) -> BatchMetadata | None:
         """None if the batch is new, the stored batch if it is a duplicate.
 
         Raises: ProducerBatchError.
         """
+        unverified = self._unverified.get(header.producer_id)
+        if unverified is not None and unverified.epoch == header.producer_epoch:
+            if header.base_sequence > unverified.first_sequence:
+                raise self._out_of_order(header, unverified.first_sequence)
         entry = self._producers.get(header.producer_id)
         if entry is None:
             # its earlier records may have been deleted, so any sequence number is accepted
@@ -145,6 +177,7 @@ class ProducerStateManager:
         """Adds a data batch that is stored at `base_offset`."""
         if header.producer_id == NO_PRODUCER_ID:
             return
+        self._unverified.pop(header.producer_id, None)
         entry = self._entry(header.producer_id, header.producer_epoch)
         first = last = header.base_sequence
         if first >= 0:
@@ -160,6 +193,7 @@ class ProducerStateManager:
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
     ) -> int | None:
         """Ends a producer's transaction; returns its first offset, None if it has no records in this partition."""
+        self._unverified.pop(producer_id, None)
         entry = self._entry(producer_id, epoch)
         entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
         entry.first_offset = None
@@ -183,6 +217,8 @@ class ProducerStateManager:
         for number in [number for number, entry in self._producers.items() if entry.timestamp_ms <= until_ms]:
             if number not in self._ongoing:
                 del self._producers[number]
+        for number in [number for number, batch in self._unverified.items() if batch.timestamp_ms <= until_ms]:
+            del self._unverified[number]
 
     def _out_of_order(self, header: BatchHeader, expected: int) -> ProducerBatchError:
         return ProducerBatchError(

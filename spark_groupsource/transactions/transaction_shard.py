@@ -120,7 +120,7 @@ class TransactionShard:
         if rule.action is TransactionAction.REJECT:
             return Decision(rule.error)
         if rule.action is TransactionAction.FENCE:
-            return self._store(transactional_id, _fenced(known, timestamp_ms), error=rule.error)
+            return self._fence(transactional_id, known, timestamp_ms, rule.error)
         renewed = replace(
             known, timeout_ms=timeout_ms, status=EMPTY, partitions=frozenset(), updated_ms=timestamp_ms, start_ms=-1
         )
@@ -198,7 +198,16 @@ class TransactionShard:
             return Decision(ErrorCode.NONE)
         if self.time_left_ms(transactional_id, timestamp_ms) > 0:
             return Decision(ErrorCode.NONE)
-        return self._store(transactional_id, _fenced(known, timestamp_ms))
+        return self._fence(transactional_id, known, timestamp_ms)
+
+    def _fence(
+        self, transactional_id: str, known: TransactionValue, timestamp_ms: int, error: ErrorCode = ErrorCode.NONE
+    ) -> Decision:
+        """Raises the epoch and aborts; the fenced producer may continue with the raised epoch (KIP-588)."""
+        fenced = replace(
+            known, producer_epoch=known.producer_epoch + 1, status=PREPARE_ABORT, updated_ms=timestamp_ms
+        )
+        return self._store(transactional_id, fenced, known.producer_epoch, error)
 
     def complete_transaction(self, transactional_id: str, timestamp_ms: int) -> Decision:
         """Returns the state to store after all markers are written."""
@@ -258,10 +267,6 @@ class TransactionShard:
         if known is None or known.producer_id != producer.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         return ErrorCode.NONE if known.producer_epoch == producer.epoch else ErrorCode.PRODUCER_FENCED
-
-
-def _fenced(known: TransactionValue, timestamp_ms: int) -> TransactionValue:
-    return replace(known, producer_epoch=known.producer_epoch + 1, status=PREPARE_ABORT, updated_ms=timestamp_ms)
 
 
 def _is_exhausted(epoch: int) -> bool:

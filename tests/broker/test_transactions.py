@@ -26,7 +26,7 @@ from spark_groupsource.transactions.states import (
     TransactionOperation,
     TransactionRule,
 )
-from spark_groupsource.wire.messages import FindCoordinatorRequest
+from spark_groupsource.wire.messages import DescribeTransactionsRequest, FindCoordinatorRequest
 
 NONE = ErrorCode.NONE
 CONFIG = {
@@ -188,6 +188,9 @@ def test_a_refused_marker_does_not_count_as_written_and_the_others_are_written_o
     assert read_committed(connection, topic)[2] == 0
     assert (read_committed(connection, topic, 1)[2], latest(connection, topic, 0, partition=1)) == (2, 2)
     assert producer.add(topic, 1) == [ErrorCode.CONCURRENT_TRANSACTIONS]
+    (found,) = connection.call(DescribeTransactionsRequest(transactional_ids=[group]), 0).transaction_states
+    (unmarked,) = found.topics
+    assert (found.transaction_state, unmarked.topic, unmarked.partitions) == ("PrepareCommit", topic, [0])
     broker.call(lambda b: setattr(entries[producer.producer_id], "coordinator_epoch", 0))
     broker.call(lambda b: complete(b, group))
     assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT

@@ -257,6 +257,8 @@ def test_resources_without_settings_are_rejected(tmp_path):
         refused = alter(connection, "__consumer_offsets", ("cleanup.policy", SET, "delete"))
         assert refused.error_code == ErrorCode.POLICY_VIOLATION
         assert alter(connection, "__consumer_offsets", ("segment.bytes", SET, "5000")).error_code == 0
+        refused = delete_records(connection, "__consumer_offsets", -1)
+        assert refused.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_librdkafka_alters_settings(tmp_path):

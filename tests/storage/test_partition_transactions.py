@@ -164,6 +164,45 @@ def test_only_the_first_batch_of_a_transaction_is_verified(logged):
     assert verified == [0, 0]
 
 
+def test_a_batch_that_could_not_be_verified_is_stored_before_the_next_one(logged):
+    """A batch that is sent again must not find a later batch of its producer (Kafka `VerificationStateEntry`)."""
+    codes = [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS]
+
+    def verify(header) -> None:
+        if codes:
+            raise ApiError(codes.pop())
+
+    def send(sequence: int, epoch: int = 0) -> int:
+        data = batch(b"x", producer_id=1, producer_epoch=epoch, base_sequence=sequence, transactional=True)
+        return logged.partition.append(data, NOW, verify=verify).base_offset
+
+    assert logged.rejected(send, 4) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert logged.rejected(send, 3) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert logged.rejected(send, 4) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [send(3), send(4)] == [0, 1]
+    logged.end(1, True)
+    codes.append(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert logged.rejected(send, 5) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert logged.rejected(send, 6) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(0, epoch=1) == 3, "an abort was followed by the next epoch"
+
+
+def test_a_transactional_batch_is_verified_before_its_sequence_number(logged):
+    """The error of a batch outside of a transaction does not depend on earlier batches, except the fenced epoch."""
+
+    def verify(header) -> None:
+        raise ApiError(ErrorCode.INVALID_TXN_STATE)
+
+    def send(sequence: int, epoch: int) -> int:
+        data = batch(b"x", producer_id=1, producer_epoch=epoch, base_sequence=sequence, transactional=True)
+        return logged.partition.append(data, NOW, verify=verify).base_offset
+
+    logged.send(1, 0, b"a", epoch=1)
+    logged.end(1, True, epoch=1)
+    codes = [logged.rejected(send, sequence, epoch) for sequence, epoch in ((0, 1), (1, 1), (7, 1), (0, 0))]
+    assert codes == [ErrorCode.INVALID_TXN_STATE] * 3 + [ErrorCode.INVALID_PRODUCER_EPOCH]
+
+
 def scenario(logged: Logged) -> None:
     """Ended, aborted and open transactions over several segments."""
     logged.send(1, 0, b"a")

@@ -273,6 +273,27 @@ def test_last_epoch_is_kept_during_a_transaction() -> None:
     assert context.producer.epoch == before.epoch + 1
 
 
+@pytest.mark.parametrize("reason", ("timeout", "another InitProducerId", "its own InitProducerId"))
+def test_fenced_producer_continues_with_the_raised_epoch_unless_it_is_replaced(reason: str) -> None:
+    """KIP-588: a producer whose transaction has timed out sends InitProducerId with its epoch."""
+    context = Context().in_state(ONGOING)
+    before = context.producer
+    if reason == "timeout":
+        context.timestamp_ms += TIMEOUT_MS
+        assert context.keep(context.shard.abort_timed_out(T, context.timestamp_ms)) is ErrorCode.NONE
+    else:
+        expected = before if reason == "its own InitProducerId" else None
+        assert context.init(expected) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert context.init(before) is ErrorCode.CONCURRENT_TRANSACTIONS
+    context.complete()
+    for _ in range(2):
+        assert context.init(before) is ErrorCode.NONE
+        assert context.producer == ProducerIdAndEpoch(before.producer_id, before.epoch + 1)
+    assert context.init() is ErrorCode.NONE
+    assert context.producer.epoch == before.epoch + 2
+    assert context.init(before) is ErrorCode.PRODUCER_FENCED
+
+
 # --- partitions and timeouts
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Callable, Collection, Iterator, Protocol, Tuple
 
@@ -189,8 +190,15 @@ class TransactionRuntime:
         return found
 
     def transaction(self, node_id: int, transactional_id: str) -> TransactionValue | None:
-        """The state of a transactional id, None when it is unknown. Raises: ApiError."""
-        return self._own_shard(node_id, transactional_id).state_machine.transactions.get(transactional_id)
+        """The state of a transactional id, while it is ending with the partitions that need a marker; None if unknown.
+
+        Raises: ApiError.
+        """
+        state_machine = self._own_shard(node_id, transactional_id).state_machine
+        value = state_machine.transactions.get(transactional_id)
+        if value is None or not is_ending(value.status):
+            return value
+        return replace(value, partitions=frozenset(state_machine.unmarked_partitions(transactional_id)))
 
     def _own_shard(self, node_id: int, transactional_id: str) -> _Shard:
         partition = self.shards.partition_of(transactional_id).partition
