@@ -1,9 +1,11 @@
-"""Log lines: one line each, escaped, bounded."""
+"""Log lines: one line each, escaped, bounded, with an entity."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import threading
+from pathlib import Path
 
 from spark_groupsource.broker.report_writer import ReportWriter
 from spark_groupsource.errors import ApiError, ErrorCode, as_sentence
@@ -72,3 +74,17 @@ def test_report_writer_does_not_wait_for_a_full_output() -> None:
     writer.close()
     assert written[0] == "0" and len(written) < 1_010
     assert any("Dropped log lines" in line for line in written)
+
+
+def test_every_log_line_starts_with_its_entity() -> None:
+    package = Path(__file__).resolve().parents[1] / "spark_groupsource"
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="_log"), attr=method), args=arguments):
+                    text = arguments[1 if method == "log" else 0]
+                    # the argument of %s is a prefix with the entity
+                    if isinstance(text, ast.Constant) and not str(text.value).startswith(("[", "%s")):
+                        wrong.append(f"{path.relative_to(package)}:{node.lineno}: {text.value}")
+    assert not wrong

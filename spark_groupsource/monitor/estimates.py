@@ -106,7 +106,7 @@ def _commits_since(cluster: Cluster, since_ms: int, group_ids: set[str]) -> _Com
             if begins[tp] >= 0 and left > 0:
                 left -= _read_commits(cluster, OffsetRange(tp, max(start, begins[tp]), end), group_ids, found, left)
     except GroupSourceError as error:
-        _log.debug("Cannot read the commits of the last %d ms: %s", _WINDOW_MS, error)
+        _log.debug("[topic=__consumer_offsets] Cannot read the commits of the last %d ms: %s", _WINDOW_MS, error)
         return None
     return found
 

@@ -43,7 +43,7 @@ def last_group_records(cluster: Cluster, group_ids: Collection[str]) -> dict[str
                 if groups <= found.keys():
                     break
     except GroupSourceError as error:
-        _log.debug("Cannot read group records: %s", error)
+        _log.debug("[topic=%s] Cannot read group records: %s", OFFSETS_TOPIC, error)
     return {group_id: value for group_id, value in found.items() if value is not None}
 
 

@@ -47,7 +47,7 @@ class GroupBatchReader(DataSourceReader):
 
         options = self._options
         for name in options.ignored:
-            _log.warning("Option %s has no effect in a batch query.", name)
+            _log.warning("[option=%s] The option has no effect in a batch query.", name)
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         with Cluster(settings.bootstrap, settings) as cluster:
             ranges = plan_ranges(cluster, options)

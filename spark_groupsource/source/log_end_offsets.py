@@ -91,7 +91,8 @@ class LogEndOffsets:
         self._rechecked_ms = self._clock.now_ms()
         found = [p for p in self._deleted if p not in missing]
         if found:
-            _log.info("Partitions exist again and are read: %s.", bounded_names(sorted(found)))
+            names = bounded_names(sorted(found))
+            _log.info("[partition=%s] Reading partitions that exist again: %d.", names, len(found))
             self._deleted = {p: is_reported for p, is_reported in self._deleted.items() if p in missing}
             self.expire()
 

@@ -132,7 +132,8 @@ class OffsetLookup:
                 return call()
             except NetworkError as error:
                 # the client has retried for default.api.timeout.ms; each of these attempts takes as long
-                _log.debug("Offset lookup failed, retrying: %s", error)
+                servers = self._options.bootstrap_servers
+                _log.debug("[bootstrap.servers=%s] Offset lookup failed, retrying: %s", servers, error)
             except BrokerError as error:
                 # the client has waited for unknown topics already
                 if not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -8,7 +8,7 @@ from typing import Iterable, Mapping, NamedTuple
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.errors import BrokerError, NetworkError, UnsupportedVersionError
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 
 _log = logging.getLogger(__name__)
 
@@ -72,12 +72,13 @@ class PositionEpochs:
             try:
                 found = self._cluster.end_offsets_for_epochs(moved)
             except UnsupportedVersionError as error:
-                _log.debug("Leader epochs are not validated: %s", error)
+                _log.debug("[partition=%s] Leader epochs are not validated: %s", bounded_names(moved), error)
             except BrokerError as error:
                 if not error.retriable:
                     raise
                 # the positions are validated by the next call
-                _log.warning("Leader epochs were not validated, retrying: %s", error)
+                names = bounded_names(moved)
+                _log.warning("[partition=%s] Leader epochs were not validated, retrying: %s", names, error)
                 current.update(dict.fromkeys(moved, -1))
         validated = {p: _EpochAtOffset(ends[p], epoch) for p, epoch in current.items() if epoch >= 0 and p in ends}
         self._known.update(validated)
@@ -113,6 +114,7 @@ class PositionEpochs:
             found = self._cluster.end_offsets_for_epochs(unknown, _COMMIT_LOOKUP_MS)
         except (BrokerError, NetworkError, UnsupportedVersionError) as error:
             # the present epoch serves as well: a truncation ends it too
-            _log.debug("Leader epochs of committed offsets are not looked up: %s", error)
+            names = bounded_names(unknown)
+            _log.debug("[partition=%s] Leader epochs of committed offsets are not looked up: %s", names, error)
             return
         self._starts.update({(p, epochs[p]): end for p, end in found.items()})

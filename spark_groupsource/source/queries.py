@@ -1,4 +1,4 @@
-"""Rows of table queries: the readers of this application, from their control sockets."""
+"""Rows of table queries, from the control sockets of the readers."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
 
     context = SparkContext._active_spark_context
     if context is None:
-        _log.info("This process has no Spark JVM: only a signal sent to this process drains the queries.")
+        _log.info("[driver] No Spark JVM in this process: only a signal to this process drains the queries.")
         return lambda: None
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
     jvm: Any = context._jvm
@@ -117,7 +117,7 @@ def _add_jvm_hook(call: Callable[[], None]) -> Callable[[], None]:
             manager.removeShutdownHook(hook)
         except (Py4JError, OSError) as error:
             # the JVM is exiting
-            _log.info("Removing the shutdown hook failed: %s", error)
+            _log.info("[driver] Removing the shutdown hook failed: %s", error)
 
     return remove
 

@@ -235,7 +235,7 @@ class PartitionFetcher:
         try:
             ends = self._cluster.end_offsets_for_epochs(moved, timeout_ms) if moved else {}
         except UnsupportedVersionError as error:
-            _log.debug("Leader epochs are not validated: %s", error)
+            _log.debug("[partition=%s] Leader epochs are not validated: %s", bounded_names(moved), error)
             ends = {}
         blocks = []
         for reading in readings:
