@@ -18,7 +18,7 @@ _OFFSETS_TOPIC = "__consumer_offsets"
 _FIRST_RECORDS = 1_000
 
 
-class GroupRecord(NamedTuple):
+class OffsetsTopicRecord(NamedTuple):
     """One record; `value` is None for a tombstone."""
 
     key: OffsetKey | GroupKey | UnknownKey
@@ -65,7 +65,7 @@ class OffsetsTopicReader:
             yield OffsetRange(partition, begin, end)
             end, count = begin, count * 10
 
-    def records(self, window: OffsetRange) -> Iterator[GroupRecord]:
+    def records(self, window: OffsetRange) -> Iterator[OffsetsTopicRecord]:
         """Yields the records of a range in the order of the log; records of the same batch may precede the range."""
         settings = replace(
             self._cluster.settings,
@@ -81,4 +81,4 @@ class OffsetsTopicReader:
                     continue
                 for record in decode_records(block.data, header):
                     if record.key is not None:
-                        yield GroupRecord(decode_key(record.key), record.value)
+                        yield OffsetsTopicRecord(decode_key(record.key), record.value)
