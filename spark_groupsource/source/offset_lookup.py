@@ -131,6 +131,8 @@ class OffsetLookup:
             try:
                 return call()
             except NetworkError as error:
+                if self._cluster.call_timeout_ms is not None:
+                    raise  # `LockedCalls` retries
                 # the client has retried for default.api.timeout.ms; each of these attempts takes as long
                 servers = self._options.bootstrap_servers
                 _log.debug("[bootstrap.servers=%s] Offset lookup failed, retrying: %s", servers, error)

@@ -104,7 +104,8 @@ class AssignedPartitions:
         if self._group_id is None:
             return
         try:
-            self._cluster.commit(self._group_id, offsets)
+            timeout_ms = None if max_rebalance_wait_ms is not None else self._cluster.settings.default_api_timeout_ms
+            self._cluster.commit(self._group_id, offsets, timeout_ms=timeout_ms)
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 raise

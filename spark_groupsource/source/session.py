@@ -26,6 +26,7 @@ from spark_groupsource.source.batch_planner import BatchPlanner, Limits
 from spark_groupsource.source.co_readers import CoReaders, PeerReply
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
+from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import DecodedOffsets, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
@@ -78,6 +79,7 @@ class StreamSession:
         self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._lock = threading.RLock()
+        self._calls = LockedCalls(cluster, self._lock, self._clock)
         self._draining = threading.Event()
         self._follower = GroupFollower(ownership, self._co_readers, self._draining.is_set)
         self.drained = threading.Event()
@@ -100,25 +102,27 @@ class StreamSession:
 
         Raises: ConfigurationError, BrokerError, NetworkError, DataLossError.
         """
-        with self._lock:
-            start = self._offsets.decode(start_json)
-            self._checkpointed(start)
-            self._co_readers.call_started()
-            if self.drained.is_set():
-                self._clock.sleep_ms(_REFRESH_MS)
-                return start_json
-            self._commit(start)
-            if self._draining.is_set():
-                self._leave_drained()
-                return start_json
-            end = self._next_end(start, limits)
-            if self.drained.is_set():
-                return start_json
-            is_committed = self._positions.is_committed(start, self._existing_owners())
-            self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
-            # without a new batch the same object that Spark passed: Spark compares offsets as text
-            self._last_end = start_json if end is None else self._offsets.encode(end)
-            return self._last_end
+        return self._calls.run(lambda: self._latest_offset(start_json, limits))
+
+    def _latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        start = self._offsets.decode(start_json)
+        self._checkpointed(start)
+        self._co_readers.call_started()
+        if self.drained.is_set():
+            self._clock.sleep_ms(_REFRESH_MS)
+            return start_json
+        self._commit(start)
+        if self._draining.is_set():
+            self._leave_drained()
+            return start_json
+        end = self._next_end(start, limits)
+        if self.drained.is_set():
+            return start_json
+        is_committed = self._positions.is_committed(start, self._existing_owners())
+        self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
+        # without a new batch the same object that Spark passed: Spark compares offsets as text
+        self._last_end = start_json if end is None else self._offsets.encode(end)
+        return self._last_end
 
     def commit(self) -> None:
         """Retries a failed commit; everything else was committed by `latest_offset`."""
@@ -131,34 +135,36 @@ class StreamSession:
 
         Raises: DataLossError, ConfigurationError, BrokerError, NetworkError.
         """
-        with self._lock:
-            self._co_readers.batch_started()
-            start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
-            # the assignment for which the batch was planned; a task finds out whether it is still valid
-            is_planned = self._assignment is not None and end_json == self._last_end
-            group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
-            ranges = self._logged_ranges(start, end)
-            if not is_planned:
-                ranges = self._replayed(ranges, end)
-            settings = self._options.task_settings(self._cluster.settings)
-            tasks = plan_tasks(
-                ranges,
-                group.owners,
-                min_partitions=self._options.min_partitions,
-                max_records=self._options.max_records_per_partition,
+        return self._calls.run(lambda: self._input_partitions(start_json, end_json))
+
+    def _input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
+        self._co_readers.batch_started()
+        start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
+        # the assignment for which the batch was planned; a task finds out whether it is still valid
+        is_planned = self._assignment is not None and end_json == self._last_end
+        group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
+        ranges = self._logged_ranges(start, end)
+        if not is_planned:
+            ranges = self._replayed(ranges, end)
+        settings = self._options.task_settings(self._cluster.settings)
+        tasks = plan_tasks(
+            ranges,
+            group.owners,
+            min_partitions=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return [
+            GroupInputPartition(
+                ranges=task.ranges,
+                settings=settings,
+                fail_on_data_loss=self._options.fail_on_data_loss,
+                membership=group.members.get(task.member),
+                topic_ids=end.topic_ids,
+                leader_epochs=self._epochs.of_ranges(task.ranges),
+                known_brokers=self._cluster.known_brokers(),
             )
-            return [
-                GroupInputPartition(
-                    ranges=task.ranges,
-                    settings=settings,
-                    fail_on_data_loss=self._options.fail_on_data_loss,
-                    membership=group.members.get(task.member),
-                    topic_ids=end.topic_ids,
-                    leader_epochs=self._epochs.of_ranges(task.ranges),
-                    known_brokers=self._cluster.known_brokers(),
-                )
-                for task in tasks
-            ]
+            for task in tasks
+        ]
 
     def _logged_ranges(self, start: SourceOffset, end: SourceOffset) -> list[OffsetRange]:
         ranges, unknown = logged_ranges(start, end)

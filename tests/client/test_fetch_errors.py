@@ -251,3 +251,21 @@ def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: C
     with pytest.raises(UnsupportedVersionError):
         client.end_offsets_for_epochs({TP: 2})
     assert not broker.sent("OffsetForLeaderEpoch")
+
+
+def test_metadata_are_requested_again_after_a_lost_connection(broker: LogBroker, client: Cluster) -> None:
+    """A leader that no longer responds may have a successor, which a call with a short timeout must find, too."""
+    client.metadata(["t"])
+    client.metadata(["t"])
+    assert len(broker.sent("Metadata")) == 1
+    client.connection_lost(broker.address)
+    client.metadata(["t"])
+    client.metadata(["t"])
+    assert len(broker.sent("Metadata")) == 2
+
+
+def test_calls_without_a_timeout_have_that_of_the_caller(client: Cluster) -> None:
+    limit_ms = client.settings.default_api_timeout_ms
+    assert limit_ms - 1_000 < client.retry().remaining_ms <= limit_ms
+    client.call_timeout_ms = 700
+    assert client.retry().remaining_ms <= 700 < client.retry(2_000).remaining_ms

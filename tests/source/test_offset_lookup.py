@@ -21,6 +21,8 @@ OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "fetchOffset.numR
 class FailingCluster:
     """ListOffsets raises each of `failures` in turn before it succeeds."""
 
+    call_timeout_ms: int | None = None
+
     def __init__(self, *failures: GroupSourceError) -> None:
         self.failures = list(failures)
 

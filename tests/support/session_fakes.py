@@ -39,6 +39,7 @@ class FakeCluster:
     topic_id: str | None = None
     leader_epoch: int = 0
     epoch_ends: dict[int, EpochEndOffset] = field(default_factory=dict)
+    call_timeout_ms: int | None = None
     settings = ClientSettings((Address("h", 1),))
 
     def metadata(self, topics: Iterable[str] | None = None, *, refresh: bool = False) -> ClusterMetadata:

@@ -68,6 +68,8 @@ class Router:
     ) -> None:
         """`known_brokers`: addresses from the metadata of another process; see `add_known_brokers`."""
         self.availability: BrokerAvailability | None = None
+        self.call_timeout_ms: int | None = None
+        """Timeout of calls that name none, instead of default.api.timeout.ms; set by a caller that holds a lock."""
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self.rng = rng or Random()
@@ -85,6 +87,8 @@ class Router:
         # topic -> (now_ms of the response, metadata or error code)
         self._topics: dict[str, tuple[int, TopicInfo | int]] = {}
         self._all_topics_ms: int | None = None
+        # a lost connection may be that of a leader that is no longer one
+        self._lost_ms = -1
         self._coordinators: dict[str, Node] = {}
         # members of one process look up the same coordinator at once; one of them sends the request
         self._lookups: set[str] = set()
@@ -127,12 +131,14 @@ class Router:
             self._reached_once = self._reached_once or bool(self._known_brokers)
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
-        """Returns a retry loop bounded by `timeout_ms`, or by default.api.timeout.ms."""
+        """Returns a retry loop bounded by `timeout_ms`, or by `call_timeout_ms` or default.api.timeout.ms."""
         settings = self.settings
+        if timeout_ms is None:
+            timeout_ms = settings.default_api_timeout_ms if self.call_timeout_ms is None else self.call_timeout_ms
         return Retry(
             base_ms=settings.retry_backoff_ms,
             max_ms=settings.retry_backoff_max_ms,
-            timeout_ms=settings.default_api_timeout_ms if timeout_ms is None else timeout_ms,
+            timeout_ms=timeout_ms,
             clock=self.clock,
             rng=self.rng,
         )
@@ -404,8 +410,8 @@ class Router:
         return Address(node.host, node.port)
 
     def _is_cached(self, names: Sequence[str] | None) -> bool:
-        oldest = self.clock.now_ms() - self.settings.metadata_max_age_ms
         with self._lock:
+            oldest = max(self.clock.now_ms() - self.settings.metadata_max_age_ms, self._lost_ms)
             if not self._nodes:
                 return False
             if names is None:
@@ -459,9 +465,13 @@ class Router:
         return chosen or self.connect(address)
 
     def connection_lost(self, address: Address) -> None:
-        """Closes the idle connections to a broker, which are probably broken too, and prefers other brokers."""
+        """Closes the idle connections to a broker, which are probably broken too, and prefers other brokers.
+
+        Metadata are requested again before their next use, as in Kafka's client.
+        """
         with self._lock:
             dropped = self._idle.pop(address, [])
+            self._lost_ms = self.clock.now_ms()
             self._unreachable.add(address)
         for connection in dropped:
             connection.close()

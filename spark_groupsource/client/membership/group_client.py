@@ -159,7 +159,7 @@ class GroupClient:
 
         Args:
             max_rebalance_wait_ms: how long to retry while the group waits for its leader's assignment, in which no
-                member can commit; None for default.api.timeout.ms.
+                member can commit; None for the last commit, which is retried up to default.api.timeout.ms in any case.
 
         Raises: GenerationMismatchError when a member is fenced: none of its offsets was committed. BrokerError, also
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
@@ -193,7 +193,8 @@ class GroupClient:
         max_rebalance_wait_ms: int | None,
     ) -> None:
         group_id, membership = self._settings.group_id, member.membership
-        retry = self._cluster.retry()
+        is_last = max_rebalance_wait_ms is None
+        retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
         while True:
             with self.shared.changed:

@@ -1,0 +1,94 @@
+"""Calls of a session while a broker does not respond: short waits under the lock, a drain between them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from support.session_fakes import FakeCluster, Query
+
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, GroupSourceError, NetworkError
+from spark_groupsource.source.locked_calls import LockedCalls
+
+MOVED = BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x")
+UNKNOWN = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x")
+FORBIDDEN = BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "x")
+
+
+class Brokers(FakeCluster):
+    """Brokers that do not respond: each call takes as long as it may."""
+
+    def __init__(self, clock: ManualClock, error: GroupSourceError, failures: int) -> None:
+        super().__init__()
+        self.clock, self.error, self.failures = clock, error, failures
+        self.limits: list[int | None] = []
+        self.locked = 0
+        self.pauses = 0
+        clock_sleep = clock.sleep_ms
+
+        def sleep_ms(duration_ms: int) -> None:
+            assert not self.locked
+            self.pauses += 1
+            clock_sleep(duration_ms)
+
+        clock.sleep_ms = sleep_ms  # type: ignore[method-assign]
+
+    def __enter__(self) -> None:
+        self.locked += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.locked -= 1
+
+    def call(self) -> str:
+        assert self.locked
+        self.limits.append(self.call_timeout_ms)
+        if len(self.limits) > self.failures:
+            return "done"
+        self.clock.advance_ms(self.call_timeout_ms or 0)
+        raise self.error
+
+    def run(self) -> str:
+        return LockedCalls(cast(Any, self), cast(Any, self), self.clock).run(self.call)
+
+
+@pytest.mark.parametrize("error", [NetworkError("lost"), MOVED])
+def test_waits_are_short_and_become_longer_for_slow_brokers(error: GroupSourceError) -> None:
+    brokers = Brokers(ManualClock(), error, failures=3)
+    assert brokers.run() == "done"
+    assert brokers.limits == [5_000, 10_000, 20_000, 40_000] and brokers.pauses == 3
+    assert (brokers.call_timeout_ms, brokers.locked) == (None, 0)
+
+
+def test_calls_are_repeated_for_the_timeout_of_the_client() -> None:
+    clock = ManualClock()
+    brokers = Brokers(clock, NetworkError("lost"), failures=100)
+    with pytest.raises(NetworkError, match="lost"):
+        brokers.run()
+    assert brokers.limits == [5_000, 10_000, 20_000, 40_000]
+    assert clock.now_ms() > brokers.settings.default_api_timeout_ms == 60_000
+    assert (brokers.call_timeout_ms, brokers.locked) == (None, 0)
+
+
+@pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN, DataLossError("X", "lost")])
+def test_other_errors_are_not_repeated(error: GroupSourceError) -> None:
+    brokers = Brokers(ManualClock(), error, failures=1)
+    with pytest.raises(type(error)):
+        brokers.run()
+    assert len(brokers.limits) == 1 and brokers.call_timeout_ms is None
+
+
+def test_drain_ends_a_call_that_waits_for_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.trigger()
+    query.clock.advance_ms(1_000)
+
+    def lose(*args: object, **settings: object) -> None:
+        query.session.request_drain(None)
+        raise NetworkError("lost")
+
+    monkeypatch.setattr(query.cluster, "list_offsets", lose)
+    assert query.trigger() is None
+    assert query.session.drained.is_set() and query.group.calls[-1] == "leave"
+    assert query.clock.now_ms() < 5_000
