@@ -34,6 +34,7 @@ class SourceOffset:
         committed: the group's committed offsets when the batch was planned, as far as known; none for a
             partition without a commit.
         delivered: positions of partitions that this query has lost, where the group's committed offset was below.
+        group_id: the group that the query was in; empty if unknown.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class SourceOffset:
     starting: Mapping[TopicPartition, int] = field(default_factory=dict)
     committed: Mapping[TopicPartition, int] = field(default_factory=dict)
     delivered: Mapping[TopicPartition, int] = field(default_factory=dict)
+    group_id: str = ""
 
 
 class DecodedOffsets:
@@ -77,6 +79,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
     if offset.reader:
         acquired = nest_positions(offset.acquired)
         group = {"acquired": acquired, "generation": offset.generation_id, "reader": offset.reader}
+        if offset.group_id:
+            group["group_id"] = offset.group_id
         if offset.topic_ids:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
@@ -102,6 +106,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             generation_id=int(group.get("generation", -1)),
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
+            group_id=str(group.get("group_id", "")),
             partition_counts=counts or _spark_counts(encoded),
             **{name: _flatten(group.get(name, {})) for name in _PARTITION_FIELDS},
         )

@@ -372,7 +372,7 @@ class StreamSession:
                 return None
             ends = begins
         generation_id = self._assignment.generation_id if self._assignment else -1
-        return self._positions.end_offset(ends, generation_id, self.reader)
+        return self._positions.end_offset(ends, generation_id, self.reader, self._options.group_id or "")
 
     @property
     def _entity(self) -> str:

@@ -133,8 +133,9 @@ class StartPositions:
         """Returns the last commit of this query for each partition whose committed offset is below the checkpoint.
 
         The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is
-        found in `__consumer_offsets`. Where that is not readable, the commit itself must show its author: consumers
-        write a leader epoch, sources and applications metadata, Kafka's tools neither (nor do some consumers).
+        found in `__consumer_offsets`. Where that is not readable, and where the checkpoint is of another group, the
+        commit itself must show its author: consumers write a leader epoch, sources and applications metadata, Kafka's
+        tools neither (nor do some consumers).
         """
         name = commit_metadata(start.reader)
         behind = {
@@ -148,9 +149,13 @@ class StartPositions:
         last = {p: previous.committed[p] for p in behind if p in previous.committed}
         doubtful = {p: commit for p, commit in behind.items() if commit.offset >= last.get(p, 0)}
         found = self._ownership.last_commits(sorted(doubtful), name) if doubtful else {}
+        is_same_group = start.group_id == self._options.group_id
         for p, commit in doubtful.items():
-            if p in found:
-                last[p] = max(found[p] or 0, last.get(p, 0))
+            own = found.get(p)
+            if own is not None:
+                last[p] = max(own, last.get(p, 0))
+            elif p in found and is_same_group:
+                continue  # it was killed in its first batch
             elif not commit.metadata and commit.leader_epoch < 0:
                 last[p] = checkpoint[p]
         return last

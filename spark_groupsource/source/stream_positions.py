@@ -143,7 +143,7 @@ class StreamPositions:
         """True if the checkpoint must be rewritten although there is nothing to read."""
         return bool(self.acquired) or self.owned != set(start.positions) or not start.reader
 
-    def end_offset(self, ends: Offsets, generation_id: int, reader: str) -> SourceOffset:
+    def end_offset(self, ends: Offsets, generation_id: int, reader: str, group_id: str = "") -> SourceOffset:
         """Returns the end offset of a batch that reads to `ends`."""
         return SourceOffset(
             ends,
@@ -155,4 +155,5 @@ class StreamPositions:
             {p: offset for p, offset in self.starting.items() if p not in ends},
             {p: offset for p, offset in self.committed.items() if p in ends or p in self.delivered},
             self.delivered,
+            group_id,
         )

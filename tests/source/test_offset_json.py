@@ -30,7 +30,13 @@ def test_encoded_text_is_sorted_and_decodes_to_the_same_offset():
 
 
 def test_facts_of_the_query_are_encoded_and_absent_ones_are_empty():
-    facts = {"topic_ids": {"a": "id"}, "partition_counts": {"a": 1}, "starting": {A0: 2}, "committed": {A0: 3}}
+    facts = {
+        "group_id": "g",
+        "topic_ids": {"a": "id"},
+        "partition_counts": {"a": 1},
+        "starting": {A0: 2},
+        "committed": {A0: 3},
+    }
     offset = SourceOffset({A0: 4}, {}, 7, "r", **facts)
     encoded = encode_offset(offset)
     assert decode_offset(encoded) == offset
