@@ -253,7 +253,7 @@ def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: C
     assert not broker.sent("OffsetForLeaderEpoch")
 
 
-def test_metadata_are_requested_again_after_a_lost_connection(broker: LogBroker, client: Cluster) -> None:
+def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader, client: Cluster) -> None:
     """A leader that no longer responds may have a successor, which a call with a short timeout must find, too."""
     client.metadata(["t"])
     client.metadata(["t"])
