@@ -1,4 +1,4 @@
-"""Group records of `__consumer_offsets`: the last one of groups, or all of them.
+"""Reads group records of `__consumer_offsets`.
 
 The topic may not be readable for a client; what is derived from it is then unknown.
 """

@@ -1,4 +1,4 @@
-"""Options of tables in Spark's catalog: ``CREATE TABLE t USING groupsource OPTIONS (...)``.
+"""Options of tables in Spark's catalog (``CREATE TABLE``).
 
 Spark passes the options of such a table, among properties of its own, when it asks for the schema, and none when the
 table is read. It stores the schema, with the metadata of its columns, so the metadata of the first column carry the

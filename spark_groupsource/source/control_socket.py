@@ -2,8 +2,8 @@
 
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
-``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. The sockets of an
-application are in one private directory named after the driver JVM; each reader holds a lock on it.
+``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
+``{"status": true}`` and receives what the reader does. The sockets of an application are in one private directory named after the driver JVM; each reader holds a lock on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, LocalListener
@@ -66,6 +66,7 @@ class ControlServer:
     Args:
         request_drain: called with each proof; returns True once the reader has drained.
         peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
+        status: returns what the reader does, as JSON values.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """
@@ -76,6 +77,7 @@ class ControlServer:
         reader: str,
         request_drain: Callable[[dict[str, Any] | None], bool],
         peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
+        status: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         remove_stale_directories("control")
         directory, self._directory_lock = lock_directory(_directory_name(driver))
@@ -87,6 +89,7 @@ class ControlServer:
             raise
         self._request_drain = request_drain
         self._peer_reply = peer_reply
+        self._status = status
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()
@@ -131,6 +134,9 @@ class ControlServer:
                 if line is None:
                     return
                 request = json.loads(line)
+                if "status" in request:
+                    channel.send(json.dumps(self._status()))
+                    return
                 if "group" in request:
                     reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
                     channel.send(json.dumps({"reply": reply.value}))

@@ -14,7 +14,7 @@ import re
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 from spark_groupsource.clock import Clock, SystemClock, format_timestamp_ms
 from spark_groupsource.errors import ConfigurationError
@@ -27,7 +27,8 @@ _POLL_MS = 100
 _CLAIM, _QUERY = "claim.", "query."
 _NAME_LENGTH = 100
 
-_recorded: set[str] = set()
+# query file -> the batch that it names
+_recorded: dict[str, str | None] = {}
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,39 @@ def claim_group(directory: Path, claim: GroupClaim, clock: Clock | None = None) 
 
 
 def record_query(query_file: str) -> None:
-    """Writes the name and the id of the query of the running task; does nothing on other machines."""
-    if query_file in _recorded or not os.path.isdir(os.path.dirname(query_file)):
-        return
-    _recorded.add(query_file)
+    """Writes the query and the batch of the running task, once per batch; does nothing on other machines."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    if context is None:
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    is_recorded = query_file in _recorded and _recorded[query_file] == batch
+    if context is None or is_recorded or not os.path.isdir(os.path.dirname(query_file)):
         return
+    _recorded[query_file] = batch
     description = context.getLocalProperty("spark.job.description") or ""
     query: dict[str, Any] = {
         # the description of a batch is the name, the ids and the number of the batch, separated by line breaks
         "name": description.partition("id = ")[0].replace("<br/>", "").strip()[:_NAME_LENGTH],
         "id": context.getLocalProperty("sql.streaming.queryId"),
+        "batch": None if batch is None else int(batch),
     }
     try:
         Path(query_file).write_text(json.dumps(query))
     except OSError:
         # the reader has ended
         return
+
+
+def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:
+    """Returns what the tasks of each running reader have recorded, by the process id of the reader."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for path, claim in _claims(directory):
+        try:
+            found[claim.reader_pid] = json.loads(_query_file(path).read_text())
+        except (OSError, ValueError):
+            # it has read nothing yet, or is being written
+            continue
+    return found
 
 
 def _matches(pattern: str | None, topic: str) -> bool:

@@ -1,11 +1,76 @@
-"""Rows of table queries, from the control sockets of the readers."""
+"""Rows of table queries, requested from the readers of this application."""
 
 from __future__ import annotations
 
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Mapping
+
+from spark_groupsource.errors import NetworkError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.lag import assignment_text
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.tables import Row
+from spark_groupsource.net import dial_local
+from spark_groupsource.source.control_socket import control_directory, control_sockets
+from spark_groupsource.source.group_claims import recorded_queries
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_MS = 1_000
+# a control socket serves one connection at a time
+_REPLY_MS = 3_000
 
 
 def query_rows(driver: int, group: NameSelection | None) -> list[Row]:
-    """Returns one row for each running reader of the application, of the selected groups."""
-    return []
+    """Returns one row for each running reader of the application, of the selected groups.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    paths = control_sockets(driver)
+    if not paths:
+        return []
+    with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
+        found = [status for status in pool.map(_request_status, paths) if status is not None]
+    recorded = recorded_queries(control_directory(driver))
+    rows = [_row(status, recorded.get(status["reader_pid"], {})) for status in found]
+    return sorted(
+        (row for row in rows if group is None or (row["group"] is not None and group.matches(row["group"]))),
+        key=lambda row: (row["group"] or "", row["reader_pid"]),
+    )
+
+
+def _row(status: Mapping[str, Any], recorded: Mapping[str, Any]) -> Row:
+    partitions = [TopicPartition(*each) for each in status.get("partitions", ())]
+    generation = status.get("generation", -1)
+    return {
+        "query": recorded.get("name") or None,
+        "query_id": recorded.get("id"),
+        "group": status["group"],
+        "state": status["state"],
+        "generation": generation if generation >= 0 else None,
+        "partitions": len(partitions),
+        "assignment": assignment_text(partitions),
+        "last_batch": recorded.get("batch"),
+        "last_offsets": json.dumps(status["end"]) if status.get("end") else None,
+        "reader_pid": status["reader_pid"],
+    }
+
+
+def _request_status(path: Path) -> Mapping[str, Any] | None:
+    """Returns the status of one reader; None for the socket of an ended one."""
+    try:
+        channel = dial_local(str(path), _CONNECT_MS)
+    except NetworkError:
+        return None
+    try:
+        channel.send(json.dumps({"status": True}))
+        status: Mapping[str, Any] = json.loads(channel.receive(_REPLY_MS) or "null")
+        return status
+    except (NetworkError, ValueError) as error:
+        _log.warning("[socket=%s] No status from the reader: %s", path, error)
+        return None
+    finally:
+        channel.close()

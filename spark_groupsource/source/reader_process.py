@@ -135,7 +135,7 @@ class ReaderProcess:
     ) -> None:
         previous = self._control
         try:
-            self._control = ControlServer(self._driver, name, request_drain, peer_reply)
+            self._control = ControlServer(self._driver, name, request_drain, peer_reply, self._status)
         except (NetworkError, OSError) as error:
             _log.log(
                 logging.DEBUG if self._is_control_lost else logging.WARNING,
@@ -147,6 +147,11 @@ class ReaderProcess:
             self._control, self._is_control_lost = None, True
         if previous is not None:
             previous.close()
+
+    def _status(self) -> dict[str, Any]:
+        session = self._session
+        status = {"state": "starting"} if session is None or not self._has_started else session.status()
+        return {"group": self.options.group_id, "reader_pid": os.getpid(), **status}
 
     def _reply_not_started(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Replies to a co-reader before Spark's first call: joins the group together with it."""

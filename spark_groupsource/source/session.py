@@ -28,7 +28,7 @@ from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
-from spark_groupsource.source.offset_json import DecodedOffsets, SourceOffset, logged_ranges, nest_positions
+from spark_groupsource.source.offset_json import DecodedOffsets, GROUP_KEY, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
@@ -213,6 +213,24 @@ class StreamSession:
         self._cluster.close()
 
     # -- calls of the control socket's thread ------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Returns state, generation, partitions and last end offset, for table queries; does not wait for Spark."""
+        assignment = self._assignment
+        if self.drained.is_set():
+            state = "drained"
+        elif self._draining.is_set():
+            state = "draining"
+        elif assignment is None or self._ownership.rejoin_needed:
+            state = "rebalancing"
+        else:
+            state = "running"
+        return {
+            "state": state,
+            "generation": -1 if assignment is None else assignment.generation_id,
+            "partitions": [] if assignment is None else sorted(assignment.owners),
+            "end": {topic: ends for topic, ends in (self._last_end or {}).items() if topic != GROUP_KEY},
+        }
 
     def request_drain(self, proof: dict[str, Any] | None) -> bool:
         """Requests that no more batches are planned.

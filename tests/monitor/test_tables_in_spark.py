@@ -87,6 +87,21 @@ def test_offsets_log_as_a_stream(spark: Any, committed: str, topic: str, group: 
     assert json.loads(rows[0].key)["data"]["topic"] == topic
 
 
+def test_running_queries(spark: Any, committed: str, topic: str, group: str, tmp_path: Path) -> None:
+    stream = spark.readStream.format("groupsource").option("kafka.bootstrap.servers", committed)
+    stream = stream.option("subscribe", topic).option("kafka.group.id", group).option("startingOffsets", "earliest")
+    writer = stream.load().writeStream.format("noop").queryName(f"q-{group}")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        reader = spark.read.format("groupsource").option("table", "queries").option("group", group)
+        (row,) = reader.load().collect()
+        assert (row["query"], row.query_id, row.state, row.last_batch) == (f"q-{group}", str(query.id), "running", 0)
+        assert row.assignment == f"{topic}:0,1" and json.loads(row.last_offsets) == {topic: {"0": 5, "1": 0}}
+    finally:
+        query.stop()
+
+
 def test_errors_name_the_fix(spark: Any, committed: str) -> None:
     reader = spark.read.format("groupsource").option("kafka.bootstrap.servers", committed)
     with pytest.raises(PySparkException, match="Option table must be one of .* Did you mean lag?"):

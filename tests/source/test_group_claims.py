@@ -65,7 +65,7 @@ def test_second_reader_is_refused_with_the_name_of_the_first(tmp_path, claims, m
         "each load() its own kafka.group.id, or set option splitBetweenQueries to true in both."
     )
     properties = {"spark.job.description": "late orders<br/>id = 7f<br/>batch = 3", "sql.streaming.queryId": "7f"}
-    context = type("Context", (), {"getLocalProperty": lambda self, key: properties[key]})()
+    context = type("Context", (), {"getLocalProperty": lambda self, key: properties.get(key)})()
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
     record_query(claims[0].query_file)
     with pytest.raises(ConfigurationError, match=r"query 'late orders' of this application \(id 7f, started "):
