@@ -3,7 +3,8 @@
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
 ``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
-``{"status": true}`` and receives what the reader does. The sockets of an application are in one private directory named after the driver JVM; each reader holds a lock on it.
+``{"status": true}`` and receives the state of the reader. The sockets of an application are in one private directory
+named after the driver JVM; each reader holds a lock on it.
 """
 
 from __future__ import annotations

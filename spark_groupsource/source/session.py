@@ -28,7 +28,7 @@ from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
-from spark_groupsource.source.offset_json import DecodedOffsets, GROUP_KEY, SourceOffset, logged_ranges, nest_positions
+from spark_groupsource.source.offset_json import GROUP_KEY, DecodedOffsets, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
