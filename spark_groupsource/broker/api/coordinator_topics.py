@@ -40,13 +40,13 @@ _TRANSACTION_APIS = frozenset(
 )
 _TRANSACTIONAL_ID_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE})
 USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey.FIND_COORDINATOR}
-"""APIs whose requests may create a topic, and are then handled to their end although the client disconnects."""
+"""APIs whose requests may create a topic; such a request is completed even if the client disconnects."""
 
 
 def creation_steps(broker: Broker, request: ApiMessage) -> StorageSteps[None] | None:
     """The steps that create the topics which `request` needs and which do not exist; None if there are none.
 
-    An error is left to the handler of the request, which meets it again.
+    An error is ignored here: the handler of the request raises it again.
     """
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
     needed = [

@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
     def _run_next(self) -> bool:
         self._next_task = None
         if self._can_accept:
-            self._handle_next()  # submits the next turn
+            self._handle_next()  # submits the task of the following request
         return False
 
     @property

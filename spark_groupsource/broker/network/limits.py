@@ -65,16 +65,16 @@ class BoundedConnection(Protocol):
 class RequestMemory:
     """The received bytes of incomplete and waiting requests; the announced length of a frame does not count.
 
-    Above the limit, connections with small requests are still read, and of the others one at a time, so that large
-    requests make progress. Connections that hold memory and send nothing, or send slowly, are closed.
+    Above the limit, connections with small requests are read, and one connection with a large request is admitted at a
+    time, so that large requests make progress. Connections that hold memory and send nothing, or slowly, are closed.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._held: dict[BoundedConnection, int] = {}
         self._waiting: dict[BoundedConnection, None] = {}
-        self._elected: BoundedConnection | None = None
-        self._elected_ms = self._elected_bytes = 0
+        self._admitted: BoundedConnection | None = None
+        self._admitted_ms = self._admitted_bytes = 0
         self.total = 0
 
     def set_size(self, connection: BoundedConnection, size: int) -> bool:
@@ -83,47 +83,47 @@ class RequestMemory:
         if size:
             self._held[connection] = size
         self._waiting.pop(connection, None)
-        if connection is self._elected and size <= _SMALL_BYTES:
-            self._elected = None
+        if connection is self._admitted and size <= _SMALL_BYTES:
+            self._admitted = None
         if self.total <= self._limit:
-            self._elected = None
+            self._admitted = None
             self._resume_all()
             return True
         if size <= _SMALL_BYTES:
-            self._elect_next()
+            self._admit_next()
             return True
-        if self._elected is None:
-            self._elect(connection)
-        if connection is self._elected:
+        if self._admitted is None:
+            self._admit(connection)
+        if connection is self._admitted:
             return True
         self._waiting[connection] = None
         return False
 
     def close_stalled(self, now_ms: int) -> None:
-        """Closes connections that keep others from being read. To be called every second."""
+        """Closes connections with memory that others wait for. To be called every second."""
         if self.total <= self._limit:
             return
         for connection, size in list(self._held.items()):
             if size <= _SMALL_BYTES or connection in self._waiting or not connection.waits_for_client:
                 continue
             is_stalled = connection.last_activity_ms <= now_ms - _STALLED_REQUEST_MS
-            if connection is self._elected:
-                self._elected_ms = self._elected_ms or now_ms
-                elapsed_ms = now_ms - self._elected_ms
+            if connection is self._admitted:
+                self._admitted_ms = self._admitted_ms or now_ms
+                elapsed_ms = now_ms - self._admitted_ms
                 expected = _MIN_BYTES_PER_S * elapsed_ms // 1000
-                is_stalled |= elapsed_ms >= _STALLED_REQUEST_MS and size - self._elected_bytes < expected
+                is_stalled |= elapsed_ms >= _STALLED_REQUEST_MS and size - self._admitted_bytes < expected
             if is_stalled:
                 connection.reject(f"an incomplete request holds {size:,} bytes while queued.max.request.bytes is used.")
 
-    def _elect(self, connection: BoundedConnection) -> None:
-        self._elected, self._elected_ms = connection, 0
-        self._elected_bytes = self._held.get(connection, 0)
+    def _admit(self, connection: BoundedConnection) -> None:
+        self._admitted, self._admitted_ms = connection, 0
+        self._admitted_bytes = self._held.get(connection, 0)
 
-    def _elect_next(self) -> None:
-        if self._elected is None and self._waiting:
+    def _admit_next(self) -> None:
+        if self._admitted is None and self._waiting:
             connection = next(iter(self._waiting))
             del self._waiting[connection]
-            self._elect(connection)
+            self._admit(connection)
             connection.resume()
 
     def _resume_all(self) -> None:
@@ -178,7 +178,7 @@ class ResponseMemory:
         self.set_size(connection, 0)
 
     def close_stalled(self, now_ms: int) -> None:
-        """Closes the connections that keep others waiting and do not read. To be called every second."""
+        """Closes connections that do not read while others wait for memory. To be called every second."""
         for connection in list(self._unsent):
             if connection.waits_for_client:  # else its response is being encoded
                 self.set_size(connection, connection.unsent_bytes)
@@ -198,6 +198,6 @@ class ConnectionLimits:
         self.responses = ResponseMemory()
 
     def close_stalled(self, now_ms: int) -> None:
-        """Closes connections that keep the memory of others. To be called every second."""
+        """Closes connections without progress that hold memory. To be called every second."""
         self.requests.close_stalled(now_ms)
         self.responses.close_stalled(now_ms)
