@@ -160,7 +160,7 @@ class ReaderProcess:
         try:
             return self.session().peer_reply(group_id, min_age_ms)
         except GroupSourceError as error:
-            # Spark's first call meets the same error and fails the query with it
+            # Spark's first call raises the same error and fails the query with it
             _log.debug("[group=%s] Joining before the first call failed: %s", group_id, error)
             return PeerReply.BUSY
 

@@ -71,7 +71,7 @@ class _Leader:
     """One broker with its pooled connection, outstanding request, and partitions in the order of the next request."""
 
     address: Address
-    readings: list[PartitionState]
+    states: list[PartitionState]
     connection: BrokerConnection | None = None
     sent: InFlight[FetchResponse] | None = None
 
@@ -164,7 +164,7 @@ class PartitionFetcher:
             self._awaiting_leader = awaiting
         elif awaiting:
             try:
-                view = self._describe({reading.topic_partition.topic for reading in awaiting}, timeout_ms)
+                view = self._describe({state.topic_partition.topic for state in awaiting}, timeout_ms)
             except NetworkError as error:
                 self._awaiting_leader = awaiting
                 return [], error
@@ -192,73 +192,73 @@ class PartitionFetcher:
         """Assigns the partitions to their leaders; adds the blocks of partitions that cannot be read to `blocks`."""
         failure: GroupSourceError | None = None
         found: list[tuple[PartitionState, Node]] = []
-        for reading in awaiting:
+        for state in awaiting:
             try:
-                self._check_topic_id(reading, view)
-                leader = view.leader(reading.topic_partition)
-                reading.leader_epoch = view.leader_epoch(reading.topic_partition)
-                found.append((reading, view.nodes.get(reading.replica) or leader))
+                self._check_topic_id(state, view)
+                leader = view.leader(state.topic_partition)
+                state.leader_epoch = view.leader_epoch(state.topic_partition)
+                found.append((state, view.nodes.get(state.replica) or leader))
             except BrokerError as error:
-                if error.code in _UNKNOWN and self._is_deleted(reading):
-                    blocks.append(reading.failed(error.code))
+                if error.code in _UNKNOWN and self._is_deleted(state):
+                    blocks.append(state.failed(error.code))
                 else:
                     failure = error
-                    self._retry_leader(reading, error)
+                    self._retry_leader(state, error)
         try:
-            blocks += self._validate([reading for reading, _ in found], timeout_ms)
+            blocks += self._validate([state for state, _ in found], timeout_ms)
         except (BrokerError, NetworkError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 raise
-            self._awaiting_leader += [reading for reading, _ in found]
+            self._awaiting_leader += [state for state, _ in found]
             return error
-        for reading, node in found:
+        for state, node in found:
             address = self._cluster.node_address(node)
-            self._leaders.setdefault(address, _Leader(address, [])).readings.append(reading)
+            self._leaders.setdefault(address, _Leader(address, [])).states.append(state)
         return failure
 
     @staticmethod
-    def _check_topic_id(reading: PartitionState, view: ClusterMetadata) -> None:
+    def _check_topic_id(state: PartitionState, view: ClusterMetadata) -> None:
         """Raises BrokerError if the topic of this name has another id than the topic of the range."""
-        topic = view.topics.get(reading.topic_partition.topic)
+        topic = view.topics.get(state.topic_partition.topic)
         topic_id: UUID | None = topic.topic_id if topic and topic.topic_id and topic.topic_id.int else None
-        if reading.topic_id is None:
-            reading.topic_id = topic_id
-        elif topic_id is not None and topic_id != reading.topic_id:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"Leader lookup of {reading.topic_partition}")
+        if state.topic_id is None:
+            state.topic_id = topic_id
+        elif topic_id is not None and topic_id != state.topic_id:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"Leader lookup of {state.topic_partition}")
 
-    def _validate(self, readings: Sequence[PartitionState], timeout_ms: int) -> list[FetchedBlock]:
+    def _validate(self, states: Sequence[PartitionState], timeout_ms: int) -> list[FetchedBlock]:
         """Returns a block for each range whose records are no longer in the log since its leader has changed.
 
         Raises: BrokerError, NetworkError.
         """
-        moved = {r.topic_partition: r.valid_epoch for r in readings if 0 <= r.valid_epoch < r.leader_epoch}
+        moved = {r.topic_partition: r.valid_epoch for r in states if 0 <= r.valid_epoch < r.leader_epoch}
         try:
             ends = self._cluster.end_offsets_for_epochs(moved, timeout_ms) if moved else {}
         except UnsupportedVersionError as error:
             _log.debug("[partition=%s] Leader epochs are not validated: %s", bounded_names(moved), error)
             ends = {}
         blocks = []
-        for reading in readings:
-            reading.valid_epoch = max(reading.valid_epoch, reading.leader_epoch)
-            self._valid_epochs[reading.topic_partition] = reading.valid_epoch
-            end = ends.get(reading.topic_partition)
-            if end is not None and end.end_offset < reading.end:
-                blocks.append(reading.failed(0)._replace(diverging_offset=end.end_offset))
+        for state in states:
+            state.valid_epoch = max(state.valid_epoch, state.leader_epoch)
+            self._valid_epochs[state.topic_partition] = state.valid_epoch
+            end = ends.get(state.topic_partition)
+            if end is not None and end.end_offset < state.end:
+                blocks.append(state.failed(0)._replace(diverging_offset=end.end_offset))
         return blocks
 
-    def _retry_leader(self, reading: PartitionState, error: BrokerError) -> None:
+    def _retry_leader(self, state: PartitionState, error: BrokerError) -> None:
         """Looks the leader of a partition up again if the error is retriable."""
         if not error.retriable and error.code not in _RETRIABLE_FETCH_ERRORS:
             raise error
-        reading.replica = -1
-        self._awaiting_leader.append(reading)
+        state.replica = -1
+        self._awaiting_leader.append(state)
 
-    def _is_deleted(self, reading: PartitionState) -> bool:
+    def _is_deleted(self, state: PartitionState) -> bool:
         """Returns True if the partition has been unknown for `UNKNOWN_TOPIC_TIMEOUT_MS`."""
         now_ms = self._cluster.clock.now_ms()
-        if reading.unknown_since_ms is None:
-            reading.unknown_since_ms = now_ms
-        return now_ms - reading.unknown_since_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+        if state.unknown_since_ms is None:
+            state.unknown_since_ms = now_ms
+        return now_ms - state.unknown_since_ms > UNKNOWN_TOPIC_TIMEOUT_MS
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -266,8 +266,8 @@ class PartitionFetcher:
         """Sends the next request unless one is outstanding; releases a leader without incomplete ranges."""
         if leader.sent is not None:
             return None
-        leader.readings = [reading for reading in leader.readings if not reading.is_complete]
-        if not leader.readings:
+        leader.states = [state for state in leader.states if not state.is_complete]
+        if not leader.states:
             self._leaders.pop(leader.address, None)
             self._release(leader)
             return None
@@ -275,9 +275,9 @@ class PartitionFetcher:
             if leader.connection is None:
                 leader.connection = self._cluster.acquire_connection(leader.address)
             leader.sent = leader.connection.send(
-                fetch_request(leader.readings, self._settings),
+                fetch_request(leader.states, self._settings),
                 self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
-                max_version=highest_fetch_version(leader.readings),
+                max_version=highest_fetch_version(leader.states),
             )
         except NetworkError as error:
             self._disconnect(leader)
@@ -296,84 +296,84 @@ class PartitionFetcher:
             return [], error
         if response.error_code:
             raise BrokerError(response.error_code, f"Fetch from {leader.address}")
-        received = list(partitions_of(response, sent.version, leader.readings))
+        received = list(partitions_of(response, sent.version, leader.states))
         if not received:
             return [], NetworkError(f"Fetch from {leader.address} failed: no requested partition is in the response.")
         blocks: list[FetchedBlock] = []
         failure: GroupSourceError | None = None
-        for reading, data in received:
-            block, problem = self._read_partition(leader, reading, data)
+        for state, data in received:
+            block, problem = self._read_partition(leader, state, data)
             failure = problem or failure
             if block is not None:
                 blocks.append(block)
         if not blocks and failure is None:
             # without any records, no partition was left out because of fetch.max.bytes
-            blocks = [block for reading, data in received if (block := self._skip_compacted(reading, data)) is not None]
+            blocks = [block for state, data in received if (block := self._skip_compacted(state, data)) is not None]
         # partitions with records go to the end of the next request, because fetch.max.bytes applies in order
         served = {block.topic_partition for block in blocks}
-        leader.readings.sort(key=lambda reading: reading.topic_partition in served)
+        leader.states.sort(key=lambda state: state.topic_partition in served)
         return blocks, failure
 
     def _read_partition(
-        self, leader: _Leader, reading: PartitionState, data: PartitionData
+        self, leader: _Leader, state: PartitionState, data: PartitionData
     ) -> tuple[FetchedBlock | None, GroupSourceError | None]:
-        tp = reading.topic_partition
+        tp = state.topic_partition
         if not data.error_code and data.preferred_read_replica < 0:
-            return reading.accept(data), None
-        leader.readings.remove(reading)
+            return state.accept(data), None
+        leader.states.remove(state)
         if not data.error_code:
-            reading.unknown_since_ms = None
-            reading.replica = data.preferred_read_replica
-            self._awaiting_leader.append(reading)
+            state.unknown_since_ms = None
+            state.replica = data.preferred_read_replica
+            self._awaiting_leader.append(state)
             return None, None
         error = BrokerError(
             data.error_code,
-            f"Fetch of {tp} at offset {reading.position} from {leader.address}",
+            f"Fetch of {tp} at offset {state.position} from {leader.address}",
             _HINTS.get(data.error_code, ""),
         )
         try:
             if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                return self._out_of_range(reading, error)
-            self._retry_leader(reading, error)
+                return self._out_of_range(state, error)
+            self._retry_leader(state, error)
         except NetworkError as lost:
-            self._awaiting_leader.append(reading)
+            self._awaiting_leader.append(state)
             return None, lost
         return None, error
 
     def _out_of_range(
-        self, reading: PartitionState, error: BrokerError
+        self, state: PartitionState, error: BrokerError
     ) -> tuple[FetchedBlock | None, GroupSourceError | None]:
         """Compares an out-of-range response with the bounds of the log at the present leader.
 
         The response may be from a lagging follower or a former leader; then the fetch is retried.
         """
-        tp, is_follower = reading.topic_partition, reading.replica >= 0
-        reading.replica = -1
+        tp, is_follower = state.topic_partition, state.replica >= 0
+        state.replica = -1
         if is_follower:
-            self._awaiting_leader.append(reading)
+            self._awaiting_leader.append(state)
             return None, None
         self._cluster.metadata([tp.topic], refresh=True, timeout_ms=self._settings.default_api_timeout_ms)
         try:
             start = self._cluster.list_offsets({tp: EARLIEST})[tp].offset
             end = self._cluster.list_offsets({tp: LATEST}, read_committed=False)[tp].offset
         except BrokerError as problem:
-            self._retry_leader(reading, problem)
+            self._retry_leader(state, problem)
             return None, problem
-        if start <= reading.position <= end:
-            self._awaiting_leader.append(reading)
+        if start <= state.position <= end:
+            self._awaiting_leader.append(state)
             return None, error
-        return reading.failed(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start, log_end_offset=end), None
+        return state.failed(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start, log_end_offset=end), None
 
-    def _skip_compacted(self, reading: PartitionState, data: PartitionData) -> FetchedBlock | None:
+    def _skip_compacted(self, state: PartitionState, data: PartitionData) -> FetchedBlock | None:
         """Completes a readable range without records if the topic is compacted; otherwise its records may follow."""
         readable = data.last_stable_offset if self._settings.read_committed else data.high_watermark
-        if data.error_code or readable < reading.end:
+        if data.error_code or readable < state.end:
             return None
-        reading.empty_responses += 1
-        if reading.empty_responses < _EMPTY_RESPONSES_FOR_GAP or not self._is_compacted(reading.topic_partition.topic):
+        state.empty_responses += 1
+        if state.empty_responses < _EMPTY_RESPONSES_FOR_GAP or not self._is_compacted(state.topic_partition.topic):
             return None
-        reading.position = reading.end
-        return reading.failed(0)._replace(high_watermark=data.high_watermark, last_stable_offset=readable)
+        state.position = state.end
+        return state.failed(0)._replace(high_watermark=data.high_watermark, last_stable_offset=readable)
 
     def _is_compacted(self, topic: str) -> bool:
         if topic not in self._compacted:
@@ -386,7 +386,7 @@ class PartitionFetcher:
         return self._compacted.get(topic, False)
 
     def _no_record(self) -> DataLossError:
-        waiting = [r for leader in self._leaders.values() for r in leader.readings] + self._awaiting_leader
+        waiting = [r for leader in self._leaders.values() for r in leader.states] + self._awaiting_leader
         listed = bounded_names(
             f"{r.topic_partition} at offset {r.position} of {r.end} (high watermark {r.high_watermark}, last stable "
             f"offset {r.last_stable_offset})"
@@ -407,10 +407,10 @@ class PartitionFetcher:
         self._leaders.pop(leader.address, None)
         self._release(leader)
         self._cluster.connection_lost(leader.address)
-        readings, leader.readings = leader.readings, []
-        for reading in readings:
-            reading.replica = -1
-        self._awaiting_leader.extend(reading for reading in readings if not reading.is_complete)
+        states, leader.states = leader.states, []
+        for state in states:
+            state.replica = -1
+        self._awaiting_leader.extend(state for state in states if not state.is_complete)
 
     def _release(self, leader: _Leader) -> None:
         connection, leader.connection = leader.connection, None

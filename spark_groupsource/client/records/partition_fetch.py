@@ -113,28 +113,28 @@ def _next_offset(records: memoryview, position: int) -> int:
     return position if header is None else max(header.next_offset, position)
 
 
-def highest_fetch_version(readings: Sequence[PartitionState]) -> int | None:
+def highest_fetch_version(states: Sequence[PartitionState]) -> int | None:
     """Returns the highest version in which the request can be sent, None for no bound."""
-    return None if all(reading.topic_id is not None for reading in readings) else FETCH_BY_NAME
+    return None if all(state.topic_id is not None for state in states) else FETCH_BY_NAME
 
 
-def fetch_request(readings: Sequence[PartitionState], settings: ClientSettings) -> FetchRequest:
+def fetch_request(states: Sequence[PartitionState], settings: ClientSettings) -> FetchRequest:
     """Returns a Fetch request without a session; the broker fills partitions in the order of the request."""
     row = FetchRequest.FetchTopic
     # adjacent partitions of a topic share an entry
     topics: list[tuple[str, UUID | None, list[FetchRequest.FetchTopic.FetchPartition]]] = []
-    for reading in readings:
-        tp = reading.topic_partition
+    for state in states:
+        tp = state.topic_partition
         partition = row.FetchPartition(
             partition=tp.partition,
-            current_leader_epoch=reading.leader_epoch,
-            fetch_offset=reading.position,
+            current_leader_epoch=state.leader_epoch,
+            fetch_offset=state.position,
             partition_max_bytes=settings.max_partition_fetch_bytes,
         )
         if topics and topics[-1][0] == tp.topic:
             topics[-1][2].append(partition)
         else:
-            topics.append((tp.topic, reading.topic_id, [partition]))
+            topics.append((tp.topic, state.topic_id, [partition]))
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
@@ -150,16 +150,16 @@ def fetch_request(readings: Sequence[PartitionState], settings: ClientSettings) 
 
 
 def partitions_of(
-    response: FetchResponse, version: int, readings: Sequence[PartitionState]
+    response: FetchResponse, version: int, states: Sequence[PartitionState]
 ) -> Iterator[tuple[PartitionState, PartitionData]]:
     """Yields the partitions of a response with their states; ignores partitions that were not requested."""
     requested: Mapping[tuple[object, int], PartitionState] = {
         (r.topic_id if version > FETCH_BY_NAME else r.topic_partition.topic, r.topic_partition.partition): r
-        for r in readings
+        for r in states
     }
     for topic in response.responses:
         name = topic.topic_id if version > FETCH_BY_NAME else topic.topic
         for data in topic.partitions:
-            reading = requested.get((name, data.partition_index))
-            if reading is not None:
-                yield reading, data
+            state = requested.get((name, data.partition_index))
+            if state is not None:
+                yield state, data
