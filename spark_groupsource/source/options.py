@@ -246,7 +246,7 @@ class SourceOptions:
             False,
             "Whether several queries of one application, or several loads in a query, may share a group and a topic; "
             "each record is then delivered to one of them. If false in one of them, the later one is rejected. A Spark "
-            "Connect server is one application, whoever its users are.",
+            "Connect server is one application, also with several users.",
             queries=STREAM,
             elsewhere="ignored",
         )
