@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spark_groupsource.version import __version__
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.monitor.notebook import connect
     from spark_groupsource.source.datasource import register
     from spark_groupsource.source.drain import stop_gracefully
     from spark_groupsource.source.signals import run_until_signal
 
-__all__ = ["__version__", "EmbeddedBroker", "register", "run_until_signal", "stop_gracefully"]
+__all__ = ["__version__", "EmbeddedBroker", "connect", "register", "run_until_signal", "stop_gracefully"]
 
 # name -> module, imported at first use: Spark imports this package at every lookup of a data source
 _MODULES = {
     "EmbeddedBroker": "spark_groupsource.broker.server",
+    "connect": "spark_groupsource.monitor.notebook",
     "register": "spark_groupsource.source.datasource",
     "run_until_signal": "spark_groupsource.source.signals",
     "stop_gracefully": "spark_groupsource.source.drain",
@@ -29,6 +32,12 @@ _MODULES = {
 # port, Spark runs already and has chosen the interpreter.
 if not os.environ.get("PYSPARK_PYTHON") and sys.executable and "PYSPARK_GATEWAY_PORT" not in os.environ:
     os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def __dir__() -> list[str]:
+    # help() and completion resolve every name, and register needs PySpark
+    has_pyspark = find_spec("pyspark") is not None
+    return [name for name in __all__ if name != "register" or has_pyspark]
 
 
 def __getattr__(name: str) -> Any:

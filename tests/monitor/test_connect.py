@@ -1,0 +1,57 @@
+"""``connect``: topics, groups and lag without Spark, and the public names of the package."""
+
+from __future__ import annotations
+
+import pydoc
+from typing import Any
+
+import pytest
+from support.topics import create_topic, produce
+
+import spark_groupsource as gs
+from spark_groupsource.errors import ConfigurationError, NetworkError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.results import Result
+
+
+def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * 5)
+    with gs.connect(cluster.bootstrap_servers, client_id="notebook", check_crcs=True) as found:
+        found._client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(3)})
+        assert repr(found) == f"Cluster('{cluster.bootstrap_servers}')"
+        lag = found.group(group).lag()
+        assert len(lag) == 1 and [row["lag"] for row in lag] == [2]
+        assert lag.arrow().column("lag").to_pylist() == list(lag.pandas()["lag"]) == [2]
+        head, row = repr(lag).splitlines()
+        assert head.split()[:6] == ["group", "topic", "partition", "current_offset", "log_end_offset", "lag"]
+        assert row.split()[:6] == [group, topic, "0", "3", "5", "2"]
+        assert f"<td>{topic}</td>" in lag._repr_html_()
+        assert len(found.group(group).members()) == 0
+        assert [row["current_offset"] for row in found.group(group).offsets(topic)] == [3]
+        assert [row["partition_count"] for row in found.topics(topic)] == [2]
+        assert len(found.partitions(topic)) == 2
+        assert group in [row["group"] for row in found.groups()]
+
+
+def test_a_result_is_bounded_and_escaped() -> None:
+    result = Result(TABLES["topics"], [{"topic": f"<b>{n}\n"} for n in range(25)])
+    assert len(repr(result).splitlines()) == 22 and repr(result).endswith("and 5 more rows")
+    assert "&lt;b&gt;0\\n" in result._repr_html_() and "<b>" not in result._repr_html_()
+    assert repr(Result(TABLES["topics"], [])).endswith("no rows")
+
+
+def test_invalid_settings_and_addresses() -> None:
+    with pytest.raises(ConfigurationError, match="Option kafka.security.protocoll is unknown. Did you mean"):
+        gs.connect("localhost:9092", security_protocoll="SSL")
+    with pytest.raises(NetworkError, match="No Kafka broker is reachable"):
+        gs.connect("127.0.0.1:1")
+
+
+def test_only_public_names_are_shown() -> None:
+    public = ["EmbeddedBroker", "__version__", "connect", "register", "run_until_signal", "stop_gracefully"]
+    assert dir(gs) == sorted(gs.__all__) == public
+    text = pydoc.render_doc(gs, renderer=pydoc.plaintext)
+    assert "connect(bootstrap" in text and "class EmbeddedBroker" in text and gs.__version__ in text
+    assert "import_module" not in text and "TYPE_CHECKING" not in text
