@@ -22,7 +22,10 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
+# `make check` runs the tests in as many processes, each with its share of the test files
+QUICK_TESTS := quick-tests-1 quick-tests-2 quick-tests-3
+
+.PHONY: run check quick-tests $(QUICK_TESTS) test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -31,11 +34,15 @@ run: java-there $(VENV)/.ready-demo
 
 # lint and the tests side by side, each printed when it is done
 check: $(VENV)/.ready-test
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint quick-tests
+	@$(MAKE) --no-print-directory --jobs --output-sync=target lint $(QUICK_TESTS)
 
-# a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 4 --hypothesis-profile check \
+	@$(MAKE) --no-print-directory --jobs --output-sync=target $(QUICK_TESTS)
+
+# processes of their own take less processor time than workers of pytest-xdist: a worker collects every file, and sends
+# six messages per test; a test that starts Java without the mark for it must fail here, also on a machine that has Java
+$(QUICK_TESTS): quick-tests-%: $(VENV)/.ready-test
+	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 0 --share $*/$(words $(QUICK_TESTS)) --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first
@@ -86,9 +93,11 @@ $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 EXTRAS_demo := demo
 EXTRAS_test := demo,fast,test
 
-# fills the caches of mypy and pytest, so that the first `make check` takes as long as every other; errors show there
+# fills the caches of mypy, pytest, hypothesis and numba, so that the first `make check` takes as long as every other;
+# errors show there
 CACHES_demo := true
-CACHES_test := { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; wait; } >/dev/null 2>&1 || true
+CACHES_test := { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; \
+  $(BIN)/python -m pytest -n 0 -qq tests/records/test_parser.py; wait; } >/dev/null 2>&1 || true
 
 $(BIN)/python: | python-there
 	@$(PYTHON) -m venv --clear $(VENV) || { \

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ import pytest
 from real_kafka import RealKafka
 from support import startup
 from support.clusters import BROKER_CONFIG, Cluster
-from support.selection import is_for_soak
+from support.selection import files_of_share, is_for_soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run also the long variants; Spark tests run on both clusters")
+    parser.addoption("--share", metavar="K/N", help="collect the K-th of N parts of the test files")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves the files of the other shares uncollected, so that a process imports its own only."""
+    share = config.getoption("share")
+    if share is None or not collection_path.name.startswith("test_"):
+        return None
+    return None if collection_path in files_of_share(share) else True
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Arguments may select no test of a share."""
+    if session.config.getoption("share") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +56,13 @@ def literal(node: ast.expr) -> str | None:
     return None
 
 
-def messages() -> Iterator[Message]:
+@cache
+def messages() -> tuple[Message, ...]:
     """Every message whose text is written where the error is created."""
+    return tuple(_messages())
+
+
+def _messages() -> Iterator[Message]:
     names = set(classes()) - EXEMPT_CLASSES - {"GenerationMismatchError"}
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -67,9 +73,6 @@ def messages() -> Iterator[Message]:
             if text is not None and text not in EXEMPT_TEXTS:
                 place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
                 yield Message(node.func.id, text, place)
-
-
-MESSAGES = list(messages())
 
 
 def faults(message: Message) -> list[str]:
@@ -99,11 +102,11 @@ def is_about_an_option(text: str) -> bool:
 
 
 def test_messages_are_found() -> None:
-    assert len(MESSAGES) > 150
+    assert len(messages()) > 150
 
 
 def test_every_message_has_the_agreed_form() -> None:
-    wrong = [f"{m.place} {m.error_class} {', '.join(found)}: {m.text}" for m in MESSAGES if (found := faults(m))]
+    wrong = [f"{m.place} {m.error_class} {', '.join(found)}: {m.text}" for m in messages() if (found := faults(m))]
     assert wrong == []
 
 

@@ -45,11 +45,13 @@ class Module:
 
     def marked(self, marker: str) -> Iterator[tuple[str, list[str]]]:
         """Each function with ``@pytest.mark.<marker>(...)``, also inside `parametrize`, and the arguments."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef):
-                marks = _marks(node, marker)
-                if marks:
-                    yield node.name, [str(ast.literal_eval(arg)) for mark in marks for arg in mark.args]
+        for node in self._decorated:
+            if marks := _marks(node, marker):
+                yield node.name, [str(ast.literal_eval(arg)) for mark in marks for arg in mark.args]
+
+    @cached_property
+    def _decorated(self) -> list[ast.FunctionDef]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
 
     def is_collected(self, name: str) -> bool:
         """Whether pytest runs the function `name`: a function of the module that is named as a test and not skipped."""

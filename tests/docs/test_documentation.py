@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -13,13 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # design.md names files relative to the package, except those of these directories
 TOP_LEVEL = ("benchmarks/", "conf/", "docs/", "jobs/", "tests/", ".ci/", ".github/")
-GENERATED = ("apis.md", "options.md", "states.md", "tables.md")
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", *(f"docs/{page}" for page in GENERATED[1:]))
+DESCRIBED = ("design.md", "options.md", "states.md", "tables.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page}" for page in DESCRIBED))
 
 
-@pytest.mark.parametrize("page", GENERATED)
-def test_generated_page_is_up_to_date(page: str) -> None:
-    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check", page]
+def test_generated_pages_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
 
@@ -51,7 +49,8 @@ def test_every_link_in_a_page_has_a_target(page: str) -> None:
 def test_the_first_line_of_every_module_has_at_most_twelve_words() -> None:
     too_long = []
     for path in sorted((ROOT / "spark_groupsource").rglob("*.py")):
-        first_line = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        docstring = re.match(r'"""(.*?)("""|\n)', path.read_text())
+        first_line = docstring[1] if docstring else ""
         if not 0 < len(first_line.split()) <= 12:
             too_long.append(f"{path.relative_to(ROOT)}: {first_line!r}")
     assert not too_long
@@ -74,10 +73,9 @@ def package_imports() -> set[tuple[str, str]]:
     found = set()
     for path in package.glob("*/**/*.py"):
         owner = path.relative_to(package).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("spark_groupsource."):
-                found.add((owner, node.module.split(".")[1]))
-    return {(owner, imported) for owner, imported in found if owner != imported and imported in names}
+        imported = re.findall(r"^ *from spark_groupsource\.(\w+)[\w.]* import ", path.read_text(), re.MULTILINE)
+        found.update((owner, name) for name in imported)
+    return {(owner, name) for owner, name in found if owner != name and name in names}
 
 
 def exists(name: str) -> bool:

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-MODULES = {path.relative_to(TESTS).with_suffix("").as_posix(): path for path in TESTS.rglob("*.py")}
-PATHS = frozenset(MODULES.values())
+PATHS = frozenset(TESTS.rglob("*.py"))
+MODULES = {path.relative_to(TESTS).with_suffix("").as_posix(): path for path in PATHS}
+STEMS = {path.stem: path for path in PATHS if len(path.stem) > 4}
+# found by their text, because to parse every file of the tests takes seconds
+IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+(.*))", re.MULTILINE)
 
 
 @cache
 def imported_modules(path: Path) -> tuple[Path, ...]:
     """The modules of the tests tree that a module imports."""
-    return tuple(_imported_modules(path))
+    found = (module for name in imported_names(path) for module in find_module(path.parent, name))
+    return tuple(dict.fromkeys(found))
 
 
-def _imported_modules(path: Path) -> Iterator[Path]:
+def imported_names(path: Path) -> Iterator[str]:
+    for source, members, modules in IMPORT.findall(path.read_text(encoding="utf-8")):
+        if source:
+            yield source
+            yield from (f"{source}.{name}" for name in names_in(members))
+        else:
+            yield from names_in(modules)
+
+
+def names_in(text: str) -> list[str]:
+    """The names of an import statement, without what follows ``as``."""
+    text = re.sub(r"#.*", "", text)
+    return [part.split()[0] for part in text.strip("() \t\n").split(",") if part.strip()]
+
+
+@cache
+def find_module(directory: Path, name: str) -> tuple[Path, ...]:
     # pytest puts the directory of a module without a package, `tests` and `jobs` on the path
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            relative = name.replace(".", "/")
-            for base in (path.parent, *path.parent.parents):
-                if TESTS in (base, *base.parents) and (base / f"{relative}.py") in PATHS:
-                    yield base / f"{relative}.py"
-                    break
-            else:
-                # a module of another directory, which the import finds because pytest has added that directory
-                yield from (module for module in MODULES.values() if module.stem == name and len(name) > 4)
+    relative = f"{name.replace('.', '/')}.py"
+    while directory != TESTS.parent:
+        if (found := directory / relative) in PATHS:
+            return (found,)
+        directory = directory.parent
+    # a module of another directory, which the import finds because pytest has added that directory
+    return (STEMS[name],) if name in STEMS else ()
 
 
 def test_no_module_imports_a_test_module() -> None:

@@ -1,12 +1,15 @@
-"""Which tests a run without ``--soak`` leaves out."""
+"""Selection of tests: which a run without ``--soak`` leaves out, and the files of one of several processes."""
 
 from __future__ import annotations
 
 import zlib
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 CLUSTERS = ("embedded", "kafka")
+TESTS = Path(__file__).parents[1]
 
 
 def is_for_soak(item: pytest.Item) -> bool:
@@ -24,3 +27,10 @@ def is_for_soak(item: pytest.Item) -> bool:
 def selected_cluster(test: str) -> str:
     """Returns the cluster of a Spark test: always the same one, and each one for about half of the tests."""
     return CLUSTERS[zlib.crc32(test.encode()) % len(CLUSTERS)]
+
+
+@cache
+def files_of_share(share: str) -> frozenset[Path]:
+    """Returns the test files of share ``K/N``: of the sorted files every N-th, so that each directory is divided."""
+    number, count = map(int, share.split("/"))
+    return frozenset(sorted(TESTS.rglob("test_*.py"))[number - 1 :: count])
