@@ -1,5 +1,7 @@
 """Removal of records from a batch for log compaction.
 
+The records of a batch are read in slices, because a small compressed batch may have millions of them.
+
 Offsets, sequence numbers and codec do not change, and retained records are copied. When a batch gets a delete horizon,
 its timestamp deltas are rewritten, because the horizon replaces the base timestamp.
 
@@ -8,29 +10,40 @@ Source: Kafka `MemoryRecords.filterTo`, `DefaultRecordBatch.writeEmptyHeader`; K
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from itertools import compress as selected
+from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.compression import compress
+from spark_groupsource.records.compression import SizeLimitError, compress
 from spark_groupsource.records.decode import records_payload
 from spark_groupsource.records.encode import with_body
 from spark_groupsource.records.header import CODEC_MASK, BatchHeader, Buffer, corrupt_batch
 from spark_groupsource.records.varint import read_varint, wrap_int64, write_varint
 
+if TYPE_CHECKING:
+    from spark_groupsource.records.slices import RecordSlice
+
 _HAS_DELETE_HORIZON = 0x40
 # with fewer records a loop is faster than array operations
 _FEW = 48
+_FEW_BYTES = 1 << 16
+_SLICE_BYTES = 1 << 18
+_SLICE_ITEMS = 4096
 
 
-class KeyedRecord(NamedTuple):
-    """A record as compaction needs it; `start` to `end` are its bytes in the decompressed batch."""
+class KeyedSlice(NamedTuple):
+    """Records of a batch as compaction needs them, by column.
 
-    offset: int
-    key: bytes | None
-    has_value: bool
-    timestamp_delta: int
-    start: int
-    end: int
+    `starts` and `ends` are the positions of the records in `payload`; the key of a record without one is None.
+    """
+
+    payload: bytes | memoryview
+    offsets: Sequence[int]
+    keys: Sequence[bytes | None]
+    has_value: Sequence[bool]
+    timestamp_deltas: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
 
 
 def delete_horizon_ms(header: BatchHeader) -> int | None:
@@ -38,40 +51,78 @@ def delete_horizon_ms(header: BatchHeader) -> int | None:
     return header.base_timestamp if header.attributes & _HAS_DELETE_HORIZON else None
 
 
-def keyed_records(
-    buffer: Buffer, header: BatchHeader
-) -> tuple[bytes | memoryview, list[KeyedRecord]]:
-    """Returns the decompressed records of a batch, and the position of each.
+class KeyedRecords:
+    """The records of one batch, in slices of bounded size.
 
-    Raises: CorruptRecordError if the bytes are not the records that the header announces.
+    Raises: CorruptRecordError if the bytes of a small batch are not the records that the header announces.
     """
-    payload = records_payload(buffer, header)
-    if header.record_count < _FEW:
-        return payload, _parse_few(bytes(payload), header)
-    # imported when first needed: NumPy adds 0.1 s to the start of a broker
-    import numpy as np
 
-    from spark_groupsource.records.parser import parse_records
+    def __init__(self, buffer: Buffer, header: BatchHeader) -> None:
+        self._buffer = buffer
+        self._header = header
+        self._few: KeyedSlice | None = None
+        if header.record_count < _FEW and header.size <= _FEW_BYTES:
+            try:
+                self._few = _parse_few(bytes(records_payload(buffer, header, _FEW_BYTES)), header)
+            except SizeLimitError:
+                pass  # they are read in slices
 
-    try:
-        fields = parse_records(np.frombuffer(payload, np.uint8), header.record_count)
-    except CorruptRecordError as error:
-        raise corrupt_batch(header.base_offset, header.position, str(error)) from error
-    view = memoryview(payload)
-    records, start = [], 0
-    columns = (fields.offset_delta, fields.timestamp_delta, fields.key_start, fields.key_length, fields.value_length)
-    for offset_delta, timestamp_delta, key_start, key_length, value_length, end in zip(
-        *(column.tolist() for column in columns), fields.end.tolist()
-    ):
-        key = bytes(view[key_start : key_start + key_length]) if key_length >= 0 else None
-        offset = header.base_offset + offset_delta
-        records.append(KeyedRecord(offset, key, value_length >= 0, timestamp_delta, start, end))
-        start = end
-    return payload, records
+    def check(self) -> Iterator[None]:
+        """Checks the records of a large batch; yields between steps of some milliseconds.
+
+        Raises: CorruptRecordError if the bytes are not the records that the header announces.
+        """
+        if self._few is None:
+            for _ in self._slices():
+                yield
+
+    def slices(self) -> Iterator[KeyedSlice | None]:
+        """Yields all records in slices, and None between the parts of a large record.
+
+        Raises: as `check`.
+        """
+        if self._few is not None:
+            yield self._few
+            return
+        for found in self._slices():
+            if found is None:
+                yield None
+                continue
+            payload, fields = found.payload.data, found.fields
+            ends = fields.end.tolist()
+            yield KeyedSlice(
+                payload,
+                (fields.offset_delta + self._header.base_offset).tolist(),
+                [
+                    bytes(payload[start : start + length]) if length >= 0 else None
+                    for start, length in zip(fields.key_start.tolist(), fields.key_length.tolist())
+                ],
+                (fields.value_length >= 0).tolist(),
+                fields.timestamp_delta.tolist(),
+                [0, *ends[:-1]],
+                ends,
+            )
+
+    def _slices(self) -> Iterator[RecordSlice | None]:
+        # imported when first needed: NumPy adds 0.1 s to the start of a broker
+        from spark_groupsource.records.slices import record_slices
+
+        header = self._header
+        try:
+            yield from record_slices(
+                self._buffer, header, max_slice_bytes=_SLICE_BYTES, max_slice_items=_SLICE_ITEMS
+            )
+        except CorruptRecordError as error:
+            raise corrupt_batch(header.base_offset, header.position, str(error)) from error
 
 
-def _parse_few(payload: bytes, header: BatchHeader) -> list[KeyedRecord]:
-    records = []
+def _parse_few(payload: bytes, header: BatchHeader) -> KeyedSlice:
+    offsets: list[int] = []
+    keys: list[bytes | None] = []
+    has_value: list[bool] = []
+    timestamp_deltas: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
     start = 0
     try:
         for _ in range(header.record_count):
@@ -84,48 +135,75 @@ def _parse_few(payload: bytes, header: BatchHeader) -> list[KeyedRecord]:
             value_length, position = read_varint(payload, position + max(key_length, 0))
             if not position + max(value_length, 0) < end <= len(payload):
                 raise ValueError(f"length {length} does not match the fields")
-            offset = header.base_offset + offset_delta
-            records.append(KeyedRecord(offset, key, value_length >= 0, timestamp_delta, start, end))
+            offsets.append(header.base_offset + offset_delta)
+            keys.append(key)
+            has_value.append(value_length >= 0)
+            timestamp_deltas.append(timestamp_delta)
+            starts.append(start)
+            ends.append(end)
             start = end
         if start != len(payload):
             raise ValueError(f"{len(payload) - start} bytes after the last record")
     except (ValueError, IndexError) as error:
-        raise corrupt_batch(header.base_offset, header.position, f"record {len(records)}: {error}") from error
-    return records
+        raise corrupt_batch(header.base_offset, header.position, f"record {len(starts)}: {error}") from error
+    return KeyedSlice(payload, offsets, keys, has_value, timestamp_deltas, starts, ends)
 
 
-def retain_records(
-    header: BatchHeader, payload: bytes | memoryview, retained: Sequence[KeyedRecord], horizon_ms: int | None = None
-) -> bytes:
-    """Returns the batch with only the `retained` records; without any it is a header with the offsets.
+def empty_batch(header: BatchHeader) -> bytes:
+    """Returns the batch without records: a header with the offsets. Like Kafka: no codec, no base timestamp."""
+    attributes = header.attributes & ~(CODEC_MASK | _HAS_DELETE_HORIZON)
+    return with_body(header._replace(attributes=attributes, base_timestamp=-1, record_count=0), b"")
 
-    `payload` and `retained` are results of `keyed_records`. `horizon_ms` sets the delete horizon.
-    """
-    if not retained:
-        # like Kafka: no codec, no base timestamp
-        attributes = header.attributes & ~(CODEC_MASK | _HAS_DELETE_HORIZON)
-        return with_body(header._replace(attributes=attributes, base_timestamp=-1, record_count=0), b"")
-    body = bytearray()
-    attributes, base_timestamp = header.attributes, header.base_timestamp
-    view = memoryview(payload)
-    if horizon_ms is None:
-        for record in retained:
-            body += view[record.start : record.end]
-    else:
-        attributes |= _HAS_DELETE_HORIZON
-        shift = wrap_int64(header.base_timestamp - horizon_ms)
-        base_timestamp = horizon_ms
-        for record in retained:
-            timestamp_delta = wrap_int64(record.timestamp_delta + shift)
-            _write_with_timestamp(body, bytes(view[record.start : record.end]), timestamp_delta)
-    max_timestamp = header.max_timestamp
-    if not header.is_log_append_time:
-        max_timestamp = max(wrap_int64(header.base_timestamp + record.timestamp_delta) for record in retained)
-    data = compress(header.codec, bytes(body)) if header.codec else bytes(body)
-    new_header = header._replace(
-        attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=len(retained)
-    )
-    return with_body(new_header, data)
+
+class RetainedBatch:
+    """Builder of the batch with the retained records; `horizon_ms` sets the delete horizon."""
+
+    def __init__(self, header: BatchHeader, horizon_ms: int | None = None) -> None:
+        self._header = header
+        self._horizon_ms = horizon_ms
+        self._body = bytearray()
+        self._max_timestamp: int | None = None
+        self._count = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records, decompressed."""
+        return len(self._body)
+
+    def add(self, found: KeyedSlice, is_retained: Sequence[int]) -> None:
+        """Adds the records of a slice whose item in `is_retained` is not 0."""
+        view, base_timestamp = memoryview(found.payload), self._header.base_timestamp
+        deltas = list(selected(found.timestamp_deltas, is_retained))
+        if not deltas:
+            return
+        self._count += len(deltas)
+        largest = max(wrap_int64(base_timestamp + delta) for delta in deltas)
+        self._max_timestamp = largest if self._max_timestamp is None else max(self._max_timestamp, largest)
+        bounds = zip(selected(found.starts, is_retained), selected(found.ends, is_retained))
+        if self._horizon_ms is None:
+            for start, end in bounds:
+                self._body += view[start:end]
+            return
+        shift = wrap_int64(base_timestamp - self._horizon_ms)
+        for (start, end), delta in zip(bounds, deltas):
+            _write_with_timestamp(self._body, bytes(view[start:end]), wrap_int64(delta + shift))
+
+    def build(self) -> bytes:
+        """Returns the batch, an empty one without records."""
+        header = self._header
+        if self._max_timestamp is None:
+            return empty_batch(header)
+        attributes, base_timestamp = header.attributes, header.base_timestamp
+        if self._horizon_ms is not None:
+            attributes, base_timestamp = attributes | _HAS_DELETE_HORIZON, self._horizon_ms
+        new_header = header._replace(
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=header.max_timestamp if header.is_log_append_time else self._max_timestamp,
+            record_count=self._count,
+        )
+        body = bytes(self._body)
+        return with_body(new_header, compress(header.codec, body) if header.codec else body)
 
 
 def _write_with_timestamp(body: bytearray, record: bytes, timestamp_delta: int) -> None:

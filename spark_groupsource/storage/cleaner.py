@@ -17,13 +17,20 @@ Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (min 
 from __future__ import annotations
 
 import hashlib
-from typing import Generator, Mapping, NamedTuple, Sequence
+from itertools import compress, repeat
+from typing import Callable, Generator, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
-from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.compaction import (
+    KeyedRecords,
+    KeyedSlice,
+    RetainedBatch,
+    delete_horizon_ms,
+    empty_batch,
+)
+from spark_groupsource.records.header import BatchHeader, iter_batches
 from spark_groupsource.storage.cleaned_transaction_metadata import CleanedTransactionMetadata
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
@@ -43,6 +50,12 @@ _RETRY_BACKOFF_MS = 300_000
 _MAX_KEYS = 1_000_000
 _MAX_PLAIN_KEY_BYTES = 32
 _MAX_RELATIVE_OFFSET = 2**31 - 1
+# more bytes are compressed in the flush thread
+_INLINE_BYTES = 256 * 1024
+
+Result = TypeVar("Result")
+Steps = Generator[bool, None, Result]
+"""Yields between short steps: True when it waits for the flush thread."""
 
 
 class OffsetMap:
@@ -156,7 +169,7 @@ class Cleaner:
         self._aborted = partition.transaction_index.overlapping(0, task.end_offset)
         self._transactions = CleanedTransactionMetadata(self._aborted)
 
-    def run(self) -> Generator[bool, None, None]:
+    def run(self) -> Steps[None]:
         """Compacts the log.
 
         Raises: StorageError, InvalidBatchError: the log is unchanged or partly compacted.
@@ -178,7 +191,7 @@ class Cleaner:
             return True
         return self._log.segments[0].base_offset > self._task.segments[0].base_offset
 
-    def _build_offset_map(self) -> Generator[bool, None, None]:
+    def _build_offset_map(self) -> Steps[None]:
         start = self._task.first_dirty_offset
         transactions = CleanedTransactionMetadata([row for row in self._aborted if row.last_offset >= start])
         for segment in self._task.segments:
@@ -191,23 +204,28 @@ class Cleaner:
                 if self._latest.is_full:
                     return
                 if not header.is_control and not transactions.is_aborted(header):
-                    self._add_keys(stored, start)
+                    yield from self._add_keys(stored, start)
                 elif header.is_control:
                     transactions.should_retain_marker(stored.buffer, header)
                 self._map_end = header.next_offset
                 yield False
             self._map_end = segment.next_offset
 
-    def _add_keys(self, stored: StoredBatch, start: int) -> None:
+    def _add_keys(self, stored: StoredBatch, start: int) -> Steps[None]:
         try:
-            _, records = keyed_records(stored.buffer, stored.header)
+            records = KeyedRecords(stored.buffer, stored.header)
+            for _ in records.check():
+                yield False
         except CorruptRecordError:
             return  # its checksum is valid: the producer sent it so, and it is retained
-        for record in records:
-            if record.key is not None and record.offset >= start:
-                self._latest.put(record.key, record.offset)
+        for found in records.slices():
+            if found is not None:
+                for key, offset in zip(found.keys, found.offsets):
+                    if key is not None and offset >= start:
+                        self._latest.put(key, offset)
+            yield False
 
-    def _clean_segments(self, group: Sequence[LogSegment]) -> Generator[bool, None, None]:
+    def _clean_segments(self, group: Sequence[LogSegment]) -> Steps[None]:
         interval = self._log.config.index_interval_bytes
         end = group[-1].next_offset
         base = group[0].base_offset
@@ -217,7 +235,7 @@ class Cleaner:
             for segment in group:
                 for stored in segment.scan(0, segment.size):
                     header = stored.header
-                    retained = self._retained(stored)
+                    retained = yield from self._retained(stored)
                     if retained is None:
                         cleaned.append(memoryview(stored.buffer)[header.position :][: header.size], header)
                     else:
@@ -229,10 +247,7 @@ class Cleaner:
             cleaned.finish(rows)
             if not changed:
                 return
-            flushed = self._files.run_in_background(cleaned.flush)
-            while not flushed.done():
-                yield True
-            flushed.result()
+            yield from self._wait(cleaned.flush)
             try:
                 self._log.replace_segments(group, cleaned)
                 self.partition.transaction_index.replace(base, end, rows)
@@ -244,42 +259,67 @@ class Cleaner:
             if not self.partition.offline_reason:
                 cleaned.discard()  # without effect after the replacement
 
-    def _retained(self, stored: StoredBatch) -> bytes | None:
+    def _retained(self, stored: StoredBatch) -> Steps[bytes | None]:
         """The retained part of a batch: None if it is unchanged, empty if nothing is retained."""
         header = stored.header
         if header.is_control:
-            return self._retained_marker(stored)
+            return (yield from self._retained_marker(stored))
         aborted = self._transactions.is_aborted(header)
         is_last = self._last_offsets.get(header.producer_id) == header.last_offset
         must_retain = is_last or header.next_offset == self._task.end_offset
         if not header.record_count:
             return None if must_retain else b""
-        try:
-            payload, records = keyed_records(stored.buffer, header)
-        except CorruptRecordError:
-            return None
-        if aborted:
-            return retain_records(header, payload, []) if must_retain else b""
         horizon = delete_horizon_ms(header)
         past_horizon = horizon is not None and horizon <= self._timestamp_ms
-        kept = [
-            record
-            for record in records
-            if record.offset >= self._map_end
-            or (
-                record.key is not None
-                and record.offset >= self._latest.get(record.key)
-                and (record.has_value or not past_horizon)
-            )
-        ]
-        new_horizon = None
-        if horizon is None and not all(record.has_value for record in kept):
-            new_horizon = self._new_horizon_ms()
-        if len(kept) == len(records) and new_horizon is None:
+        masks: list[bytes] = []
+        has_tombstone = False
+        try:
+            records = KeyedRecords(stored.buffer, header)
+            for found in records.slices():
+                if found is not None:
+                    masks.append(bytes(len(found.keys)) if aborted else self._mask(found, past_horizon))
+                    has_tombstone |= not all(compress(found.has_value, masks[-1]))
+                yield False
+        except CorruptRecordError:
             return None
-        return retain_records(header, payload, kept, new_horizon) if kept or must_retain else b""
+        if not any(map(any, masks)):
+            return empty_batch(header) if must_retain else b""
+        new_horizon = self._new_horizon_ms() if horizon is None and has_tombstone else None
+        if new_horizon is None and all(map(all, masks)):
+            return None
+        return (yield from self._rewrite(header, records, masks, new_horizon))
 
-    def _retained_marker(self, stored: StoredBatch) -> bytes | None:
+    def _mask(self, found: KeyedSlice, past_horizon: bool) -> bytes:
+        """1 for each record that is retained, else 0."""
+        latest, map_end = self._latest.get, self._map_end
+        return bytes(
+            offset >= map_end or (key is not None and offset >= latest(key) and (has_value or not past_horizon))
+            for offset, key, has_value in zip(found.offsets, found.keys, found.has_value)
+        )
+
+    def _rewrite(
+        self, header: BatchHeader, records: KeyedRecords, masks: Iterable[bytes], horizon_ms: int | None
+    ) -> Steps[bytes]:
+        batch = RetainedBatch(header, horizon_ms)
+        next_mask = iter(masks)
+        for found in records.slices():
+            if found is not None:
+                batch.add(found, next(next_mask))
+            yield False
+        if batch.size <= _INLINE_BYTES:
+            return batch.build()
+        built: list[bytes] = []
+        yield from self._wait(lambda: built.append(batch.build()))
+        return built[0]
+
+    def _wait(self, work: Callable[[], None]) -> Steps[None]:
+        """Runs `work` in the flush thread."""
+        done = self._files.run_in_background(work)
+        while not done.done():
+            yield True
+        done.result()
+
+    def _retained_marker(self, stored: StoredBatch) -> Steps[bytes | None]:
         """`_retained` for a control batch."""
         header = stored.header
         at_end = header.next_offset == self._task.end_offset
@@ -289,15 +329,15 @@ class Cleaner:
                 return None
             if not header.record_count:
                 return None if at_end or is_last else b""
-            payload, records = keyed_records(stored.buffer, header)
+            records = KeyedRecords(stored.buffer, header)
         except CorruptRecordError:
             return None
         horizon = delete_horizon_ms(header)
         if horizon is None:
-            return retain_records(header, payload, records, self._new_horizon_ms())
+            return (yield from self._rewrite(header, records, repeat(b"\1"), self._new_horizon_ms()))
         if horizon > self._timestamp_ms or is_last:
             return None
-        return retain_records(header, payload, []) if at_end else b""
+        return empty_batch(header) if at_end else b""
 
     def _new_horizon_ms(self) -> int:
         return min(self._timestamp_ms + self._log.config.delete_retention_ms, 2**63 - 1)
@@ -323,7 +363,7 @@ class LogCleaner:
         self.backoff_ms = backoff_ms
         self._report = report
         self._pass: Cleaner | None = None
-        self._run: Generator[bool, None, None] | None = None
+        self._run: Steps[None] | None = None
         self._not_before: dict[TopicPartition, int] = {}
         self.completed_passes = 0
 

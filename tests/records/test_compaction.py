@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.examples import scaled
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.compaction import delete_horizon_ms, keyed_records, retain_records
+from spark_groupsource.records.compaction import KeyedRecords, RetainedBatch, delete_horizon_ms
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import check_crc, iter_batches
@@ -33,6 +33,20 @@ def head(data: bytes):
     return header
 
 
+def keyed_records(data: bytes, header) -> list[tuple[int, bytes | None, bool]]:
+    slices = [found for found in KeyedRecords(data, header).slices() if found is not None]
+    return [each for found in slices for each in zip(found.offsets, found.keys, found.has_value)]
+
+
+def retain(data: bytes, header, indexes, horizon: int | None = None) -> bytes:
+    retained, first = RetainedBatch(header, horizon), 0
+    for found in KeyedRecords(data, header).slices():
+        if found is not None:
+            retained.add(found, bytes(first + number in indexes for number in range(len(found.keys))))
+            first += len(found.keys)
+    return retained.build()
+
+
 @settings(max_examples=scaled(150), deadline=None)
 @given(records=RECORDS, codec=st.integers(0, 4), appended=st.booleans(), horizon=st.none() | st.integers(0, 10**13),
        data=st.data())  # fmt: skip
@@ -42,25 +56,22 @@ def test_retained_records_do_not_change(records, codec, appended, horizon, data)
         base_sequence=5, leader_epoch=3,
     )  # fmt: skip
     header = head(batch)
-    payload, found = keyed_records(batch, header)
     before = list(decode_records(batch, header))
-    assert [(each.offset, each.key, each.has_value) for each in found] == [
+    assert keyed_records(batch, header) == [
         (record.offset, record.key, record.value is not None) for record in before
     ]
     indexes = data.draw(st.sets(st.integers(0, len(records) - 1)))
-    retained = [each for number, each in enumerate(found) if number in indexes]
-    after = retain_records(header, payload, retained, horizon if retained else None)
+    after = retain(batch, header, indexes, horizon if indexes else None)
     new = head(after)
     assert list(decode_records(after, new)) == [record for number, record in enumerate(before) if number in indexes]
     for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "base_sequence",
                  "partition_leader_epoch", "is_log_append_time"):  # fmt: skip
         assert getattr(new, name) == getattr(header, name)
-    assert delete_horizon_ms(new) == (horizon if retained else None)
-    if retained:
+    assert delete_horizon_ms(new) == (horizon if indexes else None)
+    if indexes:
         assert new.max_timestamp == max(r.timestamp_ms for n, r in enumerate(before) if n in indexes)
         # a batch with a delete horizon can be compacted again
-        payload, found = keyed_records(after, new)
-        again = retain_records(new, payload, found[:1])
+        again = retain(after, new, {0})
         assert list(decode_records(again, head(again))) == list(decode_records(after, new))[:1]
         assert delete_horizon_ms(head(again)) == horizon
 
@@ -71,4 +82,16 @@ def test_invalid_records_are_corrupt(count):
     batch[61] = 0x7F
     header = next(iter_batches(batch))
     with pytest.raises(CorruptRecordError):
-        keyed_records(batch, header)
+        for _ in KeyedRecords(batch, header).check():
+            pass
+
+
+def test_a_batch_of_many_records_is_read_in_slices():
+    count = 20_000
+    batch = encode_batch([Record(b"%d" % (number % 10), b"v", 1) for number in range(count)], codec=4)
+    header = head(batch)
+    slices = [found for found in KeyedRecords(batch, header).slices() if found is not None]
+    assert max(len(found.keys) for found in slices) <= 4096 and sum(len(found.keys) for found in slices) == count
+    assert sum(1 for _ in KeyedRecords(batch, header).check()) >= count / 4096
+    rest = retain(batch, header, set(range(count - 10, count)))
+    assert [record.offset for record in decode_records(rest, head(rest))] == list(range(count - 10, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import NamedTuple
 
 import google_crc32c
@@ -307,6 +308,24 @@ def test_snapshots_of_merged_segments_are_removed(tmp_path):
     assert [int(path.stem) for path in (tmp_path / "t-0").glob("*.snapshot")] == [6]
     store.restart(clean=False)
     assert store.append((b"k", b"5"), producer_id=7, producer_epoch=0, base_sequence=5) == 5
+
+
+def test_a_batch_of_many_records_is_compacted_in_many_steps(tmp_path):
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",)))
+    count = 30_000
+    store.append(*((b"%d" % (number % 10), b"%d" % number) for number in range(count)), codec=1)
+    store.append((b"other", None))
+    store.log.roll()
+    store.append((b"last", b"v"))
+    task = log_to_clean(store.log, 0, 2_000)
+    tracemalloc.start()
+    try:
+        steps = sum(1 for _ in Cleaner(store.partition, task, store.data, FileCache(), 2_000).run())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert steps > 3 * count / 4096 and peak < 200 * count
+    assert [key for _, key, _ in store.contents()] == [*(b"%d" % number for number in range(10)), b"other", b"last"]
 
 
 @pytest.mark.conformance("LC-039")

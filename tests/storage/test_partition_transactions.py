@@ -10,7 +10,7 @@ from support.reported_lines import ReportedLines
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.compaction import retain_records
+from spark_groupsource.records.compaction import empty_batch
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
@@ -321,7 +321,7 @@ def test_a_control_batch_without_records_does_not_change_the_state(logged):
     log = logged.partition.log
     logged.end(2, True)
     (header,) = iter_batches(bytes(log.read(1, 1000)))
-    emptied = retain_records(header._replace(producer_id=1, base_offset=0), b"", [])
+    emptied = empty_batch(header._replace(producer_id=1, base_offset=0))
     log.append(bytearray(emptied), next(iter_batches(emptied)))
     known = logged.state
     logged.reopen()
