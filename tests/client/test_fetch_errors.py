@@ -13,6 +13,7 @@ from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange
+from spark_groupsource.wire.messages import ListOffsetsResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
 SHORT = {**SETTINGS, "default_api_timeout_ms": "150", "request_timeout_ms": "100"}
@@ -269,3 +270,17 @@ def test_calls_without_a_timeout_have_that_of_the_caller(client: Cluster) -> Non
     assert limit_ms - 1_000 < client.retry().remaining_ms <= limit_ms
     client.call_timeout_ms = 700
     assert client.retry().remaining_ms <= 700 < client.retry(2_000).remaining_ms
+
+
+def test_unexpected_error_of_a_lookup_is_retried(broker: FakeLeader, client: Cluster) -> None:
+    """Source: Kafka `OffsetFetcherUtils.handleListOffsetResponse`, `OffsetsForLeaderEpochUtils`."""
+    broker.list_errors = [ErrorCode.UNKNOWN_SERVER_ERROR]
+    assert client.list_offsets({TP: LATEST})[TP].offset == 10
+    broker.epoch_errors, broker.epoch_ends = [ErrorCode.UNKNOWN_SERVER_ERROR], {0: (0, 6)}
+    assert client.end_offsets_for_epochs({TP: 0})[TP].end_offset == 6
+
+
+def test_lookup_of_a_partition_that_the_response_lacks_ends_at_its_timeout(broker: FakeLeader, client: Cluster) -> None:
+    broker.responses["ListOffsets"] = lambda request, version: ListOffsetsResponse(throttle_time_ms=0, topics=[])
+    with pytest.raises(NetworkError, match="Lookup of t-0 failed: the responses of the leaders lack them"):
+        client.list_offsets({TP: LATEST}, timeout_ms=150)

@@ -48,6 +48,8 @@ _Found = TypeVar("_Found")
 # (node id, partitions of the node with their values, metadata, timeout in ms) -> the last retriable error
 _SendToLeader = Callable[[int, Mapping[TopicPartition, int], ClusterMetadata, int], Failure]
 _EPOCH_OF_CONSUMERS_SINCE = 3
+# as in Kafka's consumer (OffsetFetcherUtils), although it is not retriable elsewhere
+_RETRIABLE_LOOKUP_ERRORS = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR})
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
@@ -156,6 +158,8 @@ class Cluster(Router):
                     if not error.retriable:
                         raise
                     failure = error
+            if pending and failure is None:
+                failure = NetworkError(f"Lookup of {bounded_names(sorted(pending))} failed: the responses of the leaders lack them.")
 
     def fetch_committed(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None, timeout_ms: int | None = None
@@ -333,7 +337,7 @@ def _move_found(
     for tp, code, result in results:
         if code:
             error = BrokerError(code, operation.format(tp, pending.get(tp)))
-            if not error.retriable:
+            if not error.retriable and code not in _RETRIABLE_LOOKUP_ERRORS:
                 raise error
             failure = error
         elif pending.pop(tp, None) is not None:
