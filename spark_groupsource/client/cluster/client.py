@@ -159,7 +159,8 @@ class Cluster(Router):
                         raise
                     failure = error
             if pending and failure is None:
-                failure = NetworkError(f"Lookup of {bounded_names(sorted(pending))} failed: the responses of the leaders lack them.")
+                names = bounded_names(sorted(pending))
+                failure = NetworkError(f"Lookup of {names} failed: the responses of the leaders lack them.")
 
     def fetch_committed(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None, timeout_ms: int | None = None
