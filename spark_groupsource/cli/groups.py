@@ -42,9 +42,9 @@ def groups() -> None:
 @click.option("--type", "with_type", is_flag=True, help="Show the type of each group.")
 def list_command(bootstrap: str, command_config: Path | None, states: str | None, with_type: bool) -> None:
     """Lists the consumer groups of the cluster."""
-    wanted = _states(states)
+    requested = _states(states)
     with open_cluster(bootstrap, command_config) as cluster:
-        found = [g for g in list_groups(cluster, wanted) if g.protocol_type in ("consumer", "")]
+        found = [g for g in list_groups(cluster, requested) if g.protocol_type in ("consumer", "")]
     click.echo(list_table(found, with_type, states is not None), nl=False)
 
 
@@ -97,8 +97,8 @@ def _states(text: str | None) -> list[str]:
     if text is None or text == _ALL:
         return []
     known = {state.lower(): state for state in _STATES}
-    wanted = [entry.strip().lower() for entry in text.split(",")]
-    for entry in wanted:
+    requested = [entry.strip().lower() for entry in text.split(",")]
+    for entry in requested:
         if entry not in known:
             raise ConfigurationError(f"Option --state must be one or more of {', '.join(_STATES)}, got {entry!r}.")
-    return [known[entry] for entry in wanted]
+    return [known[entry] for entry in requested]

@@ -200,9 +200,9 @@ def fetch_offsets(
     if group is not None and group.state is DEAD:
         stored = {}
     if topics is None:
-        wanted = _by_topic(stored)
+        requested = _by_topic(stored)
     else:
-        wanted = [(topic.name, list(topic.partition_indexes)) for topic in topics]
+        requested = [(topic.name, list(topic.partition_indexes)) for topic in topics]
     group_class = OffsetFetchResponse.OffsetFetchResponseGroup
     topic_class = group_class.OffsetFetchResponseTopics
     return group_class(
@@ -219,7 +219,7 @@ def fetch_offsets(
                     for partition in partitions
                 ],
             )
-            for name, partitions in wanted
+            for name, partitions in requested
         ],
         error_code=ErrorCode.NONE,
     )

@@ -119,9 +119,9 @@ class _Stream:
         """Reads a part of the next `size` bytes; returns True if all of them, or the last ones, are in memory."""
         missing = size - self._size
         if missing > 0 and not self._is_complete:
-            wanted = min(missing, _CHUNK_BYTES)
-            chunk = self._stream.read(wanted)
-            self._is_complete = len(chunk) < wanted
+            chunk_bytes = min(missing, _CHUNK_BYTES)
+            chunk = self._stream.read(chunk_bytes)
+            self._is_complete = len(chunk) < chunk_bytes
             self._chunks.append(np.frombuffer(chunk, dtype=np.uint8))
             self._size += len(chunk)
         return self._is_complete or self._size >= size

@@ -365,11 +365,11 @@ class StreamSession:
         return result
 
     def _apply_assignment(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
-        takeover = self._start_positions.resolve(owned, start, self._positions)
-        self._epochs.restore(takeover.commits, retained=self._positions.owned)
-        self._positions = takeover.positions
-        if takeover.to_commit:
-            self._commit_positions(takeover.to_commit)
+        resolved = self._start_positions.resolve(owned, start, self._positions)
+        self._epochs.restore(resolved.commits, retained=self._positions.owned)
+        self._positions = resolved.positions
+        if resolved.to_commit:
+            self._commit_positions(resolved.to_commit)
         recreated = self._start_positions.recreated(self._positions, start)
         self._positions = self._positions.with_acquired(recreated)
 

@@ -265,12 +265,12 @@ def list_config_resources(
         _CLIENT_METRICS_RESOURCE: [],
         _GROUP_RESOURCE: [],
     }
-    wanted = set(request.resource_types or known) if context.api_version > 0 else {_CLIENT_METRICS_RESOURCE}
+    requested = set(request.resource_types or known) if context.api_version > 0 else {_CLIENT_METRICS_RESOURCE}
     resource = ListConfigResourcesResponse.ConfigResource
-    if not wanted <= set(known):
+    if not requested <= set(known):
         code = ErrorCode.UNSUPPORTED_VERSION
         return ListConfigResourcesResponse(throttle_time_ms=0, error_code=code, config_resources=[])
-    found = [resource(resource_name=name, resource_type=kind) for kind in sorted(wanted) for name in known[kind]]
+    found = [resource(resource_name=name, resource_type=kind) for kind in sorted(requested) for name in known[kind]]
     return ListConfigResourcesResponse(throttle_time_ms=0, error_code=0, config_resources=found)
 
 
@@ -327,12 +327,12 @@ def _alter(
             _check_alterable(resource)
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(context, resource)
-                wanted = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
-                broker.alter_config(resource.resource_name, wanted, validate_only=validate_only)
+                altered = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
+                broker.alter_config(resource.resource_name, altered, validate_only=validate_only)
             else:
                 entry = broker.partitions.topic(resource.resource_name)
-                wanted = settings(resource, dict(entry.settings))
-                broker.partitions.alter_topic(entry.name, wanted, validate_only=validate_only)
+                altered = settings(resource, dict(entry.settings))
+                broker.partitions.alter_topic(entry.name, altered, validate_only=validate_only)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(
@@ -397,12 +397,12 @@ def describe_log_dirs(
     broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     """Describes the only data directory: the size of each partition, total and usable bytes."""
-    wanted = None
+    requested = None
     if request.topics is not None:
-        wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+        requested = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for partition in broker.partitions:
-        if wanted is not None and tuple(partition.topic_partition) not in wanted:
+        if requested is not None and tuple(partition.topic_partition) not in requested:
             continue
         described = _LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition(
             partition_index=partition.topic_partition.partition,

@@ -77,15 +77,15 @@ def add_partitions(
 ) -> AddPartitionsToTxnResponse:
     """Adds partitions to a transaction: all, or none if one does not exist."""
     topics = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
-    wanted = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
-    unknown = {topic_partition for topic_partition in wanted if topic_partition not in broker.partitions}
+    requested = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
+    unknown = {topic_partition for topic_partition in requested if topic_partition not in broker.partitions}
     if unknown:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     else:
         producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
             transactional_id = request.v3_and_below_transactional_id
-            code = broker.transaction_coordinator.add(context.node_id, transactional_id, producer, wanted)
+            code = broker.transaction_coordinator.add(context.node_id, transactional_id, producer, requested)
         except ApiError as error:
             code = error.code
     code = _fencing_error(code, context.api_version)

@@ -327,21 +327,21 @@ class Router:
 
         Raises: as `find_coordinator`.
         """
-        wanted = list(dict.fromkeys(group_ids))
+        distinct_ids = list(dict.fromkeys(group_ids))
         with self._lock:
-            missing = [group_id for group_id in wanted if group_id not in self._coordinators]
+            missing = [group_id for group_id in distinct_ids if group_id not in self._coordinators]
         if len(missing) > 1:
             request = FindCoordinatorRequest(key="", key_type=0, coordinator_keys=missing)
             try:
                 response = self.call_any(request, timeout_ms, min_version=_FIND_COORDINATORS_SINCE)
             except UnsupportedVersionError:
                 # the groups are looked up one by one
-                return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in wanted}
+                return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in distinct_ids}
             with self._lock:
                 for found in response.coordinators:
                     if not found.error_code:
                         self._coordinators[found.key] = Node(found.node_id, found.host, found.port)
-        return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in wanted}
+        return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in distinct_ids}
 
     def _request_coordinator(self, group_id: str, retry: Retry) -> Node:
         while True:

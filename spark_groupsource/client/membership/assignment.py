@@ -75,10 +75,10 @@ def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple
         assignments: encoded assignment of each member, as in a DescribeGroups response; empty bytes assign nothing.
     Raises: RemoteProtocolError on a malformed assignment.
     """
-    wanted = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
+    missing = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
     for data in assignments:
-        wanted.difference_update(decode_assignment(data).partitions if data else ())
-    return tuple(sorted(wanted))
+        missing.difference_update(decode_assignment(data).partitions if data else ())
+    return tuple(sorted(missing))
 
 
 def _check_cooperative(

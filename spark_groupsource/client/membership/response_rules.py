@@ -42,14 +42,14 @@ class ResponseRule(NamedTuple):
     code: int = ErrorCode.NONE
 
 
-_JOIN_ELSEWHERE = ResponseRule(Reaction.REJOIN_AFTER_BACKOFF, mark_coordinator_unknown=True)
-_HEARTBEAT_ELSEWHERE = ResponseRule(Reaction.RETRY_HEARTBEAT, mark_coordinator_unknown=True)
+_REJOIN_AT_NEW_COORDINATOR = ResponseRule(Reaction.REJOIN_AFTER_BACKOFF, mark_coordinator_unknown=True)
+_HEARTBEAT_AT_NEW_COORDINATOR = ResponseRule(Reaction.RETRY_HEARTBEAT, mark_coordinator_unknown=True)
 
 JOIN_RULES: Mapping[int, ResponseRule] = {
     ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ResponseRule(Reaction.REJOIN_AFTER_BACKOFF),
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: _JOIN_ELSEWHERE,
-    ErrorCode.NOT_COORDINATOR: _JOIN_ELSEWHERE,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: _REJOIN_AT_NEW_COORDINATOR,
+    ErrorCode.NOT_COORDINATOR: _REJOIN_AT_NEW_COORDINATOR,
     ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.REJOIN, Reset.ALL),
     ErrorCode.FENCED_INSTANCE_ID: ResponseRule(Reaction.FENCED),
     ErrorCode.REBALANCE_IN_PROGRESS: ResponseRule(Reaction.REJOIN),
@@ -61,8 +61,8 @@ SYNC_RULES: Mapping[int, ResponseRule] = {
     ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
     # Kafka's consumer raises here and the application polls again; a streaming query would fail
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ResponseRule(Reaction.REJOIN_AFTER_BACKOFF),
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: _JOIN_ELSEWHERE,
-    ErrorCode.NOT_COORDINATOR: _JOIN_ELSEWHERE,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: _REJOIN_AT_NEW_COORDINATOR,
+    ErrorCode.NOT_COORDINATOR: _REJOIN_AT_NEW_COORDINATOR,
     ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.REJOIN, Reset.ALL),
     # the member id may still be valid; with a new one the group would wait until the session of the old one expires
     ErrorCode.ILLEGAL_GENERATION: ResponseRule(Reaction.REJOIN, Reset.GENERATION),
@@ -73,8 +73,8 @@ SYNC_RULES: Mapping[int, ResponseRule] = {
 
 HEARTBEAT_RULES: Mapping[int, ResponseRule] = {
     ErrorCode.NONE: ResponseRule(Reaction.CONTINUE),
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: _HEARTBEAT_ELSEWHERE,
-    ErrorCode.NOT_COORDINATOR: _HEARTBEAT_ELSEWHERE,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: _HEARTBEAT_AT_NEW_COORDINATOR,
+    ErrorCode.NOT_COORDINATOR: _HEARTBEAT_AT_NEW_COORDINATOR,
     ErrorCode.UNKNOWN_MEMBER_ID: ResponseRule(Reaction.CONTINUE, Reset.ALL),
     ErrorCode.ILLEGAL_GENERATION: ResponseRule(Reaction.CONTINUE, Reset.GENERATION),
     ErrorCode.FENCED_INSTANCE_ID: ResponseRule(Reaction.FENCED, Reset.ALL),
