@@ -39,13 +39,13 @@ class Result:
     def pandas(self) -> pandas.DataFrame:
         """Returns the rows as a pandas data frame.
 
-        Raises: ConfigurationError if pandas is not installed.
+        Raises: ModuleNotFoundError if pandas is not installed.
         """
         try:
             frame: pandas.DataFrame = self._table.to_pandas()
         except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                "Converting to pandas failed: it is not installed. Run: pip install pandas."
+            raise ModuleNotFoundError(
+                "Converting to pandas failed: pandas is not installed. Run: pip install pandas.", name="pandas"
             ) from error
         return frame
 

@@ -1,7 +1,8 @@
-"""Check of records in the form that producers write: offset deltas 0, 1, 2 and so on, in the shortest varints.
+"""Check of plain records: consecutive offset deltas in the shortest varints.
 
-Records of equal size have their fields at equal distances, so a run of them is checked by column: a byte of each record
-is one strided slice. Other records are parsed one by one, as far as that is faster than array operations.
+Producers write records in this form. Records of equal size have their fields at equal distances, so a run of them is
+checked by column: a byte of each record is one strided slice. Other records are parsed one by one, as far as that is
+faster than array operations.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HIGH_CONTINUED = bytes(number >> 6 | 128 for number in range(_BLOCK))
 
 
 class PlainRecords(NamedTuple):
-    """What plain records have in common: the range of their timestamp deltas, and whether all have a key."""
+    """Summary of plain records: the range of their timestamp deltas, and whether all have a key."""
 
     min_timestamp_delta: int
     max_timestamp_delta: int
@@ -36,9 +37,9 @@ class PlainRecords(NamedTuple):
 
 
 def check_plain_records(data: bytes, count: int, start: int = 0) -> PlainRecords | None:
-    """Returns what `count` records have in common; None if `data` from `start` is not as many records in plain form.
+    """Returns the summary of `count` records; None if `data` from `start` is not as many records in plain form.
 
-    None says nothing about validity. The time is bounded by some 0.2 ms and 1 ns per byte.
+    With None, the records may be valid or invalid. The time is bounded by some 0.2 ms and 1 ns per byte.
     """
     try:
         return _check(data, count, start)

@@ -1,6 +1,6 @@
 """Options of tables in Spark's catalog (``CREATE TABLE``).
 
-Spark passes the options of such a table, among properties of its own, when it asks for the schema, and none when the
+Spark passes the options of such a table, among other properties, when it requests the schema, and none when the
 table is read. It stores the schema, with the metadata of its columns, so the metadata of the first column carry the
 options. Passwords are not stored: the metadata are part of every DataFrame of the table and of files written from it.
 """

@@ -1,4 +1,4 @@
-"""Calls of a session under its lock: short waits, repeated without the lock."""
+"""Calls under the lock of a session, repeated after short waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LockedCalls:
                     deadline_ms = now_ms + longest_ms if deadline_ms is None else deadline_ms
                     if now_ms >= deadline_ms or not _is_transient(error):
                         raise
-                    _log.debug("Calls with a time limit of %d ms failed, retrying: %s", wait_ms, error)
+                    _log.debug("[session] Calls failed, retrying: %s (time limit %d ms)", error, wait_ms)
                 finally:
                     self._cluster.call_timeout_ms = None
             self._clock.sleep_ms(_PAUSE_MS)

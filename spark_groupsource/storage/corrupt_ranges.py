@@ -1,4 +1,4 @@
-"""Corrupt ranges of one log: what recovery and reads have found."""
+"""Corrupt ranges of one log, found by recovery and reads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CorruptRanges:
         Raises: StorageError.
         """
         offset, segment.next_offset = segment.next_offset, flushed_offset
-        error = InvalidBatchError(segment.size, "the file ends before what was flushed", False)
+        error = InvalidBatchError(segment.size, "the file ends before the flushed offset", False)
         self.add(segment, error, offset, None)
 
     def found_by_read(self, segment: LogSegment, shown: InvalidBatchError) -> CorruptRange:

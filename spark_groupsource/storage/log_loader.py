@@ -1,8 +1,8 @@
-"""Loading of a partition log: segments of its directory, recovery after an unclean shutdown.
+"""Loader of a partition log: segments, recovery after an unclean shutdown.
 
 Recovery reads every segment that is not below the recovery point, the offset below which everything is on the disk.
-Invalid bytes from the recovery point on are what a power loss or a killed process left of unflushed writes: they are
-truncated, with everything after them. Invalid bytes below the recovery point are damage: nothing is truncated, and
+Invalid bytes from the recovery point on are unflushed writes before a power loss or the end of a killed process: they
+are truncated, with everything after them. Invalid bytes below the recovery point are damage: nothing is truncated, and
 they become a corrupt range.
 
 Source: Kafka `LogLoader`, `LogSegment.recover`.
@@ -187,7 +187,7 @@ class LogLoader:
             f"({error.reason}): {segment.size - error.position} bytes, log end offset {segment.next_offset}."
         )
         segment.truncate(error.position)
-        segment.flush()  # what was truncated must not return after another power loss
+        segment.flush()  # another power loss must not restore the truncated bytes
 
 
 def recover_segment(

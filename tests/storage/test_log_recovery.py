@@ -218,7 +218,7 @@ def test_a_segment_shorter_than_at_a_clean_shutdown_is_corrupt(tmp_path):
     (path,) = logs(tmp_path / "t-0")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])  # a third is one batch
     log, reports = open_log(tmp_path / "t-0", recovery_point=9)
-    assert "ends before what was flushed" in reports[0]
+    assert "ends before the flushed offset" in reports[0]
     with pytest.raises(StorageError, match="takes no records"):
         append(log, batch(b"x"))
     with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
