@@ -42,6 +42,8 @@ from spark_groupsource.storage.transaction_index import (
     write_rows,
 )
 
+# the producer of a batch does not have the transactional id: nothing is remembered of it
+_FOREIGN_PRODUCER = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH)
 # version, coordinator epoch
 _MARKER_VALUE = struct.Struct(">hi")
 
@@ -229,7 +231,7 @@ class Partition:
         try:
             verify(header)
         except ApiError as error:
-            if error.code is ErrorCode.NOT_ENOUGH_REPLICAS:  # retriable: the coordinator cannot verify it yet
+            if error.code not in _FOREIGN_PRODUCER:
                 self._producers.add_unverified(header, timestamp_ms)
             raise
 

@@ -79,7 +79,7 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._producers: dict[int, ProducerStateEntry] = {}
         self._ongoing: dict[int, int] = {}
-        # batches that could not be verified yet, which the producer sends again
+        # batches that were not verified, which the producer may send again
         self._unverified: dict[int, _UnverifiedBatch] = {}
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class ProducerStateManager:
             self._check_epoch(entry, header.producer_id, header.producer_epoch)
 
     def add_unverified(self, header: BatchHeader, timestamp_ms: int) -> None:
-        """Adds a batch that its producer sends again: until it is stored, later ones of the same epoch are rejected.
+        """Adds a batch that was not verified: later ones of the same epoch are rejected until it is stored.
 
         Source: Kafka `VerificationStateEntry.lowestSequence`.
         """

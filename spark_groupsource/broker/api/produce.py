@@ -112,7 +112,10 @@ def _append(
     # the partition may have been deleted or moved between two steps
     if _produce_partition(broker, context, request, topic, data.index) is not partition:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Partition {partition.topic_partition} was recreated.")
-    verify = _verification(broker, context, request.transactional_id, partition.topic_partition)
+    if batch.header.is_transactional and request.transactional_id is None:
+        text = "A transactional batch requires a transactional id in the request."
+        raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+    verify = _verification(broker, context, request.transactional_id or "", partition.topic_partition)
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verify), partition
 
 
@@ -181,14 +184,11 @@ def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceReq
 
 
 def _verification(
-    broker: Broker, context: ApiRequestContext, transactional_id: str | None, topic_partition: TopicPartition
+    broker: Broker, context: ApiRequestContext, transactional_id: str, topic_partition: TopicPartition
 ) -> TransactionVerifier:
     """Returns the check that a transactional batch belongs to an ongoing transaction with this partition (KIP-890)."""
 
     def verify(header: BatchHeader) -> None:
-        if transactional_id is None:
-            text = "A transactional batch requires a transactional id in the request."
-            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
         code = broker.transaction_coordinator.verify(transactional_id, producer, topic_partition)
         if code is ErrorCode.NONE:
