@@ -7,7 +7,7 @@ calls `run_timers` at each deadline.
 from __future__ import annotations
 
 from functools import partial
-from typing import Collection, Iterable, Mapping
+from typing import Collection, Iterable, Mapping, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.group_runtime import GroupRuntime
@@ -31,6 +31,8 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
+
+_PARTITIONS_PER_STEP = 100
 
 
 class Broker:
@@ -162,13 +164,13 @@ class Broker:
     ) -> CreationSteps:
         """As `create_topic`, in steps between which other requests may run."""
         entry = yield from self.partitions.create_topic_steps(name, partition_count, settings)
-        self._elect_new(entry.partitions)
+        yield from self._elect_new(entry.partitions)
         return entry
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
         """Adds partitions to a topic, up to `partition_count`, in steps. Raises: ApiError."""
         entry = yield from self.partitions.add_partitions_steps(name, partition_count)
-        self._elect_new(entry.partitions)
+        yield from self._elect_new(entry.partitions)
         return entry
 
     def delete_topic(self, name: str) -> None:
@@ -189,15 +191,26 @@ class Broker:
         self.group_coordinator.partitions_deleted(deleted)
         yield from self.partitions.delete_files_steps(name)
 
-    def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
-        """Moves the log start offset and completes delayed fetches of the partition; returns the log start offset.
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Moves log start offsets, as `check_deletion` returns them, and completes delayed fetches of the partitions.
 
-        Records of a compacted topic can be deleted only if they are damaged. After that, a coordinator partition can be
-        loaded again.
+        After that, a coordinator partition can be loaded again.
 
         Raises: ApiError.
         """
-        is_internal = topic_partition.topic in INTERNAL_TOPICS
+        self.partitions.set_log_start_offsets(offsets)
+        self.fetch_manager.complete_all(offsets)
+        for topic, number in offsets:
+            if topic in INTERNAL_TOPICS:
+                self._coordinators[topic].shards.clear_load_error(number)
+
+    def check_deletion(self, topic_partition: TopicPartition, before_offset: int) -> int:
+        """Returns the log start offset after deletion of the records before `before_offset` (-1: high watermark).
+
+        Records of a compacted topic can be deleted only if they are damaged.
+
+        Raises: ApiError.
+        """
         log = self.partitions.partition(*topic_partition).log
         if is_internal and log.corrupt_range is None:
             topic = topic_partition.topic
@@ -206,11 +219,7 @@ class Broker:
         if log.config.cleanup_policy == ("compact",) and log.corrupt_range is None:
             text = f"Records of partition {topic_partition} can not be deleted due to the configured policy"
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
-        log_start_offset = self.partitions.delete_records(topic_partition, before_offset)
-        self.fetch_manager.complete_all([topic_partition])
-        if is_internal:
-            self._coordinators[topic_partition.topic].shards.clear_load_error(topic_partition.partition)
-        return log_start_offset
+        return self.partitions.new_log_start_offset(topic_partition, before_offset)
 
     # --- nodes and leaders ---
 
@@ -239,9 +248,12 @@ class Broker:
     def _elect(self) -> None:
         self._on_new_leaders(self.leaders.elect(partition.topic_partition for partition in self.partitions))
 
-    def _elect_new(self, topic_partitions: Collection[TopicPartition]) -> None:
-        self.leaders.elect(topic_partitions)
-        self._assign_leader_epochs(self.partitions.partition(*topic_partition) for topic_partition in topic_partitions)
+    def _elect_new(self, topic_partitions: Sequence[TopicPartition]) -> StorageSteps[None]:
+        for start in range(0, len(topic_partitions), _PARTITIONS_PER_STEP):
+            new = [each for each in topic_partitions[start : start + _PARTITIONS_PER_STEP] if each in self.partitions]
+            self.leaders.elect(new)
+            self._assign_leader_epochs(self.partitions.partition(*each) for each in new)
+            yield None
 
     def _assign_leader_epochs(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:

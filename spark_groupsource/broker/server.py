@@ -101,7 +101,11 @@ class BrokerServer:
                 self._limits,
                 self._schedule_timers,
             )
-        self.broker.fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
+        fetch_manager = self.broker.fetch_manager
+        fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
+        fetch_manager.run_steps = lambda token, steps: router.run_steps(
+            token, steps, None, lambda response: router.send(token, response), False
+        )
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._connection_check: asyncio.TimerHandle | None = None

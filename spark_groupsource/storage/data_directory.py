@@ -211,7 +211,14 @@ class DataDirectory:
 
         Raises: StorageError.
         """
-        self._write_log_start_offsets({**self.log_start_offsets, topic_partition: offset})
+        self.set_log_start_offsets({topic_partition: offset})
+
+    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Stores log start offsets; durable on return.
+
+        Raises: StorageError.
+        """
+        self._write_log_start_offsets({**self.log_start_offsets, **offsets})
 
     def set_cleaner_offset(self, topic_partition: TopicPartition, offset: int) -> None:
         """Stores the end offset of the compacted part of a log; durable on return.

@@ -283,18 +283,38 @@ class LogManager:
 
         Raises: ApiError.
         """
+        self.set_log_start_offsets({topic_partition: self.new_log_start_offset(topic_partition, before_offset)})
+        return self.partition(*topic_partition).log.log_start_offset
+
+    def new_log_start_offset(self, topic_partition: TopicPartition, before_offset: int) -> int:
+        """The log start offset after deletion of the records before `before_offset` (-1: high watermark).
+
+        Raises: ApiError.
+        """
         log = self.partition(*topic_partition).log
         offset = log.log_end_offset if before_offset == -1 else before_offset
         if not 0 <= offset <= log.log_end_offset:
             text = f"Offset {offset} of {topic_partition} is out of range: the log end offset is {log.log_end_offset}."
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
-        if offset > log.log_start_offset:
-            try:
-                self._data.set_log_start_offset(topic_partition, offset)
-                log.delete_records(offset)
-            except (StorageError, OSError) as error:
-                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        return log.log_start_offset
+        return max(offset, log.log_start_offset)
+
+    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Raises log start offsets and deletes the segments below them; durable on return.
+
+        The checkpoint is written once for all partitions.
+
+        Raises: ApiError.
+        """
+        logs = {topic_partition: self.partition(*topic_partition).log for topic_partition in offsets}
+        raised = {each: offset for each, offset in offsets.items() if offset > logs[each].log_start_offset}
+        if not raised:
+            return
+        try:
+            self._data.set_log_start_offsets(raised)
+            for topic_partition, offset in raised.items():
+                logs[topic_partition].delete_records(offset)
+        except (StorageError, OSError) as error:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
         """The configuration of a topic: its settings over the broker's defaults."""

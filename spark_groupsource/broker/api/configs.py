@@ -51,6 +51,7 @@ _TYPE_CODES = {
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _HOUR_MS = 3_600_000
 _MAX_REPEATED_ENTRIES = 10_000
+_PARTITIONS_PER_STEP = 200
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
@@ -393,15 +394,15 @@ def _value(
 # --- DescribeLogDirs ---
 
 
-def describe_log_dirs(
-    broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
-) -> DescribeLogDirsResponse:
+def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest) -> Steps:
     """Describes the only data directory: the size of each partition, total and usable bytes."""
     requested = None
     if request.topics is not None:
         requested = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
-    for partition in broker.partitions:
+    for number, partition in enumerate(broker.partitions):
+        if number % _PARTITIONS_PER_STEP == 0:
+            yield None
         if requested is not None and tuple(partition.topic_partition) not in requested:
             continue
         described = _LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Sequence
 
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
@@ -22,7 +23,6 @@ from spark_groupsource.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     FetchRequest,
-    FetchResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     OffsetForLeaderEpochRequest,
@@ -31,6 +31,7 @@ from spark_groupsource.wire.messages import (
 
 _INLINE_NS = 1_000_000
 _PARTITIONS_PER_STEP = 100
+_PARTITIONS_PER_CHECKPOINT = 500
 _LATEST = -1
 _EARLIEST = -2
 _MAX_TIMESTAMP = -3
@@ -46,6 +47,7 @@ _ListedTopic = ListOffsetsResponse.ListOffsetsTopicResponse
 _ListedPartition = _ListedTopic.ListOffsetsPartitionResponse
 _RequestedOffset = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 _EpochTopic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+_RequestedDeletion = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
 _DeletedTopic = DeleteRecordsResponse.DeleteRecordsTopicResult
 _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 
@@ -53,10 +55,10 @@ _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 # --- fetch and offsets ---
 
 
-def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> FetchResponse | ResponseAction:
+def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> ApiMessage | ResponseAction | Steps:
     """Returns record batches, at once or when enough bytes are available."""
-    response = broker.fetch_manager.fetch(context.token, context.node_id, request, context.api_version)
-    return DELAYED if response is None else response
+    steps = broker.fetch_manager.fetch(context.token, context.node_id, request, context.api_version)
+    return run_inline(steps, _INLINE_NS)
 
 
 def list_offsets(
@@ -135,7 +137,7 @@ def _look_up(
 
 def offset_for_leader_epoch(
     broker: Broker, context: ApiRequestContext, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
+) -> Steps:
     """Returns the end offset of each requested leader epoch."""
     topics: list[_EpochTopic] = []
     for topic in request.topics:
@@ -157,29 +159,48 @@ def offset_for_leader_epoch(
                 error_code=code, partition=requested.partition, leader_epoch=end.epoch, end_offset=end.end_offset
             )
             results.append(entry)
+            if len(results) % _PARTITIONS_PER_STEP == 0:
+                yield None
         topics.append(_EpochTopic(topic=topic.topic, partitions=results))
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
 
-def delete_records(
-    broker: Broker, context: ApiRequestContext, request: DeleteRecordsRequest
-) -> DeleteRecordsResponse:
-    """Moves log start offsets forward; offset -1 is the high watermark."""
+def delete_records(broker: Broker, context: ApiRequestContext, request: DeleteRecordsRequest) -> Steps:
+    """Moves log start offsets forward; offset -1 is the high watermark. Stores them for some partitions at a time."""
     topics: list[_DeletedTopic] = []
     for topic in request.topics:
         results: list[_DeletedPartition] = []
-        for requested in topic.partitions:
-            topic_partition = TopicPartition(topic.name, requested.partition_index)
-            code, low_watermark = ErrorCode.NONE, -1
-            try:
-                broker.partitions.partition(*topic_partition)  # an unknown partition has no leader
-                broker.leaders.check_leader(context.node_id, topic_partition)
-                low_watermark = broker.delete_records(topic_partition, requested.offset)
-            except ApiError as error:
-                code = error.code
-            entry = _DeletedPartition(
-                partition_index=requested.partition_index, low_watermark=low_watermark, error_code=code
-            )
-            results.append(entry)
+        for start in range(0, len(topic.partitions), _PARTITIONS_PER_CHECKPOINT):
+            requested = topic.partitions[start : start + _PARTITIONS_PER_CHECKPOINT]
+            results += yield from _delete_some_records(broker, context, topic.name, requested)
         topics.append(_DeletedTopic(name=topic.name, partitions=results))
     return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
+
+
+def _delete_some_records(
+    broker: Broker, context: ApiRequestContext, name: str, requested: Sequence[_RequestedDeletion]
+) -> StorageSteps[list[_DeletedPartition]]:
+    results: dict[int, _DeletedPartition] = {}
+    offsets: dict[TopicPartition, int] = {}
+    for number, each in enumerate(requested, 1):
+        topic_partition = TopicPartition(name, each.partition_index)
+        code, low_watermark = ErrorCode.NONE, -1
+        try:
+            broker.partitions.partition(*topic_partition)  # an unknown partition has no leader
+            broker.leaders.check_leader(context.node_id, topic_partition)
+            low_watermark = offsets[topic_partition] = broker.check_deletion(topic_partition, each.offset)
+        except ApiError as error:
+            code = error.code
+        results[each.partition_index] = _DeletedPartition(
+            partition_index=each.partition_index, low_watermark=low_watermark, error_code=code
+        )
+        if number % _PARTITIONS_PER_STEP == 0:
+            yield None
+    try:
+        broker.delete_records(offsets)
+    except ApiError as error:
+        for topic_partition in offsets:
+            result = results[topic_partition.partition]
+            result.low_watermark, result.error_code = -1, error.code
+    yield None
+    return list(results.values())

@@ -11,7 +11,7 @@ import uuid
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
@@ -41,17 +41,21 @@ _FetchTopic = _FetchGroup.OffsetFetchRequestTopics
 _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
+_GROUPS_PER_STEP = 200
+
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
 CompleteResponse = Callable[[Any], None]
 
 
-def find_coordinator(
-    broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
+def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest) -> Steps:
     """Returns the coordinator of each group id or transactional id; share groups have none here."""
     is_batched = context.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if is_batched else [request.key]
-    found = [_coordinator(broker, request.key_type, key) for key in keys]
+    found = []
+    for number, key in enumerate(keys, 1):
+        found.append(_coordinator(broker, request.key_type, key))
+        if number % _GROUPS_PER_STEP == 0:
+            yield None
     if is_batched:
         return FindCoordinatorResponse(throttle_time_ms=0, coordinators=found)
     (coordinator,) = found

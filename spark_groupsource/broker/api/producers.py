@@ -38,13 +38,12 @@ _Marker = WriteTxnMarkersRequest.WritableTxnMarker
 _MarkerResult = WriteTxnMarkersResponse.WritableTxnMarkerResult
 _MarkedTopic = _MarkerResult.WritableTxnMarkerTopicResult
 _PATTERN_SINCE, _TRANSACTION_VERSION_SINCE = 2, 2
+_ENTRIES_PER_STEP = 200
 
 
-def describe_producers(
-    broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest
-) -> DescribeProducersResponse:
+def describe_producers(broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest) -> Steps:
     """Returns the producer states of each partition."""
-    topics = []
+    topics, described = [], 0
     for topic in request.topics:
         results = []
         for number in topic.partition_indexes:
@@ -58,6 +57,10 @@ def describe_producers(
             except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
             results.append(entry)
+            described += 1 + len(entry.active_producers)
+            if described >= _ENTRIES_PER_STEP:
+                described = 0
+                yield None
         topics.append(_Topic(name=topic.name, partitions=results))
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
@@ -73,11 +76,15 @@ def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.Produce
     )
 
 
-def describe_transactions(
-    broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
+def describe_transactions(broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest) -> Steps:
     """Returns the state of each transactional id."""
-    described = [_describe(broker, context.node_id, transactional_id) for transactional_id in request.transactional_ids]
+    described, entries = [], 0
+    for transactional_id in request.transactional_ids:
+        described.append(_describe(broker, context.node_id, transactional_id))
+        entries += 1 + sum(len(topic.partitions) for topic in described[-1].topics)
+        if entries >= _ENTRIES_PER_STEP:
+            entries = 0
+            yield None
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
 
 

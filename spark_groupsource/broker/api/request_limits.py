@@ -24,8 +24,10 @@ class RequestLimit(NamedTuple):
     max_elements: int
 
 
-_RECORDS = RequestLimit(None, 100_000)
+_RECORDS = RequestLimit(None, 40_000)
 _LISTS = RequestLimit(8_388_608, 100_000)
+# a list of partitions of 20,000 topics has as many elements of topics
+_PARTITIONS = RequestLimit(8_388_608, 40_000)
 # member metadata and assignments are stored in one record of the group
 _MEMBERS = RequestLimit(8_388_608, 10_000)
 _SINGLE = RequestLimit(262_144, 1_000)
@@ -48,6 +50,9 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
     {
         **{int(key): _SINGLE for key in _SINGLE_APIS},
         int(ApiKey.PRODUCE): _RECORDS,
+        int(ApiKey.FETCH): _PARTITIONS,
+        int(ApiKey.LIST_OFFSETS): _PARTITIONS,
+        int(ApiKey.OFFSET_FETCH): _PARTITIONS,
         int(ApiKey.OFFSET_COMMIT): _OFFSETS,
         int(ApiKey.TXN_OFFSET_COMMIT): _OFFSETS,
         int(ApiKey.JOIN_GROUP): _MEMBERS,

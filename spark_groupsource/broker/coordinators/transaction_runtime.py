@@ -33,6 +33,7 @@ from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
 _RETRY_MS = 1_000
+_MARKERS_PER_SLICE = 100
 # Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
 _TOPIC_SETTINGS = {
     "compression.type": "uncompressed", "min.insync.replicas": "1", "unclean.leader.election.enable": "false",
@@ -163,7 +164,10 @@ class TransactionRuntime:
         return self._apply(shard, transactional_id, decision)
 
     def end(self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool) -> ErrorCode:
-        """Ends a transaction; its markers are written on return, except to partitions that are offline."""
+        """Ends a transaction; its markers are written on return, up to 100, except to partitions that are offline.
+
+        Until all of them are written, later requests of the producer get CONCURRENT_TRANSACTIONS, as in Kafka.
+        """
         shard = self._own_shard(node_id, transactional_id)
         timestamp_ms = self._clock.timestamp_ms()
         with self._legal_state(transactional_id):
@@ -244,7 +248,10 @@ class TransactionRuntime:
         value = state_machine.transactions.get(transactional_id)
         if value is None or not is_ending(value.status):
             return
-        failure = self._write_markers(shard, transactional_id, value)
+        is_complete, failure = self._write_markers(shard, transactional_id, value)
+        if not is_complete:
+            shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms())
+            return
         if not failure:
             decision = state_machine.complete_transaction(transactional_id, self._clock.timestamp_ms())
             assert decision.value is not None
@@ -264,12 +271,17 @@ class TransactionRuntime:
             )
         shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms() + _RETRY_MS)
 
-    def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> str:
-        """Writes the markers that are not written yet; returns the cause if one must be retried, else ""."""
-        failure = ""
+    def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> tuple[bool, str]:
+        """Writes markers that are not written yet, a limited number.
+
+        Returns: whether it has tried all of them, and the cause if one must be retried, else "".
+        """
+        failure, written = "", 0
         committed = value.status is PREPARE_COMMIT
         producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
         for topic_partition in shard.state_machine.unmarked_partitions(transactional_id):
+            if written >= _MARKERS_PER_SLICE:
+                return False, failure
             try:
                 self.write_marker(topic_partition, producer, committed, shard.epoch)
             except ApiError as error:
@@ -277,7 +289,8 @@ class TransactionRuntime:
                     failure = failure or f"{topic_partition}: {error.code.name}: {error}"
                     continue
             shard.state_machine.marker_written(transactional_id, topic_partition)
-        return failure
+            written += 1
+        return True, failure
 
     def write_marker(
         self,

@@ -19,7 +19,7 @@ from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.requests import ZERO_UUID, SendResponse
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
@@ -27,6 +27,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
@@ -36,6 +37,8 @@ _AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
 _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
+_INLINE_PARTITIONS = 500
+_PARTITIONS_PER_STEP = 100
 
 
 class _ReadResult(NamedTuple):
@@ -57,7 +60,8 @@ class _PendingFetch(NamedTuple):
 class FetchManager:
     """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches.
 
-    Attribute `available_bytes`: returns the bytes that the next response may have, 0 while clients read too slowly.
+    Attributes: `available_bytes`, returns the bytes that the next response may have, 0 while clients read too slowly;
+    `run_steps`, sends the response that the steps return to the request with a token.
     """
 
     def __init__(
@@ -85,27 +89,37 @@ class FetchManager:
         self._uncommitted_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._committed_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._delayed: dict[int, _PendingFetch] = {}
+        self._appended: dict[int, set[TopicPartition]] = {}  # while the partitions of a request are read
+        self.run_steps: Callable[[int, StorageSteps[FetchResponse]], None] = self._respond_at_once
 
     def __len__(self) -> int:
         return len(self._delayed)
 
-    def fetch(self, token: int, node_id: int, request: FetchRequest, api_version: int) -> FetchResponse | None:
-        """Returns the response of a node, None when it is sent later."""
+    def fetch(
+        self, token: int, node_id: int, request: FetchRequest, api_version: int
+    ) -> StorageSteps[FetchResponse | ResponseAction]:
+        """Returns the response of a node, or DELAYED, in steps: a request may have thousands of partitions."""
         now_ms = self._clock.now_ms()
-        context = self._sessions[node_id].new_context(request, api_version, now_ms)
+        context = yield from self._sessions[node_id].new_context_steps(request, api_version, now_ms)
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
         pending = _PendingFetch(node_id, request, api_version, context)
-        result = self._read(pending)
+        appended = self._appended[token] = set()
+        try:
+            result = yield from self._read(pending)
+            if not appended.isdisjoint(result.partitions):  # appended between two steps, after they were read
+                result = yield from self._read(pending)
+        finally:
+            del self._appended[token]
         most_bytes = max(min(self._byte_limit(request), self.available_bytes()), 1)
         missing_bytes = min(request.min_bytes, most_bytes) - result.size
         if missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions:
-            return self._response(pending, result)
+            return (yield from self._response(pending, result))
         self._delayed[token] = pending
         purgatory = self._committed_purgatory if _reads_committed(request) else self._uncommitted_purgatory
         purgatory.watch(token, result.partitions, missing_bytes)
         self._timers.set(token, now_ms + request.max_wait_ms)
-        return None
+        return DELAYED
 
     def node_stopped(self, node_id: int) -> None:
         """Drops the sessions of a node."""
@@ -113,6 +127,8 @@ class FetchManager:
 
     def on_append(self, topic_partition: TopicPartition, size: int) -> None:
         """Completes the delayed fetches that have enough bytes after an append of `size` bytes."""
+        for appended in self._appended.values():
+            appended.add(topic_partition)
         for token in self._uncommitted_purgatory.record_append(topic_partition, size):
             self._complete(token)
         if not len(self._committed_purgatory):
@@ -148,17 +164,30 @@ class FetchManager:
     def _complete(self, token: int) -> None:
         pending = self._delayed.pop(token)
         self._timers.cancel(token)
-        self._send(token, self._response(pending, self._read(pending)))
+        steps = self._read_and_respond(pending)
+        if len(pending.context.partitions) > _INLINE_PARTITIONS:
+            self.run_steps(token, steps)
+        else:
+            self._send(token, run_steps(steps))
+
+    def _read_and_respond(self, pending: _PendingFetch) -> StorageSteps[FetchResponse]:
+        result = yield from self._read(pending)
+        return (yield from self._response(pending, result))
+
+    def _respond_at_once(self, token: int, steps: StorageSteps[FetchResponse]) -> None:
+        self._send(token, run_steps(steps))
 
     # --- responses ---
 
-    def _response(self, pending: _PendingFetch, result: _ReadResult) -> FetchResponse:
+    def _response(self, pending: _PendingFetch, result: _ReadResult) -> StorageSteps[FetchResponse]:
         sessions, now_ms = self._sessions[pending.node_id], self._clock.now_ms()
-        session_response = sessions.update_and_respond(pending.context, result.entries, now_ms)
+        session_response = yield from sessions.respond_steps(pending.context, result.entries, now_ms)
         responses: list[_TopicData] = []
         failed: list[tuple[TopicPartition, _PartitionData]] = []
         last: object = responses  # equal to no topic
-        for partition, entry in session_response.entries:
+        for number, (partition, entry) in enumerate(session_response.entries, 1):
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield None
             topic = partition.key[0]
             if topic != last:  # in reading order, so a topic may occur more than once
                 entries: list[_PartitionData] = []
@@ -184,7 +213,7 @@ class FetchManager:
     def _byte_limit(self, request: FetchRequest) -> int:
         return min(int(request.max_bytes), self._max_bytes)
 
-    def _read(self, pending: _PendingFetch) -> _ReadResult:
+    def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
         node_id, request, _, context = pending
         available = self.available_bytes()
         limit = min(self._byte_limit(request), available)
@@ -194,7 +223,10 @@ class FetchManager:
         entries: list[tuple[CachedPartition, _PartitionData]] = []
         # unknown partitions come last in the response and do not complete a delayed fetch
         unknown_ids, unknown_names = [], []
-        for requested in context.partitions:
+        # copied, because a later request may change the session between two steps
+        for number, requested in enumerate(tuple(context.partitions), 1):
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield None
             try:
                 partition = self._find(node_id, requested)
                 partitions.append(partition.topic_partition)

@@ -17,6 +17,7 @@ from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 NO_SESSION = 0
@@ -24,8 +25,9 @@ INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 TOPIC_IDS_SINCE = 13
 MIN_EVICTION_MS = 120_000
-MAX_PARTITIONS = 500_000
-"""Limit of all sessions of a node together, which bounds their memory to about 150 MB. Kafka has no such limit."""
+MAX_PARTITIONS = 100_000
+"""Limit of all sessions of a node together, which bounds their memory to about 30 MB. Kafka has no such limit."""
+_PARTITIONS_PER_STEP = 1_000
 
 _RequestedPartition = FetchRequest.FetchTopic.FetchPartition
 _Entry = FetchResponse.FetchableTopicResponse.PartitionData
@@ -174,12 +176,18 @@ class FetchSessionCache:
 
     def new_context(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
         """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
+        return run_steps(self.new_context_steps(request, api_version, now_ms))
+
+    def new_context_steps(
+        self, request: FetchRequest, api_version: int, now_ms: int
+    ) -> StorageSteps[FetchContext]:
+        """As `new_context`, in steps: a request may have thousands of partitions."""
         by_id = api_version >= TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if session is not None:
                 self._remove(session)
-            requested = _merge({}, request, by_id)
+            requested = yield from _merge({}, request, by_id)
             can_create_session = request.session_epoch == INITIAL_EPOCH
             return FetchContext(requested.values(), can_create_session=can_create_session, uses_topic_ids=by_id)
         if session is None:
@@ -188,13 +196,15 @@ class FetchSessionCache:
             return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != by_id:
             return FetchContext(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        _merge(session.partitions, request, by_id)
+        yield from _merge(session.partitions, request, by_id)
+        if self._sessions.get(session.session_id) is not session or session.epoch != request.session_epoch:
+            return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)  # changed between two steps
         for topic in request.forgotten_topics_data:
             for number in topic.partitions:
                 session.partitions.pop((topic.topic_id if by_id else topic.topic, number), None)
         if not session.partitions:
             self._remove(session)
-            return FetchContext(_merge({}, request, by_id).values())
+            return FetchContext((yield from _merge({}, request, by_id)).values())
         self._touch(session, now_ms)
         if self._partition_count > MAX_PARTITIONS:
             self._remove(session)
@@ -207,29 +217,45 @@ class FetchSessionCache:
 
         Returns INVALID_FETCH_SESSION_EPOCH if another connection has received a later request of the session.
         """
+        return run_steps(self.respond_steps(context, entries, now_ms))
+
+    def respond_steps(
+        self, context: FetchContext, entries: PartitionEntries, now_ms: int
+    ) -> StorageSteps[SessionResponse]:
+        """As `update_and_respond`, in steps."""
         session = context.session
         if session is None:
             can_create = context.can_create_session
-            session_id = self._create(context.uses_topic_ids, entries, now_ms) if can_create else NO_SESSION
+            session_id = NO_SESSION
+            if can_create:
+                session_id = yield from self._create(context.uses_topic_ids, entries, now_ms)
             return SessionResponse(ErrorCode.NONE, session_id, entries)
         if session.epoch != context.epoch:
             return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
-        included = [(partition, entry) for partition, entry in entries if partition.should_include(entry)]
-        for partition, entry in entries:
+        included = []
+        for number, (partition, entry) in enumerate(entries, 1):
+            if partition.should_include(entry):
+                included.append((partition, entry))
             partition.record_response(entry)
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield None
+                if session.epoch != context.epoch:
+                    return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
         for partition, entry in included:
-            if entry.records:
+            if entry.records and partition.key in session.partitions:
                 # move to the end, so that the other partitions are first in the next response
                 session.partitions[partition.key] = session.partitions.pop(partition.key)
         return SessionResponse(ErrorCode.NONE, session.session_id, included)
 
-    def _create(self, uses_topic_ids: bool, entries: PartitionEntries, now_ms: int) -> int:
-        if not self._evict_for(len(entries), now_ms):
-            return NO_SESSION
+    def _create(self, uses_topic_ids: bool, entries: PartitionEntries, now_ms: int) -> StorageSteps[int]:
         partitions: dict[Key, CachedPartition] = {}
-        for partition, entry in entries:
+        for number, (partition, entry) in enumerate(entries, 1):
             partition.high_watermark, partition.log_start_offset = entry.high_watermark, entry.log_start_offset
             partitions[partition.key] = partition
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield None
+        if not self._evict_for(len(entries), now_ms):
+            return NO_SESSION
         session_id = self._new_id()
         while session_id in self._sessions:
             session_id = self._new_id()
@@ -272,8 +298,11 @@ class FetchSessionCache:
         self._partition_count -= session.size
 
 
-def _merge(partitions: dict[Key, CachedPartition], request: FetchRequest, by_id: bool) -> dict[Key, CachedPartition]:
+def _merge(
+    partitions: dict[Key, CachedPartition], request: FetchRequest, by_id: bool
+) -> StorageSteps[dict[Key, CachedPartition]]:
     """Adds the partitions of a request; known ones keep their position, the last of duplicates counts."""
+    merged = 0
     for topic in request.topics:
         name = None if by_id else topic.topic
         topic_key = topic.topic_id if by_id else topic.topic
@@ -284,4 +313,7 @@ def _merge(partitions: dict[Key, CachedPartition], request: FetchRequest, by_id:
                 partitions[key] = CachedPartition(key, name, topic.topic_id, requested)
             else:
                 known.update(requested)
+            merged += 1
+            if merged % _PARTITIONS_PER_STEP == 0:
+                yield None
     return partitions
