@@ -212,7 +212,7 @@ class Broker:
         Raises: ApiError.
         """
         log = self.partitions.partition(*topic_partition).log
-        if is_internal and log.corrupt_range is None:
+        if topic_partition.topic in INTERNAL_TOPICS and log.corrupt_range is None:
             topic = topic_partition.topic
             text = f"Topic {topic} stores the state of groups or transactions. Delete groups instead."
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import uuid
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
+from spark_groupsource.broker.api.group_parts import in_parts, parts_of
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -42,6 +44,7 @@ _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponse
 _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 _GROUPS_PER_STEP = 200
+_DIVIDED_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS})
 
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
 CompleteResponse = Callable[[Any], None]
@@ -85,9 +88,18 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResp
     )
 
 
-def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> ResponseAction:
-    """Passes a request to the group coordinator without further checks."""
-    broker.group_coordinator.handle(context, request)
+def group_request(
+    broker: Broker, context: ApiRequestContext, request: GroupRequest, complete: CompleteResponse | None = None
+) -> ResponseAction | Steps:
+    """Passes a request to the group coordinator without further checks, a large one in parts.
+
+    `complete` adds partitions to the response that the coordinator has not seen.
+    """
+    if request.API_KEY in _DIVIDED_APIS:
+        parts = parts_of(request, context.api_version)
+        if len(parts) > 1:
+            return in_parts(broker, context, request, parts, complete)
+    broker.group_coordinator.handle(context, request, complete)
     return DELAYED
 
 
@@ -96,7 +108,7 @@ def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequ
 
 def offset_commit(
     broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse | ResponseAction:
+) -> OffsetCommitResponse | ResponseAction | Steps:
     """Commits offsets; partitions that do not exist get an error each."""
     by_id = context.api_version >= _TOPIC_ID_VERSION
     topics, unknown_ids = _resolve_commit_topics(broker, request.topics) if by_id else (request.topics, [])
@@ -123,8 +135,7 @@ def offset_commit(
         retention_time_ms=request.retention_time_ms,
         topics=existing,
     )
-    broker.group_coordinator.handle(context, checked, complete)
-    return DELAYED
+    return group_request(broker, context, checked, complete)
 
 
 def _resolve_commit_topics(
@@ -141,7 +152,7 @@ def _resolve_commit_topics(
     return resolved, unknown
 
 
-def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> ResponseAction:
+def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> ResponseAction | Steps:
     """Returns committed offsets; topics have names, and ids from version 10."""
     if context.api_version < _TOPIC_ID_VERSION:
         return group_request(broker, context, request)
@@ -173,8 +184,7 @@ def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
                 group.topics = [*group.topics, *map(_fetch_unknown_id, unknown_ids[group.group_id])]
 
     checked = OffsetFetchRequest(groups=resolved, require_stable=request.require_stable)
-    broker.group_coordinator.handle(context, checked, complete)
-    return DELAYED
+    return group_request(broker, context, checked, complete)
 
 
 def offset_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> ResponseAction:

@@ -12,7 +12,7 @@ import logging
 
 from spark_groupsource.broker.api.groups import add_topics, group_request, missing_topics, split_by_existence
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
@@ -131,7 +131,7 @@ def end(broker: Broker, context: ApiRequestContext, request: EndTxnRequest) -> E
 
 def commit_offsets(
     broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse | ResponseAction:
+) -> TxnOffsetCommitResponse | ResponseAction | Steps:
     """Commits offsets with a transaction; partitions that do not exist get an error each."""
     existing, missing = split_by_existence(broker, request.topics, _CommitTopic)
     errors = missing_topics(missing, _CommittedTopic, _CommittedTopic.TxnOffsetCommitResponsePartition)

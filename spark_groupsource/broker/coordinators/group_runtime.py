@@ -58,10 +58,16 @@ class _ShardToken(NamedTuple):
     partition: int
 
 
+class _PartToken(NamedTuple):
+    """Token of one part of a request that is handled in steps."""
+
+    responses: list[ApiMessage]
+
+
 class _FanOut:
     """A request that was split over several shards, and the responses so far."""
 
-    def __init__(self, token: int, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
+    def __init__(self, token: object, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
         self.token = token
         self.request = request
         self.api_version = api_version
@@ -162,23 +168,36 @@ class GroupRuntime:
         """
         if complete_response is not None:
             self._complete_response[context.token] = complete_response
+        self._handle(context, request, context.token)
+
+    def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
+        """Returns the response to a part of a request: a commit or fetch of offsets, a description, a deletion.
+
+        The coordinator responds to these at once.
+        """
+        token = _PartToken([])
+        self._handle(context, request, token)
+        (response,) = token.responses
+        return response
+
+    def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:
         try:
             count = self.shards.ensure_topic()
         except ApiError:
             error = error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
-            self._reply(context.token, error)
+            self._reply(token, error)
             return
         parts = split_request(request, context.api_version, count)
         if request.API_KEY == ListGroupsRequest.API_KEY:
             parts = {number: part for number, part in parts.items() if self.shards.is_leader(context.node_id, number)}
         if len(parts) == 1:
             for partition, part in parts.items():
-                self._handle_part(context, partition, part, context.token)
+                self._handle_part(context, partition, part, token)
             return
         if not parts:
-            self._reply(context.token, merge_responses(request, context.api_version, []))
+            self._reply(token, merge_responses(request, context.api_version, []))
             return
-        fan_out = _FanOut(context.token, request, context.api_version, list(parts))
+        fan_out = _FanOut(token, request, context.api_version, list(parts))
         for partition, part in parts.items():
             self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
 
@@ -294,6 +313,9 @@ class GroupRuntime:
             self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:
+        if isinstance(token, _PartToken):
+            token.responses.append(response)
+            return
         if not isinstance(token, _ShardToken):
             assert isinstance(token, int)
             complete_response = self._complete_response.pop(token, None)

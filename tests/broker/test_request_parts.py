@@ -1,0 +1,145 @@
+"""Requests for thousands of partitions or groups: complete responses, and bounded time of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.wire.frames import decode_response
+from spark_groupsource.wire.messages import (
+    DeleteGroupsRequest,
+    DeleteRecordsRequest,
+    DescribeGroupsRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+
+PARTITIONS = 1_200
+GROUPS = 350
+_LIMIT_MS = 60
+"""Three times the bound of a slice, in processor time of the event loop: other tests run at the same time."""
+
+_CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
+_FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with EmbeddedBroker(config={"offsets.topic.num.partitions": "3"}) as broker:
+        with RawConnection(broker.bootstrap_servers) as connection:
+            create_topic(connection, "many", PARTITIONS)
+            connection.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 4)
+        yield broker
+
+
+@pytest.fixture
+def connection(broker):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        yield connection
+
+
+@pytest.fixture
+def slices(monkeypatch):
+    """Processor time of each callback of the event loop from now on, in ms."""
+    times: list[float] = []
+    run = asyncio.Handle._run
+
+    def timed(handle):
+        started = time.thread_time()
+        run(handle)
+        times.append((time.thread_time() - started) * 1000)
+
+    gc.collect()
+    monkeypatch.setattr(asyncio.Handle, "_run", timed)
+    return times
+
+
+def _commit(connection, count: int):
+    partition = _CommitTopic.OffsetCommitRequestPartition
+    topics = [
+        _CommitTopic(name=name, partitions=[
+            partition(partition_index=number, committed_offset=number, committed_metadata="") for number in range(count)
+        ])
+        for name in ("many", "unknown")
+    ]  # fmt: skip
+    return connection.call(OffsetCommitRequest(group_id="g", member_id="", topics=topics), 8)
+
+
+def test_offsets_of_many_partitions_are_committed_and_fetched_in_parts(connection, slices):
+    committed = {topic.name: topic.partitions for topic in _commit(connection, PARTITIONS).topics}
+    assert [each.partition_index for each in committed["many"]] == list(range(PARTITIONS))
+    assert {each.error_code for each in committed["many"]} == {0}
+    assert [each.error_code for each in committed["unknown"]] == [3] * PARTITIONS
+    wanted = [
+        _FetchGroup.OffsetFetchRequestTopics(name="many", partition_indexes=list(range(PARTITIONS))),
+        _FetchGroup.OffsetFetchRequestTopics(name="other", partition_indexes=[0]),
+    ]
+    groups = [_FetchGroup(group_id="g", topics=wanted), _FetchGroup(group_id="other", topics=None)]
+    fetched = connection.call(OffsetFetchRequest(groups=groups, require_stable=False), 8).groups
+    assert [(group.group_id, [topic.name for topic in group.topics]) for group in fetched] == [
+        ("g", ["many", "other"]), ("other", [])
+    ]  # fmt: skip
+    assert [each.committed_offset for each in fetched[0].topics[0].partitions] == list(range(PARTITIONS))
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="many", partition_indexes=list(range(PARTITIONS)))
+    (older,) = connection.call(OffsetFetchRequest(group_id="g", topics=[topic]), 5).topics
+    assert [each.committed_offset for each in older.partitions] == list(range(PARTITIONS))
+    assert max(slices) < _LIMIT_MS
+
+
+def test_many_groups_are_described_and_deleted_in_the_order_of_the_request(connection, slices):
+    names = [f"group-{number}" for number in range(GROUPS)]
+    described = connection.call(DescribeGroupsRequest(groups=names, include_authorized_operations=False), 4).groups
+    assert [group.group_id for group in described] == names
+    deleted = connection.call(DeleteGroupsRequest(groups_names=[*names, names[0]]), 1).results
+    assert [result.group_id for result in deleted] == names
+    assert max(slices) < _LIMIT_MS
+
+
+def _fetch_many(session_id: int, session_epoch: int, *, wait_ms: int = 0):
+    request = fetch_request("many", 0, max_wait_ms=wait_ms)
+    (topic,) = request.topics
+    (partition,) = topic.partitions
+    request.session_id, request.session_epoch = session_id, session_epoch
+    topic.partitions = [
+        FetchRequest.FetchTopic.FetchPartition(**{**partition.to_dict(), "partition": number})
+        for number in range(PARTITIONS)
+    ]  # fmt: skip
+    return request
+
+
+def test_a_session_of_many_partitions_is_read_in_steps_and_completes_after_an_append(broker, connection, slices):
+    first = connection.call(_fetch_many(0, 0), 11)
+    assert (first.error_code, sum(len(topic.partitions) for topic in first.responses)) == (0, PARTITIONS)
+    waits = _fetch_many(first.session_id, 1, wait_ms=20_000)
+    waits.topics = []
+    connection.post(waits, 11)
+    with RawConnection(broker.bootstrap_servers) as producer:
+        produce(producer, "many", batch(b"value", timestamp_ms=int(time.time() * 1000)), partition=PARTITIONS - 1)
+    answer = decode_response(connection.read_frame(), waits, 11, 2)
+    assert [[each.partition_index for each in topic.partitions] for topic in answer.responses] == [[PARTITIONS - 1]]
+    assert fetched_values(answer.responses[0].partitions[0]) == [b"value"]
+    assert max(slices) < _LIMIT_MS
+
+
+def test_records_of_many_partitions_are_deleted_in_steps(connection, slices):
+    topic = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = topic.DeleteRecordsPartition
+    for number in (1, PARTITIONS - 2):
+        produce(connection, "many", batch(b"v", timestamp_ms=int(time.time() * 1000)), partition=number)
+    offsets = [partition(partition_index=number, offset=-1) for number in range(PARTITIONS)]
+    offsets.append(partition(partition_index=PARTITIONS, offset=0))
+    offsets.append(partition(partition_index=5, offset=7))
+    request = DeleteRecordsRequest(topics=[topic(name="many", partitions=offsets)], timeout_ms=1000)
+    results = connection.call(request, 2).topics[0].partitions
+    by_number = {each.partition_index: (each.error_code, each.low_watermark) for each in results}
+    assert (by_number[0], by_number[1], by_number[PARTITIONS - 2]) == ((0, 0), (0, 1), (0, 1))
+    assert (by_number[PARTITIONS][0], by_number[5][0]) == (3, 1)
+    assert max(slices) < _LIMIT_MS
