@@ -1,7 +1,7 @@
 """Columns of the tables: names, types, units, descriptions.
 
 The schemas of Arrow and of Spark and docs/tables.md are derived from these definitions. Columns have the names of
-Kafka's tools in snake case. Spark asks for the schema in `load()`, so this module imports neither PyArrow nor PySpark.
+Kafka's tools in snake case. Spark requests the schema in `load()`, so this module imports neither PyArrow nor PySpark.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CURRENT_OFFSET = TableColumn(
     "current_offset", "bigint", "Committed offset, the next offset to read; null if none is committed."
 )
 _CLIENT_ID = TableColumn("client_id", "string", "Client id of the member.")
-_HOST = TableColumn("host", "string", "Address of the member as its coordinator sees it.")
+_HOST = TableColumn("host", "string", "Address of the member at its coordinator.")
 _CONSUMER_ID = TableColumn("consumer_id", "string", "Member id.")
 
 _DEFINITIONS = (
@@ -156,7 +156,7 @@ _DEFINITIONS = (
             TableColumn("log_end_offset", "bigint", "High watermark, the end that consumers can read."),
             TableColumn("lag", "bigint", "log_end_offset minus current_offset.", "offsets"),
             TableColumn("consumer_id", "string", "Member id of the owner; null without one."),
-            TableColumn("host", "string", "Address of the owner as its coordinator sees it."),
+            TableColumn("host", "string", "Address of the owner at its coordinator."),
             TableColumn("client_id", "string", "Client id of the owner."),
             TableColumn(
                 "lag_ms",
@@ -201,7 +201,7 @@ _DEFINITIONS = (
             TableColumn("host", "string", "Address of that member."),
             TableColumn("started_at", "timestamp", "Start of the rebalance; null: the history does not contain it."),
             TableColumn("completed_at", "timestamp", "Timestamp of the group record: the assignment is complete."),
-            TableColumn("notice_ms", "bigint", "Time until every member noticed the rebalance; null.", "ms"),
+            TableColumn("notice_ms", "bigint", "Time until every member was notified of the rebalance; null.", "ms"),
             TableColumn("batch_ms", "bigint", "Time of waiting for batches in flight; null.", "ms"),
             TableColumn("join_ms", "bigint", "Time until every member had joined; null.", "ms"),
             TableColumn("assignment_ms", "bigint", "Time of the assignor; null.", "ms"),

@@ -46,7 +46,7 @@ def estimates(
 
     Raises: BrokerError, NetworkError.
     """
-    now_ms = cluster.clock.timestamp_ms()
+    timestamp_ms = cluster.clock.timestamp_ms()
     pairs = [(group_id, row) for group_id, rows in lags.items() for row in rows]
     # a position before the log start offset is reset there or later
     lagging = {row.topic_partition for _, row in pairs if (row.lag or 0) > 0}
@@ -55,8 +55,8 @@ def estimates(
     # without permission for the sizes, the batches show the bytes of a record
     sampled = (lagging if "lag_ms" in columns else lagging - sizes.keys()) & starts.keys()
     rates = bool({"records_per_second", "catch_up_ms"} & set(columns))
-    commits = _commits_since(cluster, now_ms - _WINDOW_MS, set(lags)) if rates else None
-    produced = offsets_at(cluster, lagging, now_ms - _WINDOW_MS) if "catch_up_ms" in columns else {}
+    commits = _commits_since(cluster, timestamp_ms - _WINDOW_MS, set(lags)) if rates else None
+    produced = offsets_at(cluster, lagging, timestamp_ms - _WINDOW_MS) if "catch_up_ms" in columns else {}
     batches = {
         group_id: first_batches(
             cluster,
@@ -72,20 +72,21 @@ def estimates(
         tp, lag, end = row.topic_partition, row.lag, row.log_end_offset
         first = batches[group_id].get(tp)
         log = LogSpan(starts[tp], end, sizes.get(tp)) if tp in starts and end is not None else None
-        consumed = _consumed(row, None if commits is None else commits.get((group_id, tp)), now_ms, commits is not None)
+        commit = None if commits is None else commits.get((group_id, tp))
+        consumed = _consumed(row, commit, timestamp_ms, commits is not None)
         yield {
-            "lag_ms": lag_ms(lag, first, now_ms),
+            "lag_ms": lag_ms(lag, first, timestamp_ms),
             "lag_bytes": lag_bytes(lag, log, first),
             "records_per_second": consumed,
             "catch_up_ms": catch_up_ms(lag, consumed, _appended(produced.get(tp), end)),
         }
 
 
-def _consumed(row: LagRow, first: tuple[int, int] | None, now_ms: int, is_known: bool) -> float | None:
+def _consumed(row: LagRow, first: tuple[int, int] | None, timestamp_ms: int, is_known: bool) -> float | None:
     """Growth of the committed offset since the first commit of the window."""
     if row.committed is None or not is_known:
         return None
-    return 0.0 if first is None else growth_per_second(*first, row.committed.offset, now_ms)
+    return 0.0 if first is None else growth_per_second(*first, row.committed.offset, timestamp_ms)
 
 
 def _appended(at_start: int | None, end: int | None) -> float | None:

@@ -1,6 +1,6 @@
 """Reads group records of `__consumer_offsets`.
 
-The topic may not be readable for a client; what is derived from it is then unknown.
+Without READ permission on the topic, values from its records are unknown.
 """
 
 from __future__ import annotations

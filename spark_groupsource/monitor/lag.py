@@ -60,13 +60,13 @@ def lag_rows(
     return rows
 
 
-def lag_ms(lag: int | None, first: FirstBatch | None, now_ms: int) -> int | None:
+def lag_ms(lag: int | None, first: FirstBatch | None, timestamp_ms: int) -> int | None:
     """Age of the first record that is not read, 0 without lag; None if it is unknown."""
     if lag is None:
         return None
     if lag <= 0:
         return 0
-    return None if first is None or first.timestamp_ms < 0 else max(0, now_ms - first.timestamp_ms)
+    return None if first is None or first.timestamp_ms < 0 else max(0, timestamp_ms - first.timestamp_ms)
 
 
 def lag_bytes(lag: int | None, log: LogSpan | None, first: FirstBatch | None) -> int | None:
@@ -81,9 +81,9 @@ def lag_bytes(lag: int | None, log: LogSpan | None, first: FirstBatch | None) ->
     return None if first is None else round(lag * first.size / first.offsets)
 
 
-def growth_per_second(before: int, before_ms: int, now: int, now_ms: int) -> float | None:
+def growth_per_second(before: int, before_timestamp_ms: int, now: int, timestamp_ms: int) -> float | None:
     """Growth of an offset between two moments; None if they are less than one second apart."""
-    elapsed_ms = now_ms - before_ms
+    elapsed_ms = timestamp_ms - before_timestamp_ms
     return None if elapsed_ms < 1_000 else max(0.0, (now - before) * 1_000 / elapsed_ms)
 
 

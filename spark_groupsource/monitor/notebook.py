@@ -12,7 +12,7 @@ from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
 
 
-def connect(bootstrap: Any, **kafka: Any) -> Cluster:
+def connect(bootstrap: Any, **kafka: Any) -> ClusterView:
     """Returns a client of a cluster.
 
     Args:
@@ -34,11 +34,11 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
     except BaseException:
         client.close()
         raise
-    return Cluster(client, address)
+    return ClusterView(client, address)
 
 
-class Cluster:
-    """Topics and groups of a cluster; each call reads them anew. A context manager.
+class ClusterView:
+    """Topics and groups of a cluster; each call reads them again. A context manager.
 
     `topic` and `group` are names or regular expressions, separated by commas; None selects all.
     """
@@ -67,7 +67,7 @@ class Cluster:
         """Closes the connections."""
         self._client.close()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> ClusterView:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,9 +88,9 @@ class Cluster:
 
 
 class Group:
-    """One consumer group; each call reads it anew."""
+    """One consumer group; each call reads it again."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: ClusterView, name: str) -> None:
         self._cluster = cluster
         self.name = name
 

@@ -2,7 +2,7 @@
 
 The coordinator stores a group record when a rebalance completes: generation, members with subscription and assignment,
 the time of the end of the join phase (Kafka `currentStateTimestamp`), and the timestamp of the record. The cause is
-inferred from two records; what they do not show is UNKNOWN.
+inferred from two records, UNKNOWN if they do not show it.
 
 Source: Kafka `GroupMetadataManager` (when a JoinGroup of a stable group starts a rebalance).
 """
@@ -27,7 +27,7 @@ class GroupRecord(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """One completed rebalance; None for what the history does not show."""
+    """One completed rebalance; values that the history does not show are None."""
 
     generation: int
     cause: str

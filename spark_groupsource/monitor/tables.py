@@ -36,7 +36,7 @@ _NO_PROTOCOL = frozenset({"", None})
 
 @dataclass(frozen=True)
 class TableQuery:
-    """What is read of a table.
+    """Selected columns and rows of a table.
 
     Attributes:
         columns: the selected columns; the others need not be computed.
@@ -175,7 +175,7 @@ def _rebalances(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
 
 
 def rebalance_row(group_id: str, rebalance: Rebalance) -> Row:
-    """Returns the row of table rebalances; what is unknown is absent."""
+    """Returns the row of table rebalances; unknown values are absent."""
     actor = rebalance.actor
     return {
         "group": group_id,
