@@ -41,7 +41,7 @@ from spark_groupsource.monitor.cluster_reads import group_lag
 PARTITIONS = 6
 MEMBERS = 2
 PRODUCE_S = 20
-STEP_TIMEOUT_S = 90
+STEP_TIMEOUT_S = 300
 POLL_MS = 200
 BROKER_CONFIG = {"group.initial.rebalance.delay.ms": "500"}
 DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"

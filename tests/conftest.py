@@ -19,7 +19,7 @@ import pytest
 from real_kafka import RealKafka
 from support import startup
 from support.clusters import BROKER_CONFIG, Cluster
-from support.selection import files_of_share, is_for_soak
+from support.selection import files_of_share, is_for_soak, place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("check", deadline=None, max_examples=10)
 hypothesis.settings.load_profile("suite")
 
@@ -38,8 +38,6 @@ startup.configure()
 
 # fixtures that start a process which `make check` does without; a test that uses one of them gets the mark of that name
 MARKED_FIXTURES = ("spark", "kafka", "java")
-# the directories whose files take longest, minutes; the others take seconds
-LONG_FIRST = ("chaos", "source", "matrix", "parity", "client")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -71,14 +69,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the long variants to ``--soak``, and runs long files first, so that no worker is left with one at the end.
 
-    The order is random within a directory.
+    The order of the other files is random.
     """
     if not config.getoption("soak"):
         left = [item for item in items if is_for_soak(item)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
-    rank = {directory: place for place, directory in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

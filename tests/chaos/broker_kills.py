@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -371,58 +372,100 @@ def check_wide(connection: RawConnection, groups: range) -> None:
             raise CheckFailed(f"group wide-{number} has wrong offsets: {committed(connection, f'wide-{number}')}")
 
 
+class Restarts:
+    """Seconds from the start of the broker until it served the groups, and its processor seconds until then."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._seconds: list[float] = []
+        self._cpu_s: list[float] = []
+
+    def add(self, seconds: float, cpu_s: float) -> None:
+        """Raises: CheckFailed when the restart took longer than the limit."""
+        self._seconds.append(seconds)
+        self._cpu_s.append(cpu_s)
+        # on a busy machine the time on the clock means little
+        if min(seconds, cpu_s) > self._limit_s:
+            text = f"restart {len(self._seconds)} took {seconds:.2f} s, {cpu_s:.2f} s of processor time"
+            raise CheckFailed(f"{text}; the limit is {self._limit_s} s")
+        if len(self._seconds) % 25 == 0:
+            print(f"{len(self._seconds)} kills, slowest restart {max(self._seconds):.2f} s", flush=True)
+
+    def __str__(self) -> str:
+        middle = len(self._seconds) // 2
+        return (
+            f"restart {sorted(self._seconds)[middle]:.2f} s median, {max(self._seconds):.2f} s maximum, "
+            f"processor time {sorted(self._cpu_s)[middle]:.2f} s median, {max(self._cpu_s):.2f} s maximum"
+        )
+
+
 def run(directory: Path, options: argparse.Namespace) -> None:
+    """Raises: CheckFailed."""
     broker = BrokerCommand(directory)
+    restarts = Restarts(options.restart_limit_s)
     try:
-        _run(broker, options)
+        broker.start()
+        groups = _prepare(broker, options.group_records)
+        loads: list[Load] = [Idempotent(broker), Librdkafka(broker), Compacted(broker)]
+        loads += [Commits(broker, f"g{number}", number % 2 == 0) for number in range(4)]
+        for load in loads:
+            load.start()
+        try:
+            _kill(broker, loads, groups, restarts, options)
+        finally:
+            for load in loads:
+                load.done.set()
+            for load in loads:
+                load.join(40)
+        _check_all(broker, loads, groups)
     finally:
         if broker.process is not None:
             broker.process.kill()
+    cuts = sum("Truncated" in line for line in broker.log_lines())
+    records = sum(len(load.acked) for load in loads if isinstance(load, Idempotent))
+    commits = sum(load.acked + 1 for load in loads if isinstance(load, Commits))
+    print(
+        f"{options.kills} kills, {records} records and {commits} commits acknowledged, none missing, none twice; "
+        f"{groups * WIDE} offsets of other groups; {restarts}; {cuts} incomplete tails were truncated"
+    )
 
 
-def _run(broker: BrokerCommand, options: argparse.Namespace) -> None:
-    kills = options.kills
-    randomness = random.Random(options.seed)
-    broker.start()
+def _prepare(broker: BrokerCommand, group_records: int) -> int:
+    """Creates the topics and fills __consumer_offsets; returns the number of groups."""
     with RawConnection(broker.address) as connection:
         create_topic(connection, "wide", WIDE)
         create_topic(connection, "own")
         create_topic(connection, "librdkafka", 2)
         create_topic(connection, "compacted", cleanup_policy="compact", segment_bytes="20000")
-        groups = fill(connection, options.group_records)
-        print(f"{groups * WIDE} offsets committed", flush=True)
-    loads = [Idempotent(broker), Librdkafka(broker), Compacted(broker)]
-    loads += [Commits(broker, f"g{number}", number % 2 == 0) for number in range(4)]
-    for load in loads:
-        load.start()
-    restarts, cpu_times = [], []
-    try:
-        for number in range(kills):
-            time.sleep(randomness.uniform(0, options.longest_s))
-            broker.stop(kill=True)
-            before = [load.acknowledged() for load in loads]
-            started = time.monotonic()
-            broker.start()
-            with RawConnection(broker.address) as connection:
-                first = randomness.randrange(max(groups - 8, 1))
-                check_wide(connection, range(first, min(first + 8, groups)))  # of every partition of __consumer_offsets
-                restarts.append(time.monotonic() - started)
-                cpu_times.append(broker.cpu_s())
-                for load, then in zip(loads, before):
-                    load.check(connection, then)
-                    if load.failure:
-                        raise CheckFailed(f"{load.name} stopped: {load.failure}")
-            # on a busy machine the time on the clock means little
-            if min(restarts[-1], cpu_times[-1]) > options.restart_limit_s:
-                text = f"restart {number + 1} took {restarts[-1]:.2f} s, {cpu_times[-1]:.2f} s of processor time"
-                raise CheckFailed(f"{text}; the limit is {options.restart_limit_s} s")
-            if (number + 1) % 25 == 0:
-                print(f"{number + 1} kills, slowest restart {max(restarts):.2f} s", flush=True)
-    finally:
-        for load in loads:
-            load.done.set()
-        for load in loads:
-            load.join(40)
+        groups = fill(connection, group_records)
+    print(f"{groups * WIDE} offsets committed", flush=True)
+    return groups
+
+
+def _kill(
+    broker: BrokerCommand, loads: Sequence[Load], groups: int, restarts: Restarts, options: argparse.Namespace
+) -> None:
+    """Kills and restarts the broker at random times; checks the load after each restart."""
+    randomness = random.Random(options.seed)
+    for _ in range(options.kills):
+        time.sleep(randomness.uniform(0, options.longest_s))
+        broker.stop(kill=True)
+        before = [load.acknowledged() for load in loads]
+        started = time.monotonic()
+        broker.start()
+        with RawConnection(broker.address) as connection:
+            first = randomness.randrange(max(groups - 8, 1))
+            check_wide(connection, range(first, min(first + 8, groups)))  # of every partition of __consumer_offsets
+            seconds, cpu_s = time.monotonic() - started, broker.cpu_s()
+            for load, then in zip(loads, before):
+                load.check(connection, then)
+                if load.failure:
+                    raise CheckFailed(f"{load.name} stopped: {load.failure}")
+        restarts.add(seconds, cpu_s)
+
+
+def _check_all(broker: BrokerCommand, loads: Sequence[Load], groups: int) -> None:
+    """Restarts the broker cleanly, reads everything from the beginning, and checks the broker's log."""
     broker.stop(kill=False)
     broker.start()
     with RawConnection(broker.address) as connection:
@@ -437,16 +480,6 @@ def _run(broker: BrokerCommand, options: argparse.Namespace) -> None:
     bad = [line for line in broker.log_lines() if any(problem in line.lower() for problem in problems)]
     if bad:
         raise CheckFailed(f"the broker logged: {bad[0]}")
-    cuts = sum("Truncated" in line for line in broker.log_lines())
-    records = sum(len(load.acked) for load in loads if isinstance(load, Idempotent))
-    commits = sum(load.acked + 1 for load in loads if isinstance(load, Commits))
-    print(
-        f"{kills} kills, {records} records and {commits} commits acknowledged, none missing, none twice; "
-        f"{groups * WIDE} offsets of other groups; restart {sorted(restarts)[len(restarts) // 2]:.2f} s median, "
-        f"{max(restarts):.2f} s maximum, processor time {sorted(cpu_times)[len(cpu_times) // 2]:.2f} s median, "
-        f"{max(cpu_times):.2f} s maximum; "
-        f"{cuts} incomplete tails were truncated"
-    )
 
 
 def main() -> int:

@@ -6,13 +6,12 @@ record can be traced to the batches that delivered it.
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet
+from support.file_sink import files_of, log_entries
 
 Position = tuple[int, int]
 
@@ -37,7 +36,7 @@ class Output:
 
     def __init__(self, name: str, directory: Path) -> None:
         self._name = name
-        self._log = directory / "rows" / "_spark_metadata"
+        self._sink = directory / "rows"
         self._entries: set[str] = set()
         self._files: set[str] = set()
         self.values: set[int] = set()
@@ -49,19 +48,15 @@ class Output:
 
     def new_deliveries(self) -> list[tuple[Batch, Position]]:
         """Returns the deliveries since the last call."""
-        if not self._log.exists():
-            return []
         found = []
-        # a compacted entry repeats the earlier ones and adds its own batch
-        names = {path.name for path in self._log.iterdir() if path.name.partition(".")[0].isdigit()}
-        for name in sorted(names - self._entries, key=lambda name: int(name.partition(".")[0])):
-            batch = Batch(self._name, int(name.partition(".")[0]))
-            for line in (self._log / name).read_text().splitlines()[1:]:
-                path = unquote(urlparse(json.loads(line)["path"]).path)
-                if path not in self._files:
-                    self._files.add(path)
-                    found += [(batch, position) for position in self._read(path)]
-            self._entries.add(name)
+        for entry in log_entries(self._sink):
+            if entry.name not in self._entries:
+                batch = Batch(self._name, int(entry.name.partition(".")[0]))
+                for path in files_of(entry):
+                    if path not in self._files:
+                        self._files.add(path)
+                        found += [(batch, position) for position in self._read(path)]
+                self._entries.add(entry.name)
         return found
 
     def _read(self, path: str) -> list[Position]:

@@ -14,8 +14,8 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_killed_broker_loses_no_acknowledged_record() -> None:
-    command = [sys.executable, str(TESTS / "chaos" / "broker_kills.py"), "--kills", "8"]
-    command += ["--group-records", "10000", "--restart-limit-s", "60"]
+    command = [sys.executable, str(TESTS / "chaos" / "broker_kills.py"), "--kills", "3"]
+    command += ["--group-records", "2000", "--restart-limit-s", "60"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr

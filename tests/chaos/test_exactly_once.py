@@ -10,4 +10,4 @@ from chaos.exactly_once import run
 
 @pytest.mark.slow
 def test_each_record_is_delivered_once_when_the_broker_is_killed(tmp_path: Path) -> None:
-    run(tmp_path, records=3_000, kills=3, seed=7)
+    run(tmp_path, records=1_000, kills=2, seed=7)

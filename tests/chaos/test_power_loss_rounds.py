@@ -15,8 +15,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", ["always", "os"])
 def test_broker_recovers_from_power_losses(flush: str) -> None:
-    command = [sys.executable, str(TESTS / "chaos" / "power_loss.py"), "--rounds", "8", "--flush", flush, "--seed", "5"]
+    command = [sys.executable, str(TESTS / "chaos" / "power_loss.py"), "--rounds", "4", "--flush", flush, "--seed", "5"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert f"--flush {flush}: 8 power losses" in run.stdout
+    assert f"--flush {flush}: 4 power losses" in run.stdout

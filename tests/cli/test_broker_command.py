@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from child_processes import start_process, stop_process
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
 from support.members import RdMember
@@ -77,6 +77,11 @@ def test_requests_are_served_with_any_state_of_standard_error(tmp_path: Path, ou
         stop_process(process, 20)
 
 
+def run_client(*arguments: str) -> Result:
+    """Runs a client command in this process."""
+    return CliRunner().invoke(main, arguments)
+
+
 def startup_error(*arguments: str) -> str:
     """The error of a broker that cannot start: one line on standard error, exit status 1."""
     run = subprocess.run([GROUPSOURCE, "broker", *arguments], capture_output=True, text=True, timeout=60)
@@ -99,8 +104,7 @@ def test_signal_stops_the_broker_and_a_restart_keeps_its_data(
         process.send_signal(number)
         assert process.wait(20) == 0
     with running_broker(tmp_path / "data", *settings) as (address, _):
-        run = [GROUPSOURCE, "groups", "describe", "--bootstrap-server", address, "--group", group]
-        rows = subprocess.run(run, capture_output=True, text=True, timeout=60).stdout.splitlines()[2:]
+        rows = run_client("groups", "describe", "--bootstrap-server", address, "--group", group).stdout.splitlines()[2:]
         assert [row.split()[1:6] for row in rows] == [[topic, "0", "5", "5", "0"], [topic, "1", "5", "5", "0"]]
 
 
@@ -109,9 +113,8 @@ def test_several_nodes_listen_and_lead_partitions(tmp_path: Path, topic: str) ->
     with running_broker(tmp_path / "data", "--brokers", "3") as (addresses, _):
         assert len(set(addresses.split(","))) == 3
         create_topic(addresses.split(",")[2], topic, 3)
-        described = [GROUPSOURCE, "topics", "describe", "--bootstrap-server", addresses, "--topic", topic]
-        completed = subprocess.run(described, capture_output=True, text=True, timeout=60)
-        assert completed.returncode == 0, completed
+        run = run_client("topics", "describe", "--bootstrap-server", addresses, "--topic", topic)
+        assert run.exit_code == 0, run
         listen_on = ("--listen", "127.0.0.1:65535", "--brokers", "3")
         assert "65535" in startup_error(*listen_on, "--data-dir", str(tmp_path / "b"))
 
@@ -164,8 +167,7 @@ def test_two_brokers_on_one_machine_are_independent(tmp_path: Path, topic: str) 
     with ExitStack() as stack:
         first, second = (stack.enter_context(running_broker(tmp_path / name))[0] for name in ("a", "b"))
         create_topic(first, topic)
-        listed = [GROUPSOURCE, "topics", "list", "--bootstrap-server", second]
-        assert subprocess.run(listed, capture_output=True, text=True, timeout=60).stdout == ""
+        assert run_client("topics", "list", "--bootstrap-server", second).stdout == ""
 
 
 @pytest.mark.slow
@@ -197,9 +199,8 @@ def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None
     assert "belongs to an Apache Kafka broker" in error and "--adopt" in error
     for _ in range(2):  # an adopted directory is opened as it is
         with running_broker(path, "--adopt") as (address, _):
-            run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address]
-            listed = subprocess.run(run, capture_output=True, text=True, timeout=60)
-            assert (listed.stdout, listed.returncode) == ("t\n", 0), listed
+            run = run_client("topics", "list", "--bootstrap-server", address)
+            assert (run.stdout, run.exit_code) == ("t\n", 0), run
     missing = str(tmp_path / "missing")
     assert "nothing to adopt" in startup_error("--listen", "127.0.0.1:0", "--adopt", "--data-dir", missing)
 
@@ -216,11 +217,11 @@ def test_sasl_authentication_of_a_scram_user(tmp_path: Path) -> None:
     files = ("--config-file", str(server), "--add-scram-file", str(users))
     overrides = ("--config", "sasl.enabled.mechanisms=SCRAM-SHA-512", "--config", "num.partitions=3")
     with running_broker(tmp_path / "data", *files, *overrides) as (address, _):
-        run = [GROUPSOURCE, "topics", "list", "--bootstrap-server", address, "--command-config", str(settings)]
-        assert subprocess.run(run, capture_output=True, text=True, timeout=60).returncode == 0
+        command = ("topics", "list", "--bootstrap-server", address, "--command-config", str(settings))
+        assert run_client(*command).exit_code == 0
         settings.write_text(settings.read_text().replace("secret", "wrong"))
-        completed = subprocess.run(run, capture_output=True, text=True, timeout=60)
-        assert completed.returncode == 1
-        assert "invalid credentials with SASL mechanism SCRAM-SHA-512" in completed.stderr
+        run = run_client(*command)
+        assert run.exit_code == 1
+        assert "invalid credentials with SASL mechanism SCRAM-SHA-512" in run.stderr
     error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "b"), "--add-scram", "ann:secret")
     assert "--add-scram" in error and "MECHANISM=" in error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ from support.java_tools import CONSOLE_CONSUMER, DELETE_RECORDS, GROUPS, OFFSETS
 from support.members import JavaMember, JavaProducer, RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.kafka
 
@@ -155,17 +159,37 @@ def offsets_of(rows: list[list[str]], topic: str) -> dict[str, str]:
     return {row[2]: row[3] for row in rows if row[1:2] == [topic]}
 
 
-def test_every_option_of_reset_offsets(tool: Tool, filled: str, group: str, tmp_path: Path) -> None:
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Cluster]:
+    settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
+    opened = Cluster(settings.bootstrap, settings)
+    yield opened
+    opened.close()
+
+
+def commit(client: Cluster, group: str, topic: str, offset: int) -> None:
+    client.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(offset) for number in range(2)})
+
+
+def committed(client: Cluster, group: str) -> tuple[str, ...]:
+    found = client.fetch_committed(group)
+    return tuple(str(commit.offset) for _, commit in sorted(found.items()) if commit is not None)
+
+
+def test_every_option_of_reset_offsets(
+    tool: Tool, client: Cluster, filled: str, group: str, tmp_path: Path
+) -> None:
     both = ("--reset-offsets", "--group", group, "--topic", filled)
+    returned = tool(GROUPS, *both, "--to-offset", "5", "--execute")
+    assert offsets_of(returned, filled) == offsets_of(tool(GROUPS, "--describe", "--group", group), filled)
     for form, expected in RESETS.items():
-        returned = tool(GROUPS, *both, "--to-offset", "5", "--execute")
-        assert offsets_of(returned, filled) == {"0": "5", "1": "5"}
+        commit(client, group, filled, 5)
         dry = tool(GROUPS, *both, *form.split(), "--dry-run")
         assert offsets_of(dry, filled) == dict(zip("01", expected)), form
-        assert offsets_of(tool(GROUPS, "--describe", "--group", group), filled) == {"0": "5", "1": "5"}, form
+        assert committed(client, group) == ("5", "5"), form
         done = tool(GROUPS, *both, *form.split(), "--execute")
         assert offsets_of(done, filled) == dict(zip("01", expected)), form
-        assert offsets_of(tool(GROUPS, "--describe", "--group", group), filled) == dict(zip("01", expected)), form
+        assert committed(client, group) == expected, form
     # one partition; all topics; a plan, exported and read again
     one = ("--reset-offsets", "--group", group, "--topic", f"{filled}:1", "--to-offset", "2", "--execute")
     assert offsets_of(tool(GROUPS, *one), filled) == {"1": "2"}

@@ -25,20 +25,19 @@ def test_schemas_are_equal_in_names_types_and_nullability(sources, samples, incl
     assert streams[0] == streams[1]
 
 
-@pytest.mark.parametrize("kind", TOPICS)
-def test_batch_read_of_every_kind_of_topic(sources, samples, kind):
-    actual = sources.check_batch(subscribe=samples[kind], includeHeaders="true")
-    assert actual.isEmpty() == (kind == "empty")
+def test_batch_read_of_every_kind_of_topic(sources, samples):
+    found = sources.check_batch(*({"subscribe": samples[kind], "includeHeaders": "true"} for kind in TOPICS))
+    assert [kind for kind, rows in zip(TOPICS, found) if not rows] == ["empty"]
 
 
-@pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_aborted_transactions(spark, cluster, topic, tmp_path, level):
+def test_aborted_transactions(spark, cluster, topic, tmp_path):
     add_connector(spark)
     sources = BothSources(spark, cluster.bootstrap_servers, tmp_path)
     transactions(cluster.bootstrap_servers, topic)
-    actual = sources.check_batch(subscribe=topic, **{"kafka.isolation.level": level})
-    words = {bytes(row.value).split()[0] for row in actual.select("value").collect()}
-    assert words == {b"kept", b"plain"} | ({b"aborted"} if level == "read_uncommitted" else set())
+    levels = ("read_committed", "read_uncommitted")
+    found = sources.check_batch(*({"subscribe": topic, "kafka.isolation.level": level} for level in levels))
+    committed, all_ = ({bytes(row.value).split()[0] for row in rows} for rows in found)
+    assert committed == {b"kept", b"plain"} and all_ == {b"kept", b"plain", b"aborted"}
 
 
 # of the topic `times`: 40 and 20 records, one second apart from FIRST_MS, and an empty partition
@@ -88,24 +87,26 @@ def positions(topic, options):
     return texts
 
 
-@pytest.mark.parametrize("case", POSITIONS)
-def test_batch_positions(sources, samples, case):
-    sources.check_batch(subscribe=samples["times"], **positions(samples["times"], POSITIONS[case]))
+def test_batch_positions(sources, samples):
+    topic = samples["times"]
+    sources.check_batch(*({"subscribe": topic, **positions(topic, options)} for options in POSITIONS.values()))
 
 
 def test_batch_read_of_several_topics_by_every_kind_of_subscription(sources, samples):
     names = [samples[kind] for kind in ("nulls", "times", "empty")]
-    assert sources.check_batch(subscribe=f" {names[0]} ,{names[1]},, {names[2]}").count() == 64 + 60
-    assert sources.check_batch(subscribePattern=f"{names[0]}|t.mes-.*").count() == 64 + 60
-    assigned = sources.check_batch(assign=json.dumps({names[0]: [1], names[1]: [2, 0]}))
-    assert assigned.count() == 32 + 40
+    found = sources.check_batch(
+        {"subscribe": f" {names[0]} ,{names[1]},, {names[2]}"},
+        {"subscribePattern": f"{names[0]}|t.mes-.*"},
+        {"assign": json.dumps({names[0]: [1], names[1]: [2, 0]})},
+    )
+    assert [len(rows) for rows in found] == [64 + 60, 64 + 60, 32 + 40]
 
 
 def test_available_now_stream_of_every_kind_of_topic(sources, samples):
     kinds = ("nulls", "headers", "empty", "compacted", "codecs", "log_append_time", "times", "trimmed", "transactions")
     names = [samples[kind] for kind in kinds]
     options = {"includeHeaders": "true", "kafka.isolation.level": "read_committed"}
-    expected, actual = sources.check_stream(subscribe=",".join(names), startingOffsets="earliest", **options)
+    expected, actual = sources.check_stream({"subscribe": ",".join(names), "startingOffsets": "earliest", **options})
     for name in ("endOffset", "latestOffset", "numInputRows"):
         found = actual.batches[-1][name]
         assert (positions_only(found) if name == "endOffset" else found) == expected.batches[-1][name]
@@ -114,7 +115,7 @@ def test_available_now_stream_of_every_kind_of_topic(sources, samples):
 @pytest.mark.soak
 def test_stream_of_large_values_and_many_partitions(sources, samples):
     names = [samples["large_values"], samples["many_partitions"]]
-    sources.check_stream(subscribe=",".join(names), startingOffsets="earliest")
+    sources.check_stream({"subscribe": ",".join(names), "startingOffsets": "earliest"})
 
 
 STREAM_POSITIONS = {
@@ -128,18 +129,16 @@ STREAM_POSITIONS = {
 }
 
 
-@pytest.mark.parametrize("case", STREAM_POSITIONS)
-def test_stream_positions(sources, samples, case):
-    sources.check_stream(subscribe=samples["times"], **positions(samples["times"], STREAM_POSITIONS[case]))
-
-
-def test_stream_of_assigned_partitions(sources, samples):
-    sources.check_stream(assign=json.dumps({samples["times"]: [0, 2]}), startingOffsets="earliest")
+def test_stream_positions_and_assigned_partitions(sources, samples):
+    topic = samples["times"]
+    cases = [{"subscribe": topic, **positions(topic, options)} for options in STREAM_POSITIONS.values()]
+    cases.append({"assign": json.dumps({topic: [0, 2]}), "startingOffsets": "earliest"})
+    sources.check_stream(*cases)
 
 
 def test_max_offsets_per_trigger_plans_equal_batches(sources, samples):
     options = {"subscribe": samples["codecs"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "5000"}
-    expected, actual = sources.check_stream(**options)
+    expected, actual = sources.check_stream(options)
     assert [b["numInputRows"] for b in actual.batches] == [b["numInputRows"] for b in expected.batches] == [5000] * 3
     assert [positions_only(b["endOffset"]) for b in actual.batches] == [b["endOffset"] for b in expected.batches]
 
@@ -159,4 +158,4 @@ def test_checkpoint_of_sparks_kafka_source_is_continued(sources, samples):
     sources.stream(SPARK_SOURCE, {**options, "startingOffsets": starts}, checkpoint=directory)
     moved = sources.stream(GROUP_SOURCE, options, checkpoint=directory)
     assert moved.batches == []
-    check_equal(sources.read(SPARK_SOURCE, {"subscribe": samples["times"]}), moved.frame)
+    check_equal(sources.read_all(SPARK_SOURCE, {"subscribe": samples["times"]}), moved.frame)

@@ -29,9 +29,9 @@ def filled(sources, topic):
     return topic
 
 
-def test_progress_reports_have_the_same_offsets(sources, filled):
+def test_progress_reports_and_checkpoints_have_the_same_offsets(sources, filled, tmp_path):
     options = {"subscribe": filled, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
-    expected, actual = sources.check_stream(**options)
+    expected, actual = sources.check_stream(options, checkpoint=tmp_path)
     assert len(actual.batches) == len(expected.batches) == 3
     for mine, other in zip(actual.batches, expected.batches, strict=True):
         assert positions_only(mine["endOffset"]) == other["endOffset"]
@@ -43,14 +43,10 @@ def test_progress_reports_have_the_same_offsets(sources, filled):
     # Spark does not request metrics from a Python source
     assert set(expected.batches[-1]["metrics"]) >= {"maxOffsetsBehindLatest"} and "metrics" not in actual.batches[-1]
 
-
-def test_checkpoints_have_the_same_positions(sources, filled):
-    checkpointed = {}
-    for source in BOTH:
-        directory = sources.directory / source
-        sources.stream(source, {"subscribe": filled, "startingOffsets": "earliest"}, checkpoint=directory)
-        checkpointed[source] = json.loads((directory / "checkpoint" / "offsets" / "0").read_text().splitlines()[2])
-    assert positions_only(checkpointed[GROUP_SOURCE]) == checkpointed[SPARK_SOURCE] == {filled: {"0": 30, "1": 30}}
+    for batch, end in enumerate((10, 20, 30)):
+        logs = (tmp_path / source / "checkpoint" / "offsets" / str(batch) for source in BOTH)
+        other, mine = (json.loads(path.read_text().splitlines()[2]) for path in logs)
+        assert positions_only(mine) == other == {filled: {"0": end, "1": end}}
 
 
 class RunningStream:
@@ -111,22 +107,22 @@ def test_max_trigger_delay_ends_the_wait_for_min_offsets(sources, filled):
 
 
 def test_split_tasks_read_the_same_rows(sources, filled):
-    for options in ({"minPartitions": "7"}, {"maxRecordsPerPartition": "9"}):
-        sources.check_batch(subscribe=filled, **options)
-        sources.check_stream(subscribe=filled, startingOffsets="earliest", **options)
+    options = {"subscribe": filled, "startingOffsets": "earliest"}
+    # test_same_frames.py does the same with batch reads
+    sources.check_stream({**options, "minPartitions": "7"}, {**options, "maxRecordsPerPartition": "9"})
 
 
-def stream_with_data_loss(sources, topic, source, lose, after, **options):
-    """Runs a stream, deletes records by `lose`, produces `after` records; returns a function that runs it again."""
+def stream_with_data_loss(sources, topic, source, lose):
+    """Runs a stream and deletes records by `lose`; returns a function that runs it again with more options."""
     directory = sources.directory / source
     create_topic(sources.bootstrap_servers, topic, 2)
     fill(sources, topic, 60)
-    given = {"subscribe": topic, "startingOffsets": "earliest", "kafka.group.id": f"g-{topic}", **options}
+    given = {"subscribe": topic, "startingOffsets": "earliest", "kafka.group.id": f"g-{topic}"}
     sources.stream(source, given, checkpoint=directory)
     fill(sources, topic, 20, 60)
     lose(sources, topic)
-    fill(sources, topic, after, 80)
-    return lambda: sources.stream(source, given, checkpoint=directory)
+    fill(sources, topic, 4, 80)
+    return lambda **options: sources.stream(source, {**given, **options}, checkpoint=directory)
 
 
 def trim(sources, topic):
@@ -140,31 +136,26 @@ def recreate_shorter(sources, topic):
     create_topic(sources.bootstrap_servers, topic, 2)
 
 
-@pytest.mark.parametrize(
-    "lose, expected, actual",
-    [
-        # the driver cannot read the task's error: its class is in a jar that was added at run time
-        (trim, "Job aborted due to stage failure", r"KAFKA_DATA_LOSS\.START_OFFSET_RESET"),
-        # Spark's source compares offsets, groupsource compares topic ids
-        (
-            recreate_shorter,
-            "offset was changed from 30 to 2",
-            r"KAFKA_DATA_LOSS\.PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT",
-        ),
-    ],
-    ids=["trimmed", "recreated"],
-)
-def test_data_loss_fails_both_sources(sources, topic, lose, expected, actual):
-    for source, name in ((SPARK_SOURCE, expected), (GROUP_SOURCE, actual)):
-        again = stream_with_data_loss(sources, f"{topic}-{source}", source, lose, 4)
-        with pytest.raises(Exception) as raised:
-            again()
-        assert re.search(name, str(raised.value)), str(raised.value)[:2000]
+def check_failure(run_again, error):
+    with pytest.raises(Exception) as raised:
+        run_again()
+    assert re.search(error, str(raised.value)), str(raised.value)[:2000]
 
 
-def test_both_sources_skip_missing_records_without_fail_on_data_loss(sources, topic):
+def test_missing_records_fail_both_sources_and_are_skipped_without_fail_on_data_loss(sources, topic):
+    # the driver cannot read the task's error: its class is in a jar that was added at run time
+    errors = ("Job aborted due to stage failure", r"KAFKA_DATA_LOSS\.START_OFFSET_RESET")
     found = {}
-    for source in BOTH:
-        again = stream_with_data_loss(sources, f"{topic}-{source}", source, trim, 4, failOnDataLoss="false")
-        found[source] = sorted(int(row.value) for row in again().frame.select("value").collect())
+    for source, error in zip(BOTH, errors):
+        again = stream_with_data_loss(sources, f"{topic}-{source}", source, trim)
+        check_failure(again, error)
+        frame = again(failOnDataLoss="false").frame
+        found[source] = sorted(int(row.value) for row in frame.select("value").collect())
     assert found[GROUP_SOURCE] == found[SPARK_SOURCE] == sorted({*range(84)} - {n for n in range(60, 70, 2)})
+
+
+def test_recreated_topic_fails_both_sources(sources, topic):
+    # Spark's source compares offsets, groupsource compares topic ids
+    errors = ("offset was changed from 30 to 2", r"KAFKA_DATA_LOSS\.PARTITIONS_DELETED_AND_GROUP_ID_CONFIG_PRESENT")
+    for source, error in zip(BOTH, errors):
+        check_failure(stream_with_data_loss(sources, f"{topic}-{source}", source, recreate_shorter), error)

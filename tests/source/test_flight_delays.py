@@ -120,7 +120,11 @@ class Job:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("target", ["jvm", "python", "process group"])
+@pytest.mark.parametrize(
+    "target",
+    # test_spark_clusters.py stops a job by SIGTERM to its JVM
+    [pytest.param("jvm", marks=pytest.mark.soak), "python", "process group"],
+)
 def test_sigterm_drains_while_records_arrive(embedded, topic, group, tmp_path, target):
     flights = pytest.importorskip("flights")
     values = [f.value for f in islice(flights.encode_flights(flights.load_flights().head(50)), 50)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from chispa import assert_df_equality
+from chispa.rows_comparer import assert_basic_rows_equality
+from chispa.schema_comparer import assert_schema_equality
 from kafka_jars import spark_connector_jars
+from pyspark.sql.functions import lit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 SPARK_SOURCE, GROUP_SOURCE = "kafka", "groupsource"
@@ -47,6 +50,10 @@ class BothSources:
     def read(self, source: str, options: Mapping[str, str]) -> DataFrame:
         return self.spark.read.format(source).options(**self._common(), **options).load()
 
+    def read_all(self, source: str, *cases: Mapping[str, str]) -> DataFrame:
+        """Returns the rows of several reads; each case is the options of one, numbered in the column ``case``."""
+        return _union([self.read(source, options) for options in cases])
+
     def _common(self) -> dict[str, str]:
         # with the default of 500 ms every task of Spark's source takes about 500 ms longer
         return {"kafka.bootstrap.servers": self.bootstrap_servers, "kafka.fetch.max.wait.ms": "5"}
@@ -54,22 +61,18 @@ class BothSources:
     def stream(
         self,
         source: str,
-        options: Mapping[str, str],
-        *,
+        *cases: Mapping[str, str],
         checkpoint: Path | None = None,
         trigger: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Runs a stream to its end.
+        """Runs one query to its end; each case is the options of one of its streams, numbered in the column ``case``.
 
         `checkpoint` is the directory of rows and checkpoint, so that one source can continue the query of the other.
         """
         directory = checkpoint or self.directory / uuid4().hex
-        reader = self.spark.readStream.format(source).options(**self._common())
-        if source == GROUP_SOURCE and "assign" not in options:
-            reader = reader.option("kafka.group.id", f"g-{uuid4().hex}")
-        frame = reader.options(**options).load()
         # few files, even for a topic with many partitions
-        writer = frame.coalesce(2).writeStream.format("parquet").option("path", str(directory / "rows"))
+        frame = _union([self._open(source, options) for options in cases]).coalesce(2)
+        writer = frame.writeStream.format("parquet").option("path", str(directory / "rows"))
         writer = writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(
             **(trigger or {"availableNow": True})
         )
@@ -80,27 +83,50 @@ class BothSources:
             query.stop()
         return Run(self.spark.read.schema(frame.schema).parquet(str(directory / "rows")), query)
 
-    def check_batch(self, **options: str) -> DataFrame:
-        """Asserts that both sources return the same rows with the same schema; returns those of groupsource."""
-        expected, actual = self.read(SPARK_SOURCE, options), self.read(GROUP_SOURCE, options)
-        check_equal(expected, actual)
-        return actual
+    def _open(self, source: str, options: Mapping[str, str]) -> DataFrame:
+        reader = self.spark.readStream.format(source).options(**self._common())
+        if source == GROUP_SOURCE and "assign" not in options:
+            reader = reader.option("kafka.group.id", f"g-{uuid4().hex}")
+        return reader.options(**options).load()
 
-    def check_stream(self, **options: str) -> tuple[Run, Run]:
-        """Asserts the same for streams with availableNow; returns the runs of Spark's source and groupsource."""
-        expected, actual = self.stream(SPARK_SOURCE, options), self.stream(GROUP_SOURCE, options)
+    def check_batch(self, *cases: Mapping[str, str]) -> list[list[Row]]:
+        """Asserts that both sources return the same rows with the same schema in `read_all`, which is one Spark job.
+
+        Returns groupsource's rows of each case.
+        """
+        rows = check_equal(*(self.read_all(source, *cases) for source in (SPARK_SOURCE, GROUP_SOURCE)))
+        return [[row for row in rows if row["case"] == number] for number in range(len(cases))]
+
+    def check_stream(self, *cases: Mapping[str, str], checkpoint: Path | None = None) -> tuple[Run, Run]:
+        """Asserts the same for a query with availableNow; returns the runs of Spark's source and groupsource.
+
+        `checkpoint` is the parent of one directory for each source.
+        """
+        expected, actual = (
+            self.stream(source, *cases, checkpoint=checkpoint / source if checkpoint else None)
+            for source in (SPARK_SOURCE, GROUP_SOURCE)
+        )
         check_equal(expected.frame, actual.frame)
         return expected, actual
 
 
-def check_equal(expected: DataFrame, actual: DataFrame) -> None:
-    """Asserts that names, types, nullability, and rows in the order of their positions are equal."""
-    assert_df_equality(expected, actual, transforms=[_in_order])
+def _union(frames: list[DataFrame]) -> DataFrame:
+    numbered = [frame.withColumn("case", lit(number)) for number, frame in enumerate(frames)]
+    return reduce(lambda all_, frame: all_.unionByName(frame), numbered)
 
 
-def _in_order(frame: DataFrame) -> DataFrame:
-    # one task: a sort over several tasks would read the topic twice, once for a sample
-    return frame.coalesce(1).sortWithinPartitions("topic", "partition", "offset")
+def check_equal(expected: DataFrame, actual: DataFrame) -> list[Row]:
+    """Asserts that names, types, nullability, and rows in the order of their positions are equal; returns the rows."""
+    assert_schema_equality(expected.schema, actual.schema)
+    expected_rows, actual_rows = _in_order(expected), _in_order(actual)
+    assert_basic_rows_equality(expected_rows, actual_rows)
+    return actual_rows
+
+
+def _in_order(frame: DataFrame) -> list[Row]:
+    position = [name for name in ("case", "topic", "partition", "offset") if name in frame.columns]
+    # few tasks, even for a topic with many partitions
+    return sorted(frame.coalesce(2).collect(), key=lambda row: [row[name] for name in position])
 
 
 def positions_only(offset: Mapping[str, object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from support import clusters
+from support.file_sink import committed_rows
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -67,11 +68,8 @@ class QueryHarness:
         """Returns the values that the queries have written, sorted."""
         found: list[int] = []
         for name in names:
-            path = self.directory / name / "rows"
-            if path.exists():
-                # with a schema, because a query without partitions has written no file
-                written = self.spark.read.schema("value string").parquet(str(path))
-                found += [int(row.value) for row in written.collect()]
+            rows = committed_rows(self.directory / name / "rows")
+            found += map(int, rows["value"].to_pylist()) if rows is not None else []
         return sorted(found)
 
     def committed(self) -> int:

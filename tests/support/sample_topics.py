@@ -106,8 +106,8 @@ def large_values(servers: str, topic: str) -> None:
 
 
 def many_partitions(servers: str, topic: str) -> None:
-    create_topic(servers, topic, 200)
-    produce(servers, topic, [(n % 200, None, b"%d" % n) for n in range(200 * 3) if n % 200 != 77])
+    create_topic(servers, topic, 80)
+    produce(servers, topic, [(n % 80, None, b"%d" % n) for n in range(80 * 3) if n % 80 != 77])
 
 
 def transactions(servers: str, topic: str) -> None:

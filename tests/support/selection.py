@@ -1,4 +1,4 @@
-"""Selection of tests: which a run without ``--soak`` leaves out, and the files of one of several processes."""
+"""Selection and order of tests: variants for ``--soak``, files of one of several processes, long files first."""
 
 from __future__ import annotations
 
@@ -10,6 +10,37 @@ import pytest
 
 CLUSTERS = ("embedded", "kafka")
 TESTS = Path(__file__).parents[1]
+# the files that take more than half a minute of a worker, the longest first
+LONG_FILES = (
+    "source/test_downstream_queries.py",
+    "source/test_restart_positions.py",
+    "parity/test_same_frames.py",
+    "parity/test_same_progress.py",
+    "parity/test_same_errors.py",
+    "matrix/test_members.py",
+    "matrix/test_same_answers.py",
+    "source/test_errors_through_spark.py",
+    "source/test_flight_delays.py",
+    "source/test_driver_exit.py",
+    "source/test_moving_brokers.py",
+    "source/test_group_features.py",
+    "source/test_stream.py",
+    "source/test_spark_clusters.py",
+    "matrix/test_java_tools.py",
+    "group/test_simulation.py",
+    "source/test_foreign_members.py",
+    "matrix/test_kafka_directory.py",
+    "matrix/test_old_java_clients.py",
+    "client/test_mixed_group.py",
+    "chaos/test_stream_chaos.py",
+    "parity/test_feature_rows.py",
+    "cli/test_broker_command.py",
+    "chaos/test_zombie.py",
+    "broker/test_stock_clients.py",
+    "records/test_arrow.py",
+    "records/test_parser.py",
+    "wire/test_messages.py",
+)
 
 
 def is_for_soak(item: pytest.Item) -> bool:
@@ -22,6 +53,15 @@ def is_for_soak(item: pytest.Item) -> bool:
     cluster = callspec.params["cluster"]
     others = [part for part in callspec.id.split("-") if part != cluster]
     return bool(cluster != selected_cluster("-".join([item.originalname, *others])))  # type: ignore[attr-defined]
+
+
+def place(item: pytest.Item) -> int:
+    """Returns the place of a test's file in the order of a run, equal for all files that are not long.
+
+    With a long file at the end, one worker would run it while the others have nothing to do.
+    """
+    name = f"{item.path.parent.name}/{item.path.name}"
+    return LONG_FILES.index(name) if name in LONG_FILES else len(LONG_FILES)
 
 
 def selected_cluster(test: str) -> str:
