@@ -259,6 +259,7 @@ FAILURES = {
         CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Told"), ["rebalanceListener", "Python path"]),
     "schema": (CONFIGURATION, lambda s: s.read("value string"), ["value of the schema must be binary", "Cast it"]),
     "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*. Create it"]),
+    "no topic for a stream": (CONFIGURATION, lambda s: s.run(subscribe="nope"), ["topic nope does not exist at"]),
     "no time": (
         CONFIGURATION, lambda s: s.read(startingTimestamp="99999999999999"), ["T-0, T-1", "Choose an earlier time"]),
     "start after end": (

@@ -154,7 +154,16 @@ def test_partitions_added_while_streaming_are_read_from_the_start(harness):
     assert harness.values("a") == list(range(10))
 
 
-@pytest.mark.parametrize("members, expected", [("9", PARTITIONS), ("auto", 2), (None, 2), ("1", 1)])
+@pytest.mark.parametrize(
+    "members, expected",
+    [
+        ("9", PARTITIONS),
+        ("auto", 2),
+        # the default is auto; other tests have one member
+        pytest.param(None, 2, marks=pytest.mark.soak),
+        pytest.param("1", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_members_are_bounded_by_partitions_and_auto_is_the_parallelism(harness, members, expected):
     register(harness.spark)
     query = harness.start("a", members=members)
@@ -201,7 +210,8 @@ def test_starting_offsets_per_topic(harness, topic):
     assert positions[TopicPartition(f"{topic}-new", 0)] == 1
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+# test_limits.py counts stored bytes without Spark
+@pytest.mark.parametrize("codec", ["none", pytest.param("zstd", marks=pytest.mark.soak)])
 def test_max_bytes_per_trigger_bounds_each_batch(harness, codec):
     value = bytes(range(250)) * 4
     rows = ((n % PARTITIONS, None, b"%04d" % n + value) for n in range(2000))

@@ -50,3 +50,16 @@ def test_large_records_between_two_samples_are_not_counted(cluster, topic):
     """The documented bound: a range shorter than a fourth of a batch may exceed the limit by its own size."""
     found = batches(cluster, topic, [SMALL] * 1100 + [LARGE] * 20 + [SMALL] * 3000)
     assert max(found) <= LIMIT + 20 * LARGE, found
+
+
+def test_stored_bytes_are_counted(cluster, topic):
+    """Compressed values: the limit is reached after many more bytes of values."""
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    value = bytes(range(250)) * 4
+    rows = [(0, None, b"%04d" % n + value) for n in range(2000)]
+    produce(cluster.bootstrap_servers, topic, rows, compression_codec="zstd", batch_size=16_384)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "65536"}
+    with StreamQuery(cluster, options) as query:
+        query.run()
+        assert len(query.rows) == 2000
+        assert query.sizes == [2000] or max(query.sizes) > 65_536 // len(value)

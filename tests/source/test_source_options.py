@@ -27,6 +27,7 @@ def test_names_are_case_insensitive_and_defaults_apply():
     assert (options.fail_on_data_loss, options.max_trigger_delay_ms) == (True, 900_000)
     assert options.on_group_reset == "follow"
     assert options.starting is None
+    assert options.members is None and parse_options({**given, "members": "auto"}, "stream").members is None
     assert options.ending.default == LATEST
 
 

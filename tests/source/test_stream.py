@@ -146,18 +146,3 @@ def test_assign_needs_no_group(harness):
     rows = harness.spark.table("assigned").select("partition").distinct().collect()
     assert sorted(row.partition for row in rows) == [1, 3]
     assert harness.members() == ()
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist"),
-        ({"kafka.bootstrap.servers": "127.0.0.1:1"}, "No Kafka broker is reachable: .*127.0.0.1:1"),
-        ({"kafka.partition.assignment.strategy": "fastest"}, "one of range, .*got 'fastest'"),
-        ({"endingOffsets": "latest"}, "endingOffsets is not allowed in a stream query"),
-        ({"startingOffsets": "group"}, "group .* has no committed offset for"),
-    ],
-)
-def test_invalid_option_fails_the_query_with_its_cause(harness, options, message):
-    with pytest.raises(Exception, match=message):
-        harness.start("a", {"availableNow": True}, **options).awaitTermination(120)
