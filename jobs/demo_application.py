@@ -13,7 +13,7 @@ from typing import IO
 from child_processes import start_process, stop_process
 
 JOBS = Path(__file__).resolve().parent
-DRAIN_TIMEOUT_S = 60
+DRAIN_TIMEOUT_S = 180
 
 
 class DemoApplication:

@@ -86,7 +86,7 @@ class QueryHarness:
         return [m for m in group.members if m.assignment] if group.state == "Stable" else []
 
     def wait_committed(self, timeout_s: float = 60) -> None:
-        wait_until(lambda: self.committed() == self.produced, "everything is committed", timeout_s)
+        wait_until(lambda: self.committed() == self.produced, "everything is committed", timeout_s, 0.1)
 
     def close(self) -> None:
         for query in self.queries:
