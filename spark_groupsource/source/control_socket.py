@@ -67,7 +67,7 @@ class ControlServer:
     Args:
         request_drain: called with each proof; returns True once the reader has drained.
         peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
-        status: returns what the reader does, as JSON values.
+        status: returns the state of the reader as JSON values.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """

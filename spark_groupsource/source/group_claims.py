@@ -114,7 +114,7 @@ def record_query(query_file: str) -> None:
 
 
 def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:
-    """Returns what the tasks of each running reader have recorded, by the process id of the reader."""
+    """Returns the query and batch recorded by the tasks of each running reader, keyed by its process id."""
     found: dict[int, Mapping[str, Any]] = {}
     for path, claim in _claims(directory):
         try:

@@ -42,7 +42,7 @@ class TopicEntry:
 
     @cached_property
     def encoded(self) -> str:
-        """Name and content in the catalog, which is encoded anew with each change of any topic."""
+        """Name and content in the catalog, which is encoded again with each change of any topic."""
         content = {"id": str(self.topic_id), "partitions": self.partition_count, "settings": dict(self.settings)}
         return f"{json.dumps(self.name)}: {json.dumps(content)}"
 

@@ -45,7 +45,7 @@ class PartitionLog:
     """Records of one partition from `log_start_offset` (included) to `log_end_offset` (excluded).
 
     Attributes:
-        has_gaps: whether the log was compacted, whatever its cleanup policy is now.
+        has_gaps: whether the log was ever compacted, also under an earlier cleanup policy.
         corrupt_ranges: every corrupt range that was found, in the order of offsets.
         first_recovered_offset: base offset of the first segment that `open` has recovered after an unclean shutdown,
             else the log end offset. Indexes from it on are not trusted.

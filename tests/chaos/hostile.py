@@ -1,4 +1,4 @@
-"""Runs attacks of single clients and a fuzzer beside well-behaved clients, and prints what these notice.
+"""Runs attacks and a fuzzer beside well-behaved clients, and prints their effects.
 
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --minutes 10
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --kafka                # a real Apache Kafka, for comparison

@@ -1,4 +1,4 @@
-"""Well-behaved clients of a broker in a process of their own, which measure what another client costs them.
+"""Well-behaved clients in their own process, which measure the effect of attacks.
 
 Each is a thread with one connection that sends a request, checks the response and waits for 10 ms. They run in another
 process than the attacks, so that its work is not measured.

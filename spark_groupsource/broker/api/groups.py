@@ -93,7 +93,7 @@ def group_request(
 ) -> ResponseAction | Steps:
     """Passes a request to the group coordinator without further checks, a large one in parts.
 
-    `complete` adds partitions to the response that the coordinator has not seen.
+    `complete` adds to the response the partitions that were not passed to the coordinator.
     """
     if request.API_KEY in _DIVIDED_APIS:
         parts = parts_of(request, context.api_version)
