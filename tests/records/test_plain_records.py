@@ -69,7 +69,7 @@ def both(data: bytes, rules: RecordRules):
 
 
 def content(summary):
-    return summary.max_timestamp, summary.is_contiguous, summary.keyless, summary.mistimed
+    return summary.max_timestamp, summary.is_contiguous, summary.missing_keys, summary.invalid_timestamps
 
 
 @pytest.mark.parametrize("seed", range(8))
