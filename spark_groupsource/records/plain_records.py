@@ -146,13 +146,21 @@ def _end_of_headers(data: bytes, at: int, headers: int) -> int:
     if headers > 127 or headers & 1:
         raise ValueError("too many headers")
     for _ in range(headers >> 1):
-        length, at = read_varint(data, at)
-        if length < 0:
-            raise ValueError("the key of a header is null")
-        length, at = read_varint(data, at + length)
-        if length < -1:
+        length = data[at]
+        at += 1
+        if length > 127:
+            length, at = _unsigned(data, at - 1)
+        signs = length
+        at += length >> 1
+        length = data[at]
+        at += 1
+        if length != 1:
+            if length > 127:
+                length, at = _unsigned(data, at - 1)
+            signs |= length
+            at += length >> 1
+        if signs & 1:
             raise ValueError("the length of a header is negative")
-        at += max(length, 0)
     return at
 
 

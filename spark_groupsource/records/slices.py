@@ -53,7 +53,9 @@ def record_slices(
     body = memoryview(buffer)[header.position + HEADER_BYTES : header.position + header.size]
     window = _View(body) if header.codec == 0 else _Stream(DecompressionStream(header.codec, body))
     missing = header.record_count
-    slice_bytes = min(_FIRST_SLICE_BYTES, max_slice_bytes)
+    # the records are at least as large as their part of the compressed bytes
+    expected_bytes = len(body) * max_slice_items // max(1, missing)
+    slice_bytes = min(max(_FIRST_SLICE_BYTES, expected_bytes), max_slice_bytes)
     while missing:
         while not window.fill(slice_bytes):
             pass

@@ -25,7 +25,7 @@ MAX_RECORD_ERRORS = 1_000
 # with fewer records a loop is faster than array operations
 _FEW_RECORDS = 64
 _FEW_BYTES = 1 << 16
-_SLICE_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 20
 _SLICE_ITEMS = 20_000
 _FREE_HEADERS = 1_000_000
 # larger batches are checked in slices
