@@ -178,8 +178,9 @@ def record_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
 
 def _leading_bounds(payload: Bytes, limit: int) -> tuple[Ints, Ints]:
     """Returns the bounds of the whole records at the start of `payload`, at most `limit`."""
-    is_zero = payload == 0
-    if limit > 1 and np.count_nonzero(is_zero) <= _MANY_ZEROS:
+    # one record may be large, and its zero bytes are as large as itself
+    is_zero = payload == 0 if limit > 1 else None
+    if is_zero is not None and np.count_nonzero(is_zero) <= _MANY_ZEROS:
         zeros = np.flatnonzero(is_zero)
         for find in (_after_zero, _before_zero):
             found = _leading_chain(*find(payload, zeros, is_open=True), payload.size)

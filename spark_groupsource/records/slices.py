@@ -109,11 +109,11 @@ class _View:
 
 
 class _Stream:
-    """The next decompressed bytes of a batch."""
+    """The next decompressed bytes of a batch, in one array that is not changed after it was returned."""
 
     def __init__(self, stream: DecompressionStream) -> None:
         self._stream = stream
-        self._chunks: list[Bytes] = [np.empty(0, dtype=np.uint8)]
+        self._buffer: Bytes = np.empty(0, dtype=np.uint8)
         self._size = 0
         self._is_complete = False
 
@@ -121,25 +121,23 @@ class _Stream:
         """Reads a part of the next `size` bytes; returns True if all of them, or the last ones, are in memory."""
         missing = size - self._size
         if missing > 0 and not self._is_complete:
+            if size > self._buffer.size:
+                buffer: Bytes = np.empty(size, dtype=np.uint8)
+                buffer[: self._size] = self._buffer[: self._size]
+                self._buffer = buffer
             chunk_bytes = min(missing, _CHUNK_BYTES)
             chunk = self._stream.read(chunk_bytes)
             self._is_complete = len(chunk) < chunk_bytes
-            self._chunks.append(np.frombuffer(chunk, dtype=np.uint8))
+            self._buffer[self._size : self._size + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
             self._size += len(chunk)
         return self._is_complete or self._size >= size
 
     def head(self) -> bytes:
-        return self._joined()[:_MAX_LENGTH_BYTES].tobytes()
+        return self.first(_MAX_LENGTH_BYTES).tobytes()
 
     def first(self, size: int) -> Bytes:
-        return self._joined()[:size]
+        return self._buffer[: min(size, self._size)]
 
     def skip(self, size: int) -> None:
-        self._chunks = [self._joined()[size:]]
+        self._buffer = self._buffer[size:]
         self._size -= size
-
-    def _joined(self) -> Bytes:
-        if len(self._chunks) > 1:
-            chunks = [chunk for chunk in self._chunks if chunk.size]
-            self._chunks = [np.concatenate(chunks) if len(chunks) != 1 else chunks[0]] if chunks else self._chunks[:1]
-        return self._chunks[0]

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from spark_groupsource.client.network.security import SecuritySettings, parse_jaas
+from spark_groupsource.client.records.partition_fetch import fetch_request
 from spark_groupsource.client.settings import (
     ACCEPTED_SETTINGS,
     REJECTED_SETTINGS,
@@ -32,6 +33,12 @@ def test_librdkafka_names() -> None:
         {"metadata.broker.list": "a:1", "fetch.wait.max.ms": "7", "fetch.message.max.bytes": "8"}
     )
     assert (settings.fetch_max_wait_ms, settings.max_partition_fetch_bytes) == (7, 8)
+
+
+@pytest.mark.parametrize(("leaders", "part"), [(1, 1), (2, 1), (3, 1), (10, 5)])
+def test_responses_of_all_leaders_together_have_twice_the_maximum(leaders: int, part: int) -> None:
+    settings = ClientSettings.parse({**SERVERS, "fetch.max.bytes": "1000"})
+    assert fetch_request([], settings, leaders).max_bytes == 1000 // part
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -144,6 +144,24 @@ def test_memory_grows_with_the_bytes_that_arrive() -> None:
         assert peak < 2_000_000, "250 MB were announced"
 
 
+def test_large_response_is_in_memory_once() -> None:
+    def versions(request: Any, version: int) -> Any:
+        return advertise(ApiVersions=(0, 3), Heartbeat=(0, 4))
+
+    size = 40_000_000
+    response = size.to_bytes(4, "big") + bytes(size)
+    with fake_broker(ApiVersions=versions, Heartbeat=lambda r, v: response) as broker:
+        connection = connect(broker.address)
+        tracemalloc.start()
+        try:
+            with pytest.raises(RemoteProtocolError):
+                connection.call(HEARTBEAT, timeout_ms=30_000)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 1.6 * size
+
+
 @pytest.mark.parametrize(
     ("limit", "error"),
     [("52428800", RemoteProtocolError), ("400000000", RequestTimeoutError)],

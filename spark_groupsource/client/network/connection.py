@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+_GROWTH_BYTES = 1 << 24
 # an unauthenticated peer cannot make this client reserve more
 _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
@@ -283,14 +284,21 @@ class BrokerConnection:
         """Receives `length` bytes; the buffer grows with the bytes that arrive, not with the announced length."""
         filled = 0
         while filled < length:
-            size = min(length, max(len(self._buffer), 2 * filled))
+            size = min(length, max(len(self._buffer), min(2 * filled, filled + _GROWTH_BYTES)))
             if size > len(self._buffer):
-                received, self._buffer = self._buffer, bytearray(size)
-                self._buffer[:filled] = memoryview(received)[:filled]
-            chunk = memoryview(self._buffer)[filled:size]
-            net.receive_into(connection, chunk, deadline_ms - self._clock.now_ms())
+                self._grow_buffer(filled, size)
+            with memoryview(self._buffer) as view, view[filled:size] as chunk:
+                net.receive_into(connection, chunk, deadline_ms - self._clock.now_ms())
             filled = size
         return memoryview(self._buffer)[:length]
+
+    def _grow_buffer(self, filled: int, size: int) -> None:
+        try:
+            # in place: two buffers of a large response would exceed the memory of a read task
+            self._buffer += bytes(size - len(self._buffer))
+        except BufferError:  # the previous response is in use
+            received, self._buffer = self._buffer, bytearray(size)
+            self._buffer[:filled] = memoryview(received)[:filled]
 
     def _connected(self) -> net.Socket:
         if self._socket is None or self._closed:

@@ -2,7 +2,7 @@
 
 It returns blocks of record batches, which the caller decodes. Each leader has at most one outstanding request, which is
 sent before the previous response is returned, so that the broker works while the caller decodes. Memory: one response
-(about fetch.max.bytes at most) for each leader.
+for each leader, of about fetch.max.bytes at most, and of twice as much from all leaders together.
 
 A response without records is no evidence that there are none: a broker sends one while a read from tiered storage takes
 longer than its maximum wait. Offsets are skipped where a later batch follows, or where the topic is compacted, which
@@ -275,7 +275,7 @@ class PartitionFetcher:
             if leader.connection is None:
                 leader.connection = self._cluster.acquire_connection(leader.address)
             leader.sent = leader.connection.send(
-                fetch_request(leader.states, self._settings),
+                fetch_request(leader.states, self._settings, len(self._leaders)),
                 self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
                 max_version=highest_fetch_version(leader.states),
             )

@@ -118,8 +118,11 @@ def highest_fetch_version(states: Sequence[PartitionState]) -> int | None:
     return None if all(state.topic_id is not None for state in states) else FETCH_BY_NAME
 
 
-def fetch_request(states: Sequence[PartitionState], settings: ClientSettings) -> FetchRequest:
-    """Returns a Fetch request without a session; the broker fills partitions in the order of the request."""
+def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, leaders: int = 1) -> FetchRequest:
+    """Returns a Fetch request without a session; the broker fills partitions in the order of the request.
+
+    The responses of all `leaders` together have at most twice fetch.max.bytes, except that each has at least one batch.
+    """
     row = FetchRequest.FetchTopic
     # adjacent partitions of a topic share an entry
     topics: list[tuple[str, UUID | None, list[FetchRequest.FetchTopic.FetchPartition]]] = []
@@ -139,7 +142,7 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings) ->
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
         min_bytes=settings.fetch_min_bytes,
-        max_bytes=settings.fetch_max_bytes,
+        max_bytes=settings.fetch_max_bytes // max(1, leaders // 2),
         isolation_level=int(settings.read_committed),
         session_id=0,
         session_epoch=-1,
