@@ -84,6 +84,13 @@ class Connection:
         (length,) = struct.unpack(">i", await self._reader.readexactly(4))
         return await self._reader.readexactly(length)
 
+    async def exchange_many(self, frame: bytes, count: int) -> None:
+        """Sends a frame `count` times and then reads as many responses."""
+        self._writer.write(frame * count)
+        for _ in range(count):
+            (length,) = struct.unpack(">i", await self._reader.readexactly(4))
+            await self._reader.readexactly(length)
+
     def close(self) -> None:
         self._writer.close()
 

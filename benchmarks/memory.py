@@ -1,9 +1,11 @@
-"""Benchmark of a read task's peak memory, by size and compression ratio.
+"""Peak memory of a read task, for record batches of several sizes, shapes and compression ratios.
 
     python benchmarks/memory.py
+    python benchmarks/memory.py --only 'expands'   # the rows whose titles contain a text
 
 Starts an embedded broker in this process, and reads each topic by a read task in a process of its own. Prints how far
 the resident memory of that process rises above that of an interpreter that has imported the data source. Linux only.
+Exits with 1 if a row exceeds its limit.
 """
 
 from __future__ import annotations
@@ -14,13 +16,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.net import parse_addresses
@@ -30,6 +30,9 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, read_task
 
+if TYPE_CHECKING:
+    from spark_groupsource.broker.node import Broker
+
 MB = 1_000_000
 NOW = int(time.time() * 1000)
 BROKER = {"message.max.bytes": "110000000", "socket.request.max.bytes": "120000000", "num.partitions": "1"}
@@ -37,7 +40,13 @@ LIMIT_MB = 256
 
 
 class Shape(NamedTuple):
-    """`batches` record batches of `records` records of `size` bytes."""
+    """`batches` record batches of `records` records of `size` bytes, with `headers` headers each.
+
+    Attributes:
+        is_random: the values do not compress.
+        small_partitions: number of partitions in the same task that have one small batch each.
+        limit_mb: for a row of one record, which must be in memory as a whole, several times its size.
+    """
 
     title: str
     codec: str
@@ -45,87 +54,106 @@ class Shape(NamedTuple):
     records: int
     size: int
     is_random: bool = True
+    headers: int = 0
+    small_partitions: int = 0
+    limit_mb: int = LIMIT_MB
 
 
 SHAPES = (
     Shape("16 KB batches", "none", 2_000, 150, 100),
+    Shape("16 KB batches", "lz4", 2_000, 150, 100),
     Shape("1 MB batches", "lz4", 40, 1_000, 1_000),
-    Shape("expands 100 times and more", "zstd", 5, 100_000, 1_000, False),
-    Shape("expands 100 times and more", "gzip", 2, 100_000, 1_000, False),
-    Shape("expands 20 times", "snappy", 2, 100_000, 200, False),
-    Shape("batches of 100 MB", "none", 3, 100_000, 990),
-    Shape("batches of 100 MB", "zstd", 2, 100_000, 990),
-    Shape("one record of 100 MB", "none", 1, 1, 100 * MB),
+    Shape("1 MB batches, 5 headers", "none", 40, 5_000, 100, headers=5),
+    Shape("1 MB batch beside 200 small partitions", "zstd", 80, 1_000, 1_000, small_partitions=200),
+    *(Shape("expands to 100 MB", codec, 3, 100_000, 1_000, False) for codec in ("gzip", "snappy", "lz4", "zstd")),
+    *(Shape("10 B records, expands to 30 MB", codec, 2, 2_000_000, 8, False) for codec in ("gzip", "zstd")),
+    *(Shape("batches of 100 MB", codec, 3, 100_000, 990) for codec in ("none", "gzip", "snappy", "lz4", "zstd")),
+    Shape("100 MB batch of records of 10 MB", "none", 2, 10, 10 * MB),
+    Shape("100 MB batch beside 200 small partitions", "none", 3, 100_000, 990, small_partitions=200),
+    *(Shape("record of 100 MB", codec, 1, 1, 100 * MB) for codec in ("none", "lz4")),
+    *(Shape("record that expands to 100 MB", codec, 1, 1, 100 * MB, False) for codec in ("gzip", "snappy", "zstd")),
+    Shape("record with 1,000,000 headers", "none", 1, 1, 100, headers=1_000_000),
 )
 
 
 def batch(shape: Shape) -> bytes:
-    pool = os.urandom(shape.size + 100_000) if shape.is_random else b"x" * (shape.size + 100_000)
-    values = (pool[number % 100_000 :][: shape.size] for number in range(shape.records))
+    total = shape.records * shape.size
+    data = os.urandom(total) if shape.is_random else b"x" * total
+    values = (data[at : at + shape.size] for at in range(0, total, shape.size))
+    headers = (("name", b"value"),) * shape.headers
     return encode_batch(
-        [Record(None, value, NOW + number) for number, value in enumerate(values)],
+        [Record(None, value, NOW + number // 100, headers) for number, value in enumerate(values)],
         codec=codec_number(shape.codec),
     )
 
 
-def fill(broker: EmbeddedBroker, topic: str, shape: Shape) -> int:
-    """Stores the batches; returns the number of records."""
-    data = batch(shape)
-
-    def append(running: Broker) -> None:
-        running.create_topic(topic, 1, {"compression.type": "producer"})
-        for _ in range(shape.batches):
-            running.partitions.partition(topic, 0).append(data, NOW)
-
-    broker.call(append)
-    return shape.batches * shape.records
+def append(running: Broker, topic: str, shape: Shape, data: bytes) -> None:
+    partitions = 1 + shape.small_partitions
+    running.create_topic(topic, partitions, {"compression.type": "producer"})
+    for _ in range(shape.batches):
+        running.partitions.partition(topic, 0).append(data, NOW)
+    small = encode_batch([Record(None, b"value", NOW)] * 10)
+    for number in range(1, partitions):
+        running.partitions.partition(topic, number).append(small, NOW)
 
 
-def remove(broker: EmbeddedBroker, topic: str) -> None:
-    broker.call(lambda running: running.delete_topic(topic))
-
-
-def peak_mb() -> float:
+def memory_mb(name: str) -> float:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) / 1024
+    return int(fields[name].split()[0]) * 1024 / MB
 
 
-def read(bootstrap_servers: str, topic: str, records: int) -> None:
+def read(bootstrap_servers: str, topic: str, records: int, small_partitions: int) -> None:
     """Reads a topic in this process; prints the memory that it took, in MB."""
-    before = peak_mb()
+    ranges = [OffsetRange(TopicPartition(topic, 0), 0, records)]
+    ranges += [OffsetRange(TopicPartition(topic, number + 1), 0, 10) for number in range(small_partitions)]
     task = GroupInputPartition(
-        ranges=[OffsetRange(TopicPartition(topic, 0), 0, records)],
+        ranges=ranges,
         settings=ClientSettings(bootstrap=parse_addresses(bootstrap_servers)),
         fail_on_data_loss=True,
     )
-    found = sum(found.num_rows for found in read_task(task, SelectedColumns(COLUMNS[:-1])))
-    if found != records:
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = memory_mb("VmRSS")
+    found = sum(found.num_rows for found in read_task(task, SelectedColumns(COLUMNS)))
+    if found != records + 10 * small_partitions:
         raise SystemExit(f"Topic {topic} has {records} records, read {found}.")
-    print(peak_mb() - before)
+    print(memory_mb("VmHWM") - before)
+
+
+def peaks(shapes: list[Shape]) -> Iterator[tuple[Shape, int, float]]:
+    """Yields each shape with the size of its batch and the peak memory of the task, in MB."""
+    from spark_groupsource.broker.server import EmbeddedBroker
+
+    with EmbeddedBroker(config=BROKER) as broker:
+        for number, shape in enumerate(shapes):
+            topic, data = f"t{number}", batch(shape)
+            broker.call(lambda running: append(running, topic, shape, data))
+            counts = [str(shape.batches * shape.records), str(shape.small_partitions)]
+            command = [sys.executable, __file__, "--read", broker.bootstrap_servers, topic, *counts]
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            yield shape, len(data), float(printed)
+            broker.call(lambda running: running.delete_topic(topic))
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
-    chosen = arguments.parse_args().read
-    if chosen:
-        read(chosen[0], chosen[1], int(chosen[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="measure only the rows whose titles contain this text")
+    parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.read:
+        bootstrap_servers, topic, records, small_partitions = options.read
+        read(bootstrap_servers, topic, int(records), int(small_partitions))
         return 0
-    table = Table(title=f"peak memory of a read task above the interpreter, limit {LIMIT_MB} MB")
-    for name in ("batches", "codec", "records"):
-        table.add_column(name)
-    table.add_column("MB", justify="right")
-    highest = 0.0
-    with EmbeddedBroker(config=BROKER) as broker:
-        for number, shape in enumerate(SHAPES):
-            records = fill(broker, f"t{number}", shape)
-            command = [sys.executable, __file__, "--read", broker.bootstrap_servers, f"t{number}", str(records)]
-            peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            highest = max(highest, peak)
-            table.add_row(shape.title, shape.codec, f"{records:,} of {shape.size:,} B", f"{peak:.0f}")
-            remove(broker, f"t{number}")
+    table = Table("batches", "codec", "records", title="peak memory of a read task above the interpreter")
+    for title in ("batch, MB", "peak, MB", "limit"):
+        table.add_column(title, justify="right")
+    is_exceeded = False
+    for shape, size, peak in peaks([shape for shape in SHAPES if options.only in shape.title]):
+        is_exceeded |= peak > shape.limit_mb
+        records = f"{shape.batches * shape.records:,} of {shape.size:,} B"
+        print(f"{shape.title}, {shape.codec}: {peak:.0f} MB", file=sys.stderr)
+        table.add_row(shape.title, shape.codec, records, f"{size / MB:.2f}", f"{peak:.0f}", str(shape.limit_mb))
     Console(width=120).print(table)
-    return 0 if highest < LIMIT_MB else 1
+    return int(is_exceeded)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,138 @@
+"""Processor time of the embedded broker per request, beside the broker of another checkout.
+
+    python benchmarks/requests.py --base ../older
+
+Heartbeats, commits, Produce, Fetch and Metadata, sent one by one and pipelined over one connection. The two brokers
+take turns of some hundred milliseconds; prints medians of the processor time of the broker process and of the wall
+time. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from coordinator import Connection, Member, Target, create_topic, embedded, leave, wait_until_ready
+from rich.console import Console
+from rich.table import Table
+
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.wire import messages
+from spark_groupsource.wire.frames import encode_request
+
+TURN_S = 0.3
+PIPELINED = 50
+PARTITIONS = 100
+
+
+class Case(NamedTuple):
+    title: str
+    version: int
+    make: Callable[[Member], Any]
+    depth: int = 1
+
+
+def produce(records: int) -> Callable[[Member], Any]:
+    data = encode_batch([Record(None, b"x" * 100, 1_700_000_000_000) for _ in range(records)])
+    topic = messages.ProduceRequest.TopicProduceData
+    partition = topic.PartitionProduceData(index=0, records=data)
+    request = messages.ProduceRequest(
+        transactional_id=None, acks=1, timeout_ms=1000, topic_data=[topic(name="load", partition_data=[partition])]
+    )
+    return lambda member: request
+
+
+def fetch(partitions: int) -> Callable[[Member], Any]:
+    topic = messages.FetchRequest.FetchTopic
+    rows = [
+        topic.FetchPartition(
+            partition=number, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1000
+        )
+        for number in range(partitions)
+    ]
+    request = messages.FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1_000_000, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[topic(topic="load", partitions=rows)], forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+    return lambda member: request
+
+
+def metadata(member: Member) -> Any:
+    topic = messages.MetadataRequest.MetadataRequestTopic
+    return messages.MetadataRequest(topics=[topic(name="load")], allow_auto_topic_creation=False)
+
+
+def commit(partitions: int) -> Callable[[Member], Any]:
+    return lambda member: member.commit("load", partitions)
+
+
+CASES = (
+    Case("Heartbeat", 3, Member.heartbeat),
+    Case("Heartbeat", 3, Member.heartbeat, PIPELINED),
+    Case("OffsetCommit of 1 partition", 7, commit(1)),
+    Case("OffsetCommit of 10 partitions", 7, commit(10)),
+    Case("OffsetCommit of 100 partitions", 7, commit(100)),
+    Case("Produce of 1 record", 9, produce(1)),
+    Case("Produce of 1 record", 9, produce(1), PIPELINED),
+    Case("Produce of 150 records", 9, produce(150)),
+    Case("Fetch of 1 partition", 11, fetch(1)),
+    Case("Fetch of 100 partitions", 11, fetch(PARTITIONS)),
+    Case("Metadata of 100 partitions", 9, metadata),
+    Case("Metadata of 100 partitions", 9, metadata, PIPELINED),
+)
+
+
+def busy_us(target: Target) -> float:
+    """Processor microseconds of all threads of the broker."""
+    tasks = Path(f"/proc/{target.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1000
+
+
+async def turn(target: Target, case: Case) -> tuple[float, float]:
+    """Returns the processor and wall microseconds per request."""
+    connection = await Connection.open(target.address)
+    member = Member(connection, "turns")
+    await member.settle()
+    frame = bytes(encode_request(case.make(member), case.version, 1, "benchmark"))
+    await connection.exchange(frame)
+    busy, began, count = busy_us(target), time.perf_counter(), 0
+    while time.perf_counter() - began < TURN_S:
+        await connection.exchange_many(frame, case.depth)
+        count += case.depth
+    took = (busy_us(target) - busy) / count, (time.perf_counter() - began) / count * 1e6
+    await connection.call(leave([member]))
+    connection.close()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    table = Table("request", title="time of the broker per request, us")
+    for title in ("pipelined", "processor", "before", "ratio", "wall", "before", "ratio"):
+        table.add_column(title, justify="right")
+    with ExitStack() as stack:
+        targets = [stack.enter_context(embedded()), stack.enter_context(embedded(options.base))]
+        for target in targets:
+            asyncio.run(create_topic(target.address, "load", PARTITIONS))
+            asyncio.run(wait_until_ready(target.address))
+        for case in CASES:
+            rounds = [[asyncio.run(turn(target, case)) for target in targets] for _ in range(options.rounds)]
+            row = []
+            for kind in (0, 1):
+                own, base = ([each[side][kind] for each in rounds] for side in (0, 1))
+                ratio = statistics.median(a / b for a, b in zip(own, base))
+                row += [f"{statistics.median(own):,.1f}", f"{statistics.median(base):,.1f}", f"{ratio:.2f}"]
+            table.add_row(case.title, str(case.depth), *row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
