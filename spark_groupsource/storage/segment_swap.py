@@ -9,6 +9,7 @@ Source: Kafka `UnifiedLog.replaceSegments`, `LogLoader.load` (suffixes `.cleaned
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
@@ -20,6 +21,7 @@ from spark_groupsource.storage.transaction_index import TXN_INDEX_SUFFIX, Aborte
 
 _CLEANED = ".cleaned"
 _SWAP = ".swap"
+_SWAP_NAME = re.compile(r"([0-9]+)\.log\.([0-9]+)\.swap")
 _SUFFIXES = (".log", ".index", ".timeindex", TXN_INDEX_SUFFIX)
 
 
@@ -138,9 +140,10 @@ def complete_swaps(directory: Path) -> None:
     Raises: StorageError.
     """
     for swap in sorted(directory.glob(f"*{_SWAP}")):
-        base, _, end = swap.name.split(".")[:3]
-        for _ in replacement_steps(directory, int(base), int(end)):
-            pass
+        found = _SWAP_NAME.fullmatch(swap.name)
+        if found is not None:
+            for _ in replacement_steps(directory, int(found[1]), int(found[2])):
+                pass
     for path in directory.glob(f"*{_CLEANED}"):
         path.unlink()
 

@@ -93,7 +93,9 @@ def read_rows(directory: Path, before: int) -> list[AbortedTxn]:
     Raises: CorruptRecordError when one is corrupt; StorageError when one cannot be read.
     """
     rows: list[AbortedTxn] = []
-    for path in sorted(directory.glob(f"*{TXN_INDEX_SUFFIX}")):
+    for path in sorted(directory.glob(f"[0-9]*{TXN_INDEX_SUFFIX}")):
+        if not path.stem.isdigit():
+            continue
         if int(path.stem) >= before:
             break
         try:

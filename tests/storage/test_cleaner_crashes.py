@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 from support.compacted_logs import COMPACT, Store, compacted, fill, keyed
+from support.examples import scaled
+from support.file_operations import FileOperations
 from support.partition_logs import open_log
+from support.power_loss import Disk, Operation, write_state
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage import log as log_module
@@ -127,3 +131,28 @@ def test_duplicates_are_detected_after_a_kill_wherever_the_segment_rolled(tmp_pa
     assert len(store.log.segments) > 4
     assert [send(sequence) for sequence in range(6, 11)] == list(range(6, 11))
     assert send(11) == 11
+
+
+@pytest.mark.conformance("LC-041")
+def test_removed_segments_do_not_return_when_the_power_is_lost_after_the_last_rename(tmp_path):
+    """Without a flush of the directory before it, the last rename may be stored and the removals before it lost."""
+    store = Store(tmp_path / "before")
+    written = fill(store, 11, batches=60)
+    store.partition.close()
+    expected = compacted(written, store.log.segments[-1].base_offset)
+    store.log.config = TopicConfig(cleanup_policy=("compact",))  # all segments become one
+    bases = [0, store.log.segments[-1].base_offset]
+    disk = Disk(tmp_path / "before")
+    operations: list[Operation] = []
+    with FileOperations(tmp_path / "before", operations.append):
+        assert store.clean()
+    renames = [number for number, each in enumerate(operations) if each[0] == "rename" and each[1].endswith(".swap")]
+    for operation in operations[: renames[-1] + 1]:
+        disk.apply(operation)
+    for seed in range(scaled(40, 20)):
+        path = tmp_path / str(seed)
+        write_state(disk.after_power_loss(random.Random(seed)), path)
+        log, reports = open_log(path / "t-0", config=COMPACT, recovery_point=store.log.log_end_offset, is_clean=False)
+        assert [segment.base_offset for segment in log.segments] == bases
+        assert keyed(log, 0) == expected and reports == []
+        shutil.rmtree(path)

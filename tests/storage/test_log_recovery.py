@@ -12,6 +12,7 @@ from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.topic_config import TopicConfig
+from spark_groupsource.storage.transaction_index import read_rows
 
 
 @pytest.fixture
@@ -328,3 +329,14 @@ def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directo
     with pytest.raises(StorageError, match="a bad disk"):
         log.close()
     assert (log.recovery_point, log.log_end_offset) == (91, 93)
+
+
+def test_files_with_other_names_are_ignored(directory):
+    log, _ = open_log(directory, config=SMALL)
+    stored = fill(log)
+    log.close()
+    for name in ("x.log", "x.txnindex", "1x.txnindex", "x.swap", "0.log.swap", "x.snapshot", "-1.log", "x.index"):
+        (directory / name).write_bytes(b"x")
+    log, reports = open_log(directory, config=SMALL)
+    assert values_from(log, 0) == stored and reports == []
+    assert read_rows(directory, 10**9) == []
