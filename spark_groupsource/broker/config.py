@@ -93,6 +93,11 @@ class BrokerConfig:
         "fetch.max.bytes", ConfigType.INT, 57_671_680, "Largest Fetch response, in bytes.",
         unit="bytes", low=1024, high=INT32_MAX,
     )
+    max_broker_partitions: int = _broker_setting(
+        "max.broker.partitions", ConfigType.INT, 20_000,
+        "Partitions of all topics above which none are created for clients; not a setting of Kafka (KIP-578).",
+        unit="partitions", low=1, high=INT32_MAX,
+    )
     max_incremental_fetch_session_cache_slots: int = _broker_setting(
         "max.incremental.fetch.session.cache.slots", ConfigType.INT, 1000,
         "Fetch sessions that one node caches; 0 disables fetch sessions.", unit="sessions", low=0, high=INT32_MAX,

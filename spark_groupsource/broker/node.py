@@ -163,15 +163,26 @@ class Broker:
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
         """As `create_topic`, in steps between which other requests may run."""
+        self._check_partition_limit(name, partition_count)
         entry = yield from self.partitions.create_topic_steps(name, partition_count, settings)
         yield from self._elect_new(entry.partitions)
         return entry
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
         """Adds partitions to a topic, up to `partition_count`, in steps. Raises: ApiError."""
+        self._check_partition_limit(name, partition_count - self.partitions.topic(name).partition_count)
         entry = yield from self.partitions.add_partitions_steps(name, partition_count)
         yield from self._elect_new(entry.partitions)
         return entry
+
+    def _check_partition_limit(self, name: str, added: int) -> None:
+        limit, count = self.config.max_broker_partitions, len(self.partitions)
+        if name not in INTERNAL_TOPICS and count + added > limit:
+            text = (
+                f"The broker has {count:,} partitions, {added:,} more exceed max.broker.partitions={limit}. Delete "
+                "topics or increase the limit."
+            )
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its committed offsets, and completes its delayed fetches. Raises: ApiError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import gc
 import logging
 import resource
@@ -41,8 +42,10 @@ from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
 _CONNECTION_CHECK_S = 1.0
-_GC_THRESHOLD = 20_000
+_GC_THRESHOLDS = (10_000, 4, 500)
 _THREAD_SWITCH_S = 0.0005
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MMAP_THRESHOLD_BYTES = 131_072
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
@@ -254,6 +257,19 @@ def _import_libraries() -> None:
             import_module(module)
 
 
+def _bound_allocator() -> None:
+    """Lets the C library return large buffers to the system when they are freed: without effect where it is not glibc.
+
+    By default glibc raises its threshold for own mappings to 32 MB after the first large buffer that is freed, and then
+    keeps buffers in its heaps, of which each thread has one.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_ARENA_MAX, 1)
+
+
 def serve_forever(
     data_dir: Path,
     address: Address,
@@ -278,12 +294,13 @@ def serve_forever(
     # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    _bound_allocator()
     # the event loop waits that long for the worker thread, after each system call
     sys.setswitchinterval(_THREAD_SWITCH_S)
     # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
     gc.freeze()
     # a collection blocks all requests, so those of the middle generation must be short
-    gc.set_threshold(_GC_THRESHOLD, 5, 50)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
     async def run(write_line: ReportWriter) -> None:
         server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
@@ -291,7 +308,10 @@ def serve_forever(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        ready(",".join(map(str, await server.start())))
+        addresses = await server.start()
+        gc.collect()
+        gc.freeze()  # collections do not traverse modules, topics and partitions
+        ready(",".join(map(str, addresses)))
         if server.warning:
             write_line(server.warning)
         try:

@@ -43,6 +43,7 @@ class LogManager:
         self._topics: dict[str, TopicEntry] = {}
         self._names: dict[uuid.UUID, str] = {}
         self._metric_names: dict[str, str] = {}
+        self._creating = 0  # partitions
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
     def open_all(self) -> None:
@@ -144,6 +145,10 @@ class LogManager:
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(tuple(self._partitions.values()))
+
+    def __len__(self) -> int:
+        """The number of partitions, also of those that are being created."""
+        return len(self._partitions) + self._creating
 
     def __contains__(self, topic_partition: object) -> bool:
         return topic_partition in self._partitions
@@ -329,6 +334,7 @@ class LogManager:
         new, config = entry.partitions[first:], self.config_of(entry)
         created: dict[TopicPartition, Partition] = {}
         self._changing.add(entry.name)
+        self._creating += len(new)
         try:
             yield from self._data.prepare_new(new)
             for start in range(0, len(new), _PARTITIONS_PER_STEP):
@@ -344,6 +350,7 @@ class LogManager:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         finally:
             self._changing.discard(entry.name)
+            self._creating -= len(new)
         self._partitions.update(created)
         self._add_topic(entry)
         return entry

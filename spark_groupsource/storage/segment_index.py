@@ -38,8 +38,7 @@ class SegmentIndex:
         self.base_offset = base_offset
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
-        self._path = log_path.with_suffix(f".index{suffix}")
-        self._time_path = log_path.with_suffix(f".timeindex{suffix}")
+        self._log_path, self._suffix = log_path, suffix
         self._interval_bytes = interval_bytes
         self._bytes_since_entry = 0
         self._offsets = array("q")
@@ -52,7 +51,11 @@ class SegmentIndex:
 
     @property
     def paths(self) -> tuple[Path, Path]:
-        return self._path, self._time_path
+        # not kept: a path takes 400 bytes, and a broker may have thousands of partitions
+        return (
+            self._log_path.with_suffix(f".index{self._suffix}"),
+            self._log_path.with_suffix(f".timeindex{self._suffix}"),
+        )
 
     # --- lookup ---
 
@@ -149,8 +152,8 @@ class SegmentIndex:
         `is_contiguous` if every offset of the log has a record.
         """
         try:
-            offsets = self._path.read_bytes()
-            times = self._time_path.read_bytes()
+            offsets = self.paths[0].read_bytes()
+            times = self.paths[1].read_bytes()
         except OSError:
             return False
         if len(offsets) % _OFFSET_ENTRY.size or len(times) % _TIME_ENTRY.size or (log_bytes and not times):

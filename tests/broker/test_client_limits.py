@@ -11,6 +11,7 @@ from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
 from support.waiting import wait_until
 
+from spark_groupsource.broker.api import topics
 from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import RemoteProtocolError
@@ -18,7 +19,10 @@ from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.element_count import has_more_elements
 from spark_groupsource.wire.frames import decode_request, encode_request, read_request_header
 from spark_groupsource.wire.messages import (
+    ApiVersionsRequest,
+    CreateTopicsRequest,
     DescribeGroupsResponse,
+    FindCoordinatorRequest,
     HeartbeatResponse,
     MetadataRequest,
     SaslHandshakeRequest,
@@ -298,3 +302,50 @@ def test_the_response_to_a_failed_authentication_is_delayed(protected):
         connection.send(b"".join(map(bytes, frames)))
         assert connection.read_frame()
         assert connection.is_closed_by_peer()  # the second request is not handled
+
+
+def test_partitions_of_all_topics_are_limited():
+    with EmbeddedBroker(config={"max.broker.partitions": "5"}) as broker:
+        with RawConnection(broker.bootstrap_servers) as connection:
+            create_topic(connection, "first", 4)
+            topic = CreateTopicsRequest.CreatableTopic
+            wanted = [
+                topic(name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
+                for name, count in (("second", 2), ("third", 1))
+            ]
+            request = CreateTopicsRequest(topics=wanted, timeout_ms=1000, validate_only=False)
+            results = {each.name: each for each in connection.call(request, 4).topics}
+            assert (results["second"].error_code, results["third"].error_code) == (44, 0)
+            assert "max.broker.partitions=5" in results["second"].error_message
+            # the topics of the coordinators are always created
+            find = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+            assert connection.call(find, 4).coordinators[0].error_code == 0
+
+
+@pytest.mark.parametrize("setting", ["max.connections", "max.connections.per.ip"])
+def test_connections_above_a_limit_are_closed_and_reported(setting):
+    with EmbeddedBroker(config={setting: "2"}) as broker:
+        with RawConnection(broker.bootstrap_servers) as one, RawConnection(broker.bootstrap_servers) as two:
+            for connection in (one, two):
+                connection.call(ApiVersionsRequest(), 0)
+            with RawConnection(broker.bootstrap_servers) as refused:
+                assert refused.is_closed_by_peer()
+            one.call(ApiVersionsRequest(), 0)
+        reported = [line for line in broker.reports if setting in line]
+        assert len(reported) == 1
+
+
+def test_a_request_creates_a_limited_number_of_partitions_and_topics(monkeypatch):
+    monkeypatch.setattr(topics, "_MAX_PARTITIONS_PER_REQUEST", 4)
+    monkeypatch.setattr(topics, "_MAX_CREATED_BY_METADATA", 2)
+    with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
+        topic = CreateTopicsRequest.CreatableTopic
+        wanted = [
+            topic(name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
+            for name, count in (("large", 5), ("small", 3), ("other", 2))
+        ]
+        created = connection.call(CreateTopicsRequest(topics=wanted, timeout_ms=1000, validate_only=False), 4).topics
+        assert {each.name: each.error_code for each in created} == {"large": 44, "small": 0, "other": 44}
+        names = [MetadataRequest.MetadataRequestTopic(name=f"auto-{number}") for number in range(3)]
+        found = connection.call(MetadataRequest(topics=names, allow_auto_topic_creation=True), 4).topics
+        assert [each.error_code for each in found] == [0, 0, 3]

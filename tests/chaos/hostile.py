@@ -2,6 +2,7 @@
 
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --minutes 10
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --kafka                # a real Apache Kafka, for comparison
+    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --markdown             # the table of docs/security.md
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --bootstrap HOST:PORT [--pid PID]
 
 Every attack runs at least once, in random order, and again until the time is up. Printed are, for each attack, the
@@ -34,11 +35,37 @@ from support.hostile_frames import run_examples, send_hostile
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
 
+from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import JoinGroupRequest, MetadataRequest, OffsetCommitRequest
 
 LIMIT_MS, LIMIT_MB = 100.0, 256.0
 IDLE, FUZZ = "none", "fuzz"
+_LABELS = {
+    IDLE: "no attack",
+    FUZZ: "fuzzer (150 random clients)",
+    "nothing": "no attack, between the others",
+    "time_lookup_of_headers": "a time look-up in a batch of 3 million empty headers",
+    "pipelined_time_lookups": "50 pipelined time look-ups in such a batch",
+    "metadata_4mb": "Metadata of 2 million empty names (4 MB)",
+    "metadata_100mb": "the same with 100 MB",
+    "tags_4mb": "4 MB of unknown tagged fields",
+    "auto_create_80000": "Metadata that creates 80,000 topics",
+    "create_100000_partitions": "100,000 partitions created by one request, 50,000 by another",
+    "describe_configs_2000": "DescribeConfigs that names the broker 2,000 times",
+    "describe_groups_300": "DescribeGroups that names a group of 400 kB 300 times",
+    "clients_that_do_not_read": "ten clients that request 1 GB each and do not read",
+    "half_sent_frames": "fifty frames of 100 MB, of which 4 MB are sent",
+    "pipelined_heartbeats": "30,000 pipelined heartbeats",
+    "pipelined_metadata": "100 pipelined Metadata requests for all topics",
+    "many_connections": "2,000 connections",
+    "many_groups": "9,000 groups of one member",
+    "many_producer_ids": "20,000 producer ids",
+    "fetch_100000_partitions": "Fetch and Produce of 100,000 partitions",
+    "long_names": "strings of 40,000 bytes",
+    "invalid_batches": "eight invalid record batches",
+}
+_RECOVERY_S = 60.0
 _IDLE_S = 3.0
 _FUZZ_EXAMPLES = 150
 _CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "5"}
@@ -175,8 +202,8 @@ def attack(target: Target, neighbors: Neighbors, run: Callable[[Target], Outcome
     neighbors.reading()
     try:
         outcome = run(target)
-    except OSError:
-        outcome = Outcome(0, 1)  # the broker accepts no connection of this client
+    except (OSError, AssertionError, GroupSourceError):
+        outcome = Outcome(0, 1)  # the broker accepts no connection of this client, or does not respond
     time.sleep(0.2)
     reading = neighbors.reading()
     row.add(reading, outcome)
@@ -198,7 +225,8 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
         os.nice(5)  # of three processes on two cores, this one waits
         deadline_s = time.monotonic() + options.minutes * 60
         problems += attack(target, neighbors, _idle, rows[IDLE])
-        stack.callback(_print_table, rows)  # also of a run that is interrupted
+        # also of a run that is interrupted
+        stack.callback(_print_markdown if options.markdown else _print_table, rows)
         for name in _schedule(chosen, randomness, deadline_s):
             function = _fuzz(randomness.randrange(2**32)) if name == FUZZ else attacks[name]
             began_s = time.monotonic()
@@ -206,12 +234,22 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
             print(f"{name} {time.monotonic() - began_s:.0f} s{'; '.join(['', *failures])}", file=sys.stderr, flush=True)
             if failures:
                 problems += [f"{name}: {failure}" for failure in failures]
-                if not neighbors.restart():
+                if not _restart(neighbors, attempts=1 if broker.log else 3):
                     problems.append(f"{name}: the broker serves no new client afterwards")
                     break
+            time.sleep(options.pause_s)
     if broker.log is not None:
         problems += unexpected_errors(broker.log.read_text(errors="replace").splitlines())
     return problems + _exceeded(rows, options.limit_ms, options.limit_mb)
+
+
+def _restart(neighbors: Neighbors, attempts: int) -> bool:
+    """Starts the neighbors again; returns False if the broker does not serve them. Waits for another broker."""
+    for attempt in range(attempts):
+        if neighbors.restart():
+            return True
+        time.sleep(_RECOVERY_S if attempt < attempts - 1 else 0)
+    return False
 
 
 def _schedule(names: Sequence[str], randomness: random.Random, deadline_s: float) -> Iterator[str]:
@@ -242,6 +280,15 @@ def _print_table(rows: dict[str, Row]) -> None:
     print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
 
 
+def _print_markdown(rows: dict[str, Row]) -> None:
+    """Prints the table of docs/security.md: one column of times, the attacks in words."""
+    print("| attack | longest wait | memory | refused |\n|---|--:|--:|--:|")
+    for name, row in rows.items():
+        if row.runs:
+            worst_ms = max(row.worst_ms.values())
+            print(f"| {_LABELS[name]} | {worst_ms:,.0f} ms | {row.peak_mb:,.0f} MB | {row.refused} |", flush=True)
+
+
 def _exceeded(rows: dict[str, Row], limit_ms: float | None, limit_mb: float | None) -> list[str]:
     """One line for each attack beyond a limit."""
     exceeded = []
@@ -260,6 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--only", nargs="*", default=[], metavar="ATTACK")
     parser.add_argument("--without", nargs="*", default=[], metavar="ATTACK")
+    parser.add_argument("--markdown", action="store_true", help="print the table in the form of docs/security.md")
+    parser.add_argument("--pause-s", type=float, help="after each attack; default: 10 with --kafka, else 0")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--kafka", action="store_true", help="a real Apache Kafka, fetched for it")
     where.add_argument("--bootstrap", metavar="HOST:PORT", help="a running broker of one node")
@@ -267,6 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-ms", type=float, help="default: 100 on the embedded broker, else none")
     parser.add_argument("--limit-mb", type=float, help="default: 256 on the embedded broker, else none")
     options = parser.parse_args(arguments)
+    if options.pause_s is None:
+        options.pause_s = 10.0 if options.kafka else 0.0
     if not options.kafka and not options.bootstrap:
         options.limit_ms = LIMIT_MS if options.limit_ms is None else options.limit_ms
         options.limit_mb = LIMIT_MB if options.limit_mb is None else options.limit_mb

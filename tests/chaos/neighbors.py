@@ -74,13 +74,18 @@ class _Neighbor(threading.Thread):
         return taken
 
 
+def _batch_now(value: bytes) -> bytes:
+    """A batch that retention keeps."""
+    return batch(value, timestamp_ms=int(time.time() * 1000))
+
+
 def _steps(address: str) -> dict[str, Callable[[], None]]:
     """Prepares a topic and groups of this process; returns the step of each neighbor."""
     name = f"neighbors-{os.getpid()}"
     connections = {kind: RawConnection(address) for kind in KINDS}
     create_topic(connections["produce"], name)
     wait_until(
-        lambda: produce(connections["produce"], name, batch(b"0")).error_code == 0, "the topic has a leader", 60
+        lambda: produce(connections["produce"], name, _batch_now(b"0")).error_code == 0, "the topic has a leader", 60
     )
     members = {kind: _member(connections[kind], f"{name}-{kind}") for kind in ("heartbeat", "commit")}
     state = {"committed": 0, "produced": 0, "position": 0}
@@ -96,7 +101,7 @@ def _steps(address: str) -> dict[str, Callable[[], None]]:
             assert committed(connections["commit"], group) == {(name, 0): (state["committed"], "m")}
 
     def step_produce() -> None:
-        response = produce(connections["produce"], name, batch(b"%d" % (state["produced"] + 1)))
+        response = produce(connections["produce"], name, _batch_now(b"%d" % (state["produced"] + 1)))
         assert response.error_code == 0
         state["produced"] += 1
 

@@ -478,7 +478,7 @@ def many_connections(target: Target, count: int = 2_000) -> Outcome:
     return Outcome(0, refused)
 
 
-def many_groups(target: Target, count: int = 20_000) -> Outcome:
+def many_groups(target: Target, count: int = 9_000) -> Outcome:
     with target.connect() as client:
         frames = [join_group(f"group-{number}", bytes(2_000)) for number in range(count)]
         return _calls(client, *frames)

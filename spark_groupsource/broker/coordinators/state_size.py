@@ -11,6 +11,7 @@ from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitReques
 _GROUP_BYTES = 1_500
 _MEMBER_BYTES = 2_000
 _OFFSET_BYTES = 250
+_REJECTIONS_PER_MEASURE = 16  # measuring takes time in proportion to the shard
 _MEASURED_AFTER = 64  # a shard is measured when 1/64 of the limit was added
 
 
@@ -21,7 +22,7 @@ class GroupStateSize:
         self._limit = limit_bytes
         self._measured: dict[int, int] = {}
         self._added: dict[int, int] = {}
-        self.total = 0
+        self.total = self._rejected = 0
 
     def may_add(self, shard: GroupShard, request: object) -> bool:
         """Returns whether a request may add a group or member; counts it if it does."""
@@ -40,7 +41,9 @@ class GroupStateSize:
         if not is_new:
             return True
         if self.total >= self._limit:
-            self._measure(shard)  # members may have left
+            self._rejected += 1
+            if self._rejected % _REJECTIONS_PER_MEASURE == 1:
+                self._measure(shard)  # members may have left
             if self.total >= self._limit:
                 return False
         self._added[shard.partition] = self._added.get(shard.partition, 0) + _GROUP_BYTES + size
