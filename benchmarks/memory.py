@@ -1,9 +1,9 @@
-"""Peak memory of a read task, for record batches of several sizes, shapes and compression ratios.
+"""Peak memory of a read task, by size, shape and compression of batches.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --only 'expands'   # the rows whose titles contain a text
 
-Starts an embedded broker in this process, and reads each topic by a read task in a process of its own. Prints how far
+Starts an embedded broker in this process, and reads each topic in a read task in another process. Prints how far
 the resident memory of that process rises above that of an interpreter that has imported the data source. Linux only.
 Exits with 1 if a row exceeds its limit.
 """

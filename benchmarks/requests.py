@@ -1,9 +1,9 @@
-"""Processor time of the embedded broker per request, beside the broker of another checkout.
+"""CPU time per request of the embedded broker, compared with another checkout.
 
     python benchmarks/requests.py --base ../older
 
 Heartbeats, commits, Produce, Fetch and Metadata, sent one by one and pipelined over one connection. The two brokers
-take turns of some hundred milliseconds; prints medians of the processor time of the broker process and of the wall
+are measured alternately, for 300 ms each; prints medians of the processor time of the broker process and of the wall
 time. Linux only.
 """
 
@@ -25,7 +25,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import encode_request
 
-TURN_S = 0.3
+ROUND_S = 0.3
 PIPELINED = 50
 PARTITIONS = 100
 
@@ -101,7 +101,7 @@ async def turn(target: Target, case: Case) -> tuple[float, float]:
     frame = bytes(encode_request(case.make(member), case.version, 1, "benchmark"))
     await connection.exchange(frame)
     busy, began, count = busy_us(target), time.perf_counter(), 0
-    while time.perf_counter() - began < TURN_S:
+    while time.perf_counter() - began < ROUND_S:
         await connection.exchange_many(frame, case.depth)
         count += case.depth
     took = (busy_us(target) - busy) / count, (time.perf_counter() - began) / count * 1e6

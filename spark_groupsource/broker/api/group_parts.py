@@ -1,4 +1,4 @@
-"""Large requests of the group APIs in parts, between which the broker serves other requests.
+"""Handles large requests of the group APIs in parts, with pauses in between.
 
 The parts of a commit are stored separately, so that some of them may fail. Kafka stores them together, but its clients
 retry a commit with any failed partition as a whole.
