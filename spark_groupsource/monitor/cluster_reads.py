@@ -134,7 +134,7 @@ def with_leader(cluster: Cluster, partitions: Iterable[TopicPartition], refresh:
 def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the bytes of the log on each leader; empty without permission (DESCRIBE on the cluster)."""
     sizes: dict[TopicPartition, int] = {}
-    wanted = list(partitions)
+    wanted = with_leader(cluster, partitions)
     view = cluster.metadata({tp.topic for tp in wanted}) if wanted else ClusterMetadata({}, {})
     by_node: dict[int, dict[str, list[int]]] = {}
     for tp in wanted:

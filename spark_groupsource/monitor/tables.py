@@ -31,7 +31,7 @@ from spark_groupsource.monitor.selection import NameSelection
 Row = dict[str, Any]
 """Column -> value; absent columns are null."""
 
-_NO_PROTOCOL = frozenset({"", None})
+_YEAR_10000_MS = 253_402_300_800_000
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def rebalance_row(group_id: str, rebalance: Rebalance) -> Row:
         "reason": rebalance.reason,
         "client_id": None if actor is None else actor.client_id,
         "host": None if actor is None else actor.client_host,
-        "completed_at": rebalance.completed_ms * 1_000,
+        "completed_at": _microseconds(rebalance.completed_ms),
         "sync_ms": rebalance.sync_ms,
         "members": rebalance.members,
         "partitions_moved": rebalance.partitions_moved,
@@ -223,7 +223,7 @@ def _entry_row(entry: Entry) -> Row:
     row: Row = {
         "partition": entry.partition,
         "offset": record.offset,
-        "timestamp": record.timestamp_ms * 1_000,
+        "timestamp": _microseconds(record.timestamp_ms),
         "type": entry.kind,
         "group": entry.group,
         "is_tombstone": record.value is None,
@@ -260,6 +260,11 @@ def _topic_id(topic: TopicInfo) -> str | None:
 
 def _known(number: int) -> int | None:
     return None if number < 0 else number
+
+
+def _microseconds(timestamp_ms: int) -> int | None:
+    """Epoch microseconds; None for no timestamp and for one after the year 9999."""
+    return timestamp_ms * 1_000 if 0 <= timestamp_ms < _YEAR_10000_MS else None
 
 
 def _json(form: Any) -> str:

@@ -81,7 +81,7 @@ def test_offsets_log_as_a_stream(spark: Any, committed: str, topic: str, group: 
     name = f"log_{group.replace('-', '_')}"
     writer = stream.writeStream.format("memory").queryName(name).option("checkpointLocation", str(tmp_path))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(180)
     rows = spark.table(name).where("type = 'offset'").collect()
     assert [(row.group, row.topic, row.committed_offset) for row in rows] == [(group, topic, 3)]
     assert json.loads(rows[0].key)["data"]["topic"] == topic
@@ -111,7 +111,7 @@ def test_errors_name_the_fix(spark: Any, committed: str) -> None:
     stream = spark.readStream.format("groupsource").option("kafka.bootstrap.servers", committed)
     with pytest.raises(PySparkException, match="Table lag cannot be read as a stream"):
         query = stream.option("table", "lag").load().writeStream.format("noop").start()
-        query.awaitTermination(60)
+        query.awaitTermination(180)
     for options in ({"topic": "t", "kafka.bootstrap.servers": committed}, {"topic": "t"}):
         with pytest.raises(PySparkException, match="groupsource only reads. Write with format"):
             spark.range(1).write.format("groupsource").options(**options).mode("append").save()

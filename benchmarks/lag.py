@@ -1,0 +1,111 @@
+"""Benchmark of table lag: time for a group with thousands of partitions.
+
+    python benchmarks/lag.py [--bootstrap-servers HOST:PORT] [--partitions 10000]
+
+Every partition has records that the group has not read. Without an address, an embedded broker is started in a process
+of its own. The best of several rounds counts, because other load on the machine only slows a round down; the processor
+time is that of the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Iterator
+from uuid import uuid4
+
+from spark_groupsource.client.admin import NewTopic, create_topics
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import BrokerError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.estimates import ESTIMATES
+from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.records.encode import Record
+
+ROUNDS = 5
+LAG = TABLES["lag"]
+COLUMNS = frozenset(column.name for column in LAG.columns)
+VARIANTS = {"offsets": COLUMNS - ESTIMATES, "with time": COLUMNS - ESTIMATES | {"lag_ms"}, "all columns": COLUMNS}
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """Starts an embedded broker; yields its address."""
+    command = [sys.executable, "-m", "spark_groupsource.cli", "broker", "--listen", "127.0.0.1:0", "--data-dir"]
+    with TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
+        process = subprocess.Popen([*command, directory], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            found = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
+            assert found is not None, "the broker did not start"
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
+    """Creates the topic, writes a batch of five records to each partition and commits offset 1 of each."""
+    try:
+        create_topics(cluster, [NewTopic(topic, partitions)])
+    except BrokerError as error:
+        # thousands of partitions take longer than the timeout of the request
+        print(error, file=sys.stderr)
+    while len(cluster.metadata([topic], refresh=True).partitions_of(topic)) < partitions:
+        time.sleep(1)
+    producer = BatchProducer(cluster)
+    now_ms = int(time.time() * 1_000)
+    for number in range(partitions):
+        producer.send_batches(topic, number, [Record(None, b"x" * 100, now_ms)] * 5)
+    for start in range(0, partitions, 1_000):
+        numbers = range(start, min(partitions, start + 1_000))
+        cluster.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(1) for number in numbers})
+
+
+def measure(cluster: Cluster, group: str, partitions: int) -> None:
+    """Prints the best time of each variant."""
+    for name, columns in VARIANTS.items():
+        best = best_cpu = float("inf")
+        for _ in range(ROUNDS):
+            started, started_cpu = time.perf_counter(), time.process_time()
+            query = TableQuery("lag", columns, parse_selection("group", group))
+            rows = sum(batch.num_rows for batch in record_batches(read_rows(cluster, query), arrow_schema(LAG)))
+            assert rows == partitions
+            best = min(best, time.perf_counter() - started)
+            best_cpu = min(best_cpu, time.process_time() - started_cpu)
+        print(f"{name:<12} {partitions:,} partitions: {best:.2f} s, {best_cpu:.2f} s processor time")
+
+
+def run(address: str, partitions: int) -> None:
+    """Measures against one cluster."""
+    settings = ClientSettings.parse({"bootstrap.servers": address})
+    topic, group = f"lag-{uuid4().hex[:8]}", f"lag-{uuid4().hex[:8]}"
+    with Cluster(settings.bootstrap, settings) as cluster:
+        prepare(cluster, topic, group, partitions)
+        measure(cluster, group, partitions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure table lag.")
+    parser.add_argument("--bootstrap-servers", default="")
+    parser.add_argument("--partitions", type=int, default=10_000)
+    options = parser.parse_args()
+    if options.bootstrap_servers:
+        run(options.bootstrap_servers, options.partitions)
+        return
+    with broker() as address:
+        run(address, options.partitions)
+
+
+if __name__ == "__main__":
+    main()
