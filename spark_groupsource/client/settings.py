@@ -68,7 +68,8 @@ _CLIENT_ID = ConfigKey(
     "client.id",
     ConfigType.STRING,
     "groupsource",
-    "Name sent with every request; member n of a group sends it with the suffix -n.",
+    "Name sent with every request; member n of a group sends it with the suffix -n. The default of a streaming query "
+    "is the name of its Spark application, if the command of the driver contains it.",
     kafka_default="",
 )
 _CLIENT_RACK = ConfigKey(

@@ -90,16 +90,22 @@ class GroupDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_groupsource.errors import ConfigurationError
+        from spark_groupsource.source.driver_process import application_label
         from spark_groupsource.source.schema import select_columns, select_table_columns
         from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
         from spark_groupsource.source.table_options import TableOptions
         from spark_groupsource.source.table_reader import OffsetsLogStreamReader
 
         try:
-            options = _parse(self._completed(schema), "stream")
+            given = self._completed(schema)
+            options = _parse(given, "stream")
             if isinstance(options, TableOptions):
                 return OffsetsLogStreamReader(options, select_table_columns(schema, options.table), self._driver)
             columns = select_columns(schema, options.include_headers)
+            label = application_label(self._driver)
+            if label and not any(name.lower() == "kafka.client.id" for name in given):
+                # so that the members of two applications can be told apart in every tool
+                options = options.with_client_id(label)
         except ConfigurationError as error:
             # Spark replaces the message of an error raised here, but not that of an error in the first callback
             return InvalidStreamReader(error)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Sequence
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.file_locks import SharedLock, lock_shared, try_lock_exclusive
+
+_LABEL_LENGTH = 60
 
 
 def driver_pid() -> int:
@@ -82,6 +86,25 @@ def _ps(pid: int, columns: str) -> str:
 def application_name(driver: int) -> str:
     """Returns a name of the application for files; two applications never have the same."""
     return f"{driver}-{hashlib.sha256(process_identity(driver).encode()).hexdigest()[:8]}"
+
+
+def application_label(driver: int) -> str:
+    """Returns the name of the Spark application, as far as the command of its driver shows it; empty if it does not."""
+    try:
+        arguments = Path(f"/proc/{driver}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return label_of_command(arguments)
+
+
+def label_of_command(arguments: Sequence[str]) -> str:
+    """Returns ``spark.app.name``, ``--name`` or the Python file of a driver's command, as a client id."""
+    if not any("org.apache.spark.deploy." in argument for argument in arguments):
+        return ""
+    names = [a.partition("=")[2] for a in arguments if a.removeprefix("-D").startswith("spark.app.name=")]
+    names += [value for option, value in zip(arguments, arguments[1:]) if option == "--name"]
+    names += [os.path.basename(a).removesuffix(".py") for a in arguments if a.endswith(".py")]
+    return re.sub(r"[^\w.-]+", "-", names[0], flags=re.ASCII).strip("-")[:_LABEL_LENGTH] if names else ""
 
 
 def private_directory(name: str) -> Path:

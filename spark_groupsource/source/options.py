@@ -303,6 +303,11 @@ class SourceOptions:
             raise ConfigurationError("Option kafka.group.id is missing. Name the consumer group of the query.")
         return replace(self.group, members=members)
 
+    def with_client_id(self, client_id: str) -> SourceOptions:
+        """Returns the options with the client id of connections and members."""
+        group = None if self.group is None else replace(self.group, client_id=client_id)
+        return replace(self, client=replace(self.client, client_id=client_id), group=group)
+
     @property
     def starting(self) -> PositionSpec | None:
         """Start of a partition that has neither checkpoint nor commit; None for the default of the kind of query."""
