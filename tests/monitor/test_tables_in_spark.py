@@ -97,6 +97,10 @@ def test_running_queries(spark: Any, committed: str, topic: str, group: str, tmp
         reader = spark.read.format("groupsource").option("table", "queries").option("group", group)
         (row,) = reader.load().collect()
         assert (row["query"], row.query_id, row.state, row.last_batch) == (f"q-{group}", str(query.id), "running", 0)
+        members = spark.read.format("groupsource").option("kafka.bootstrap.servers", committed)
+        members = members.option("table", "members").option("group", group).schema("client_id string").load()
+        # the name of the Spark application
+        assert members.orderBy("client_id").first() == ("groupsource-tests-0",)
         assert row.assignment == f"{topic}:0,1" and json.loads(row.last_offsets) == {topic: {"0": 5, "1": 0}}
     finally:
         query.stop()
