@@ -294,7 +294,8 @@ FAILURES = {
     "topic name": ("BrokerError", lambda s: s.read(subscribe="not a name"), ["not a name", "INVALID_TOPIC_EXCEPTION"]),
     "fenced": (
         "GenerationMismatchError", fenced,
-        ["'G' fenced member 'groupsource-tests-[01]-.*", r"generation \d+ .the group's generation is now \d+", RESTART]),
+        ["'G' fenced member 'groupsource-tests-[01]-.*", r"generation \d+ .the group's generation is now \d+",
+         RESTART]),
     "replaced": (
         "GenerationMismatchError", replaced,
         # the error of the reader or of a task, whichever is first
