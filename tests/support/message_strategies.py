@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import cache
 
 from hypothesis import strategies as st
 
@@ -22,7 +23,12 @@ def versions(api):
 @st.composite
 def messages(draw, message_class, version):
     """A message with every field of `version` drawn; fields outside it keep their defaults."""
-    return draw(_structures(message_class._struct, message_class, version))
+    return draw(_message(message_class, version))
+
+
+@cache
+def _message(message_class, version):
+    return _structures(message_class._struct, message_class, version)
 
 
 def _structures(struct_field, data_class, version):
