@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 from support.partition_logs import batch
@@ -27,10 +30,13 @@ from support.three_nodes import (
 )
 from support.waiting import wait_until
 
+from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.leaders import Leader, Leaders
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.server import BrokerServer, EmbeddedBroker
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.net import Address
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
@@ -285,6 +291,30 @@ def test_a_stopped_node_is_replaced_and_can_be_started_again(tmp_path, topic, gr
             assert broker.coordinator(group) == second, "the started node can become leader again"
             broker.move_coordinator(group, first)
             assert nodes[first].call(heartbeat(group, generation, member_id), 4).error_code == 0
+
+
+@pytest.mark.parametrize("iterations", range(4))
+def test_connections_accepted_while_a_node_stops_are_closed(tmp_path, iterations):
+    """The event loop accepts a connection, makes its transport and notifies the listener in three iterations."""
+
+    async def connections_after_stop() -> int:
+        server = BrokerServer(
+            tmp_path, Address("127.0.0.1", 0), broker_config(CONFIG), SystemClock(), lambda line, level: None, 2
+        )
+        addresses = await server.start()
+        with ExitStack() as clients:
+            for _ in range(20):
+                clients.enter_context(RawConnection(str(addresses[1])))
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            await server.stop_node(2)
+            found = server.connection_count
+            await server.stop()
+        return found
+
+    # a socket that asyncio left open would warn
+    assert asyncio.run(connections_after_stop()) == 0
+    gc.collect()
 
 
 def test_a_write_with_acks_all_requires_min_insync_replicas_running_nodes(topic, group):

@@ -22,6 +22,8 @@ from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 16
+_ITERATIONS_TO_CLOSE = 4
+"""Iterations of the event loop until an accepted connection has a transport, is reported, aborted, and closed."""
 _MAX_RUNNING = 4
 """Requests that run in time slices at the same time; this bounds the memory of their responses."""
 _RECEIVE_BUFFER_BYTES = 1 << 18
@@ -166,15 +168,20 @@ class Listener:
         self._socket.listen(_BACKLOG)
 
     async def close(self) -> None:
-        """Closes the port and all connections."""
-        if self._server is not None:
-            self._server.close()
-        elif self._socket is not None:
-            self._socket.close()
+        """Closes the port and all connections, also those that the event loop has accepted but not reported yet."""
+        server, listening = self._server, self._socket
         self._server = self._socket = None
+        if server is not None and listening is not None:
+            asyncio.get_running_loop().remove_reader(listening)
         for connection in tuple(self._connections):
             connection.close()
-        await asyncio.sleep(0)  # the event loop closes the sockets of aborted transports
+        for _ in range(_ITERATIONS_TO_CLOSE):
+            await asyncio.sleep(0)
+        # last, because asyncio makes no transport of an accepted connection when its server is closed
+        if server is not None:
+            server.close()
+        elif listening is not None:
+            listening.close()
 
     @property
     def unsent_bytes(self) -> int:
@@ -199,6 +206,8 @@ class Listener:
 
     def on_open(self, connection: Connection) -> None:
         self._connections.add(connection)
+        if not self.is_open:
+            connection.close()
         config = self.broker.config
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
