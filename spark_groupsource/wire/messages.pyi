@@ -62,7 +62,7 @@ class UUID:
     def decode(cls, data: Any, compact: bool = ...) -> uuid.UUID | None: ...
 
 class BitField:
-    """Codec of a set of bit numbers; None stands for no value."""
+    """Codec of a set of bit numbers; None is no value."""
 
     size: ClassVar[int]
     @classmethod
