@@ -1,4 +1,4 @@
-"""Peak memory of a read task, by size, shape and compression of batches.
+"""Peak memory of a read task, by size and compression of batches.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --only 'expands'   # the rows whose titles contain a text

@@ -1,4 +1,4 @@
-"""Processor time of an append with its validation, per record batch of several sizes and codecs.
+"""CPU time of an append with validation, by batch size and codec.
 
     python benchmarks/produce.py
     python benchmarks/produce.py --base ../older   # beside another checkout: the ratio of each time to that of `older`

@@ -1,4 +1,4 @@
-"""A reader or application that is stopped within a batch for longer than its session, and resumes when it is fenced."""
+"""A reader or application that resumes within a batch after its session expired."""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A stream read without Spark that waits within its second batch: ``zombie_reader.py BOOTSTRAP TOPIC GROUP FILE``.
+"""A stream read without Spark that waits within its second batch.
+
+    zombie_reader.py BOOTSTRAP TOPIC GROUP FILE
 
 It reads one batch, plans the next one and writes its offsets to FILE, as Spark writes them to the checkpoint. It prints
 ``reading`` after the first rows of a task and waits for a line on standard input. Then it prints how the task ended and

@@ -1,4 +1,4 @@
-"""Attacks of one client on a broker, and their effect on other clients.
+"""Attacks of one client on a broker, and effects on other clients.
 
     PYTHONPATH=jobs:tests python tests/support/attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
 

@@ -1,4 +1,7 @@
-"""Selection and order of tests: variants for ``--soak``, files of one of several processes, long files first."""
+"""Selection and order of tests.
+
+Options select variants (``--soak``) and the files of one of several processes. Long files run first.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Handles large requests of the group APIs in parts, with pauses in between.
+"""Handles large requests of the group APIs in parts.
 
-The parts of a commit are stored separately, so that some of them may fail. Kafka stores them together, but its clients
-retry a commit with any failed partition as a whole.
+The broker serves other requests between the parts. The parts of a commit are stored separately, so that some of them
+may fail. Kafka stores them together, but its clients retry a commit with any failed partition as a whole.
 """
 
 from __future__ import annotations
