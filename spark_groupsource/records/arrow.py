@@ -3,13 +3,13 @@
 No Python object is created per record. Producers write batches of a hundred records as well as of ten thousand, so
 several Kafka batches are decompressed into one buffer and decoded together.
 
-Source: Kafka `CompletedFetch` (which records a consumer returns), Spark `KafkaRecordToRowConverter` (schema).
+Source: Kafka `CompletedFetch` (which records a consumer returns).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,28 @@ import pyarrow as pa
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
+from spark_groupsource.records.arrow_columns import (
+    COLUMNS,
+    MAX_ROWS,
+    Layout,
+    Selection,
+    columns_schema,
+    kafka_schema,
+    record_batch,
+)
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
 from spark_groupsource.records.decode import CONTROL_ABORT, control_type, records_payload
 from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
-from spark_groupsource.records.parser import (
-    NUMPY_PARSER,
-    Ints,
-    RecordFields,
-    RecordParser,
-    check_headers,
-    parse_headers,
-)
+from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
 from spark_groupsource.records.slices import record_slices
 
-COLUMNS = tuple(column.name for column in SOURCE_COLUMNS)
-"""Column names, in the order of Spark's Kafka source."""
+__all__ = ["COLUMNS", "AbortedTransaction", "DecodedBlock", "columns_schema", "decode_fetched", "kafka_schema"]
 
-MAX_ROWS = 40_000
-"""Maximum rows of one Arrow batch. More rows exceed the processor cache; fewer raise the cost per row."""
-
-_HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "binary": pa.binary(),
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    HEADERS_TYPE: _HEADERS_TYPE,
-}
-_TYPES = {column.name: _ARROW_TYPES[column.type] for column in SOURCE_COLUMNS}
 # maximum decompressed bytes of the batches that are decoded together; a larger batch is decoded in slices
 _MAX_GROUP_BYTES = 8 * 1024 * 1024
 _MAX_SLICE_BYTES = 2 * 1024 * 1024
-_MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+# maximum headers of one Arrow batch, unless one record has more
+_MAX_HEADERS = 250_000
 
 
 class AbortedTransaction(NamedTuple):
@@ -68,16 +56,6 @@ class DecodedBlock(NamedTuple):
 
     batches: Iterator[pa.RecordBatch]
     next_offset: int
-
-
-def kafka_schema(include_headers: bool = False) -> pa.Schema:
-    """Returns the schema of Spark's Kafka source; every column is nullable."""
-    return columns_schema(COLUMNS if include_headers else COLUMNS[:-1])
-
-
-def columns_schema(columns: Sequence[str]) -> pa.Schema:
-    """Returns the schema of these `COLUMNS`, in the given order."""
-    return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
 
 
 def decode_fetched(
@@ -113,7 +91,7 @@ def decode_fetched(
     Raises: CorruptRecordError with topic, partition and offset, if a header or checksum is invalid.
     """
     view = memoryview(buffer)
-    layout = _Layout(topic_partition, tuple(columns), start_offset, end_offset, max_rows)
+    layout = Layout(topic_partition, tuple(columns), start_offset, end_offset, max_rows)
     try:
         headers, next_offset = _select(view, layout, aborted if read_committed else None)
     except CorruptRecordError as error:
@@ -122,7 +100,7 @@ def decode_fetched(
 
 
 def _decode(
-    view: memoryview, headers: list[BatchHeader], layout: _Layout, max_record_bytes: int, parser: RecordParser | None
+    view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: RecordParser | None
 ) -> Iterator[pa.RecordBatch]:
     def choose() -> RecordParser:
         return parser or _parsers.next()
@@ -175,16 +153,6 @@ _NextParser = Callable[[], RecordParser]
 """Returns the parser for the next group."""
 
 
-class _Layout(NamedTuple):
-    """The requested columns and offsets."""
-
-    topic_partition: TopicPartition
-    columns: tuple[str, ...]
-    start_offset: int
-    end_offset: int
-    max_rows: int
-
-
 class _Group(NamedTuple):
     """Records to decode together: those of whole Kafka batches, or a slice of one.
 
@@ -205,7 +173,7 @@ class _Group(NamedTuple):
 
 
 def _select(
-    view: memoryview, layout: _Layout, aborted: Sequence[AbortedTransaction] | None
+    view: memoryview, layout: Layout, aborted: Sequence[AbortedTransaction] | None
 ) -> tuple[list[BatchHeader], int]:
     """Returns the headers of the batches whose records a consumer returns, and the next offset to fetch.
 
@@ -246,7 +214,7 @@ def _select(
 
 
 def _groups(
-    view: memoryview, headers: list[BatchHeader], layout: _Layout, max_record_bytes: int, parser: _NextParser
+    view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: _NextParser
 ) -> Iterator[_Group]:
     """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones."""
     members: list[BatchHeader] = []
@@ -288,7 +256,7 @@ def _group(members: list[BatchHeader], payloads: list[bytes | memoryview]) -> _G
 
 
 def _slices_of(
-    view: memoryview, header: BatchHeader, layout: _Layout, max_record_bytes: int, parser: _NextParser
+    view: memoryview, header: BatchHeader, layout: Layout, max_record_bytes: int, parser: _NextParser
 ) -> Iterator[_Group]:
     lowest_offset = header.base_offset
     slices = record_slices(
@@ -317,18 +285,20 @@ def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecor
     )
 
 
-def _decode_group(group: _Group, layout: _Layout, parser: _NextParser) -> Iterator[pa.RecordBatch]:
+def _decode_group(group: _Group, layout: Layout, parser: _NextParser) -> Iterator[pa.RecordBatch]:
     try:
-        whole = _decode_together(group, layout, parser)
+        selection = _select_records(group, layout, parser)
+        if selection is None:
+            return
+        ends = _row_ends(selection, layout)
+        if len(ends) == 1 or len(group.headers) == 1:
+            for first, after in zip([0, *ends], ends):
+                yield record_batch(selection.part(first, after), layout)
+            return
     except CorruptRecordError as error:
         if len(group.headers) == 1:
             raise _undecodable(group.headers[0], error) from error
-    else:
-        if whole is not None:
-            for row in range(0, whole.num_rows, layout.max_rows):
-                yield whole.slice(row, layout.max_rows)
-        return
-    # decode one batch at a time to find the corrupt one
+    # decode one batch at a time to find the corrupt one, or to limit the headers
     begin = 0
     for header, count, end in zip(group.headers, group.counts, group.ends.tolist()):
         single = _Group([header], group.payload[begin:end], np.array([count]), np.array([end - begin], dtype=np.int64))
@@ -336,7 +306,7 @@ def _decode_group(group: _Group, layout: _Layout, parser: _NextParser) -> Iterat
         begin = end
 
 
-def _decode_together(group: _Group, layout: _Layout, parser: _NextParser) -> pa.RecordBatch | None:
+def _select_records(group: _Group, layout: Layout, parser: _NextParser) -> Selection | None:
     counts = group.counts
     fields = parser().parse_all(group.payload, int(counts.sum())) if group.fields is None else group.fields
     last = np.cumsum(counts) - 1
@@ -354,20 +324,21 @@ def _decode_together(group: _Group, layout: _Layout, parser: _NextParser) -> pa.
     if "headers" not in layout.columns and fields.header_count.any():
         for _ in check_headers(group.payload, fields):
             pass
-    chosen = RecordFields(*(field[low:high] for field in fields))
-    selection = _Selection(group, counts, chosen, offsets[low:high], slice(low, high))
-    arrays = [_BUILDERS[name](selection, layout) for name in layout.columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
+    whole = Selection(group.payload, group.headers, counts, fields, offsets, slice(0, len(offsets)))
+    return whole.part(low, high)
 
 
-class _Selection(NamedTuple):
-    """The requested records of a group: the `fields` and `offsets` of `rows`; `counts` are the records per batch."""
-
-    group: _Group
-    counts: Ints
-    fields: RecordFields
-    offsets: Ints
-    rows: slice
+def _row_ends(selection: Selection, layout: Layout) -> list[int]:
+    """Returns the end of each Arrow batch; with headers they are many, because a header takes 100 bytes and more."""
+    rows = len(selection.offsets)
+    headers = np.cumsum(selection.fields.header_count)
+    if "headers" not in layout.columns or int(headers[-1]) <= _MAX_HEADERS:
+        return [rows]
+    ends = [0]
+    while ends[-1] < rows:
+        before = int(headers[ends[-1] - 1]) if ends[-1] else 0
+        ends.append(max(ends[-1] + 1, int(np.searchsorted(headers, before + _MAX_HEADERS, side="right"))))
+    return ends[1:]
 
 
 def _offsets(group: _Group, last: Ints, fields: RecordFields) -> Ints:
@@ -388,144 +359,3 @@ def _offsets(group: _Group, last: Ints, fields: RecordFields) -> Ints:
     return offsets
 
 
-def _per_record(selection: _Selection, per_batch: list[int]) -> Ints:
-    if per_batch.count(per_batch[0]) == len(per_batch):
-        return np.full(len(selection.offsets), per_batch[0], dtype=np.int64)
-    repeated: Ints = np.repeat(np.array(per_batch, dtype=np.int64), selection.counts)
-    return repeated[selection.rows]
-
-
-def _timestamp(selection: _Selection, layout: _Layout) -> pa.Array:
-    headers = selection.group.headers
-    appended = [header.is_log_append_time for header in headers]
-    if all(appended):
-        milliseconds = _per_record(selection, [header.max_timestamp for header in headers])
-    else:
-        milliseconds = _per_record(selection, [header.base_timestamp for header in headers])
-        milliseconds += selection.fields.timestamp_delta
-        if any(appended):
-            stamped = _per_record(selection, [int(flag) for flag in appended]) == 1
-            milliseconds[stamped] = _per_record(selection, [header.max_timestamp for header in headers])[stamped]
-    if int(milliseconds.max()) > _MAX_TIMESTAMP_MS or int(milliseconds.min()) < -_MAX_TIMESTAMP_MS:
-        first = int(np.argmax((milliseconds > _MAX_TIMESTAMP_MS) | (milliseconds < -_MAX_TIMESTAMP_MS)))
-        # the error condition is that of Spark's Kafka source
-        raise CorruptRecordError(
-            f"[KAFKA_MALFORMED_RECORD_TIMESTAMP] Record at offset {selection.offsets[first]} has timestamp "
-            f"{milliseconds[first]} ms, which exceeds 64 bits in microseconds. Fix its producer; to read on, leave the "
-            "column timestamp out of the schema."
-        )
-    milliseconds *= 1000
-    return _fixed(_TYPES["timestamp"], milliseconds)
-
-
-def _timestamp_type(selection: _Selection, layout: _Layout) -> pa.Array:
-    kinds = _per_record(selection, [int(header.is_log_append_time) for header in selection.group.headers])
-    return _fixed(pa.int32(), kinds.astype(np.int32))
-
-
-def _offset(selection: _Selection, layout: _Layout) -> pa.Array:
-    return _fixed(pa.int64(), selection.offsets)
-
-
-def _partition(selection: _Selection, layout: _Layout) -> pa.Array:
-    return _fixed(pa.int32(), np.full(len(selection.offsets), layout.topic_partition.partition, dtype=np.int32))
-
-
-def _fixed(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def _topic(selection: _Selection, layout: _Layout) -> pa.Array:
-    rows = len(selection.offsets)
-    return _repeated(layout.topic_partition.topic, max(rows, layout.max_rows)).slice(0, rows)
-
-
-@lru_cache(maxsize=16)
-def _repeated(text: str, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), rows)
-
-
-def _key(selection: _Selection, layout: _Layout) -> pa.Array:
-    return _slices(selection.group.payload, selection.fields.key_start, selection.fields.key_length)
-
-
-def _value(selection: _Selection, layout: _Layout) -> pa.Array:
-    return _slices(selection.group.payload, selection.fields.value_start, selection.fields.value_length)
-
-
-def _slices(payload: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Array:
-    """Returns the byte strings at `start`, in increasing order, as one binary array; a length of -1 is null.
-
-    The payload becomes one binary array in which the requested strings alternate with the bytes between them, and Arrow
-    takes every second element: 14 ns for 100 bytes; a NumPy mask of the bytes takes 120 ns.
-    """
-    rows = len(start)
-    lowest = int(length.min()) if rows else 0
-    if rows and lowest < 0 and int(length.max()) < 0:
-        return pa.nulls(rows, pa.binary())
-    if rows == 1:  # without a copy: one record may be large
-        ends = np.array([start[0], start[0] + length[0]], dtype=np.int32)
-        return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(payload)])
-    bounds = np.empty(2 * rows + 1, dtype=np.int32)
-    bounds[0:-1:2] = start
-    bounds[1::2] = start + (np.maximum(length, 0) if lowest < 0 else length)
-    bounds[-1] = bounds[-2] if rows else 0
-    alternating = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(bounds), pa.py_buffer(payload)])
-    taken = alternating.take(_every_second(rows))
-    if lowest >= 0:
-        return taken
-    _, ends, data = taken.buffers()
-    return pa.Array.from_buffers(pa.binary(), rows, [_validity(length >= 0), ends, data])
-
-
-@lru_cache(maxsize=4)
-def _even(rows: int) -> pa.Array:
-    return _fixed(pa.int64(), np.arange(0, 2 * rows, 2, dtype=np.int64))
-
-
-def _every_second(rows: int) -> pa.Array:
-    return _even(max(MAX_ROWS, 1 << (rows - 1).bit_length() if rows else 0)).slice(0, rows)
-
-
-def _validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
-def _headers(selection: _Selection, layout: _Layout) -> pa.Array:
-    rows = len(selection.offsets)
-    counts = selection.fields.header_count
-    if not counts.any():
-        return pa.nulls(rows, _HEADERS_TYPE)
-    found = parse_headers(selection.group.payload, selection.fields)
-    keys = _texts(_slices(selection.group.payload, found.key_start, found.key_length))
-    values = _slices(selection.group.payload, found.value_start, found.value_length)
-    entries = pa.StructArray.from_arrays([keys, values], fields=list(_HEADERS_TYPE.value_type))
-    ends = np.zeros(rows + 1, dtype=np.int32)
-    np.cumsum(counts, out=ends[1:])
-    # Spark's Kafka source returns null, not an empty array, for a record without headers
-    return pa.Array.from_buffers(
-        _HEADERS_TYPE, rows, [_validity(counts > 0), pa.py_buffer(ends)], children=[entries]
-    )
-
-
-def _texts(keys: pa.Array) -> pa.Array:
-    """Returns header keys as text; invalid UTF-8 is replaced, as Java does."""
-    _, ends, data = keys.buffers()
-    texts = pa.Array.from_buffers(pa.string(), len(keys), [None, ends, data])
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
-    return texts
-
-
-_BUILDERS: dict[str, Callable[[_Selection, _Layout], pa.Array]] = {
-    "key": _key,
-    "value": _value,
-    "topic": _topic,
-    "partition": _partition,
-    "offset": _offset,
-    "timestamp": _timestamp,
-    "timestampType": _timestamp_type,
-    "headers": _headers,
-}

@@ -16,8 +16,9 @@ from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records import arrow
 from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, decode_fetched, kafka_schema
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
-from spark_groupsource.records.encode import Record, control_key, encode_batch
+from spark_groupsource.records.encode import Record, control_key, encode_batch, with_body
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.varint import write_varint
 
 NOW = 1_700_000_000_000
 parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
@@ -329,3 +330,36 @@ def test_the_numpy_parser_is_selected_without_numba(monkeypatch):
     selector = arrow._ParserSelector()
     selector.count(selector.compile_after_rows)
     assert selector.next() is PARSERS["numpy"]
+
+
+# --- many headers ---
+
+
+def record_of_headers(count: int) -> bytes:
+    """A batch of one record with `count` headers of two bytes."""
+    body = bytearray(b"\0\0\0\1\1")
+    write_varint(body, count)
+    body += b"\0\1" * count
+    payload = bytearray()
+    write_varint(payload, len(body))
+    (header,) = iter_batches(encode_batch([Record(None, None, 1)]))
+    return with_body(header, bytes(payload + body))
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_records_with_many_headers_are_several_arrow_batches(batches):
+    headers = (("", None),) * 1_000
+    records = [Record(None, b"%d" % number, 1, headers) for number in range(300)]
+    data = b"".join(encode_batch(records, base_offset=300 * number) for number in range(batches))
+    found = decode(data, columns=("offset", "headers"))
+    assert [batch.num_rows for batch in found.batches] == [250, 50] * batches
+    assert table(found, ("offset", "headers"))["offset"].to_pylist() == list(range(300 * batches))
+    assert all(len(each) == 1_000 for batch in found.batches for each in batch.column(1))
+    assert [batch.num_rows for batch in decode(data, columns=("offset",)).batches] == [300 * batches]
+
+
+def test_a_record_with_too_many_headers_is_reported_with_the_option():
+    data = record_of_headers(1_000_001)
+    with pytest.raises(CorruptRecordError, match="offset 0 has 1000001 headers.*Set includeHeaders to false"):
+        decode(data)
+    assert decode(data, columns=("offset",)).rows == 1
