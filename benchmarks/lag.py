@@ -51,7 +51,7 @@ def broker() -> Iterator[str]:
             yield found[0]
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait()
 
 
 def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
