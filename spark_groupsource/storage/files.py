@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,12 +12,22 @@ from typing import Callable, Iterable
 
 from spark_groupsource.errors import StorageError
 
+_MAX_OPEN_FILES = 256
+# connections need the rest of the descriptors of the process
+_SHARE_OF_DESCRIPTORS = 4
+
 
 class FileCache:
-    """Keeps the `limit` most recently used files open, so that many partitions need few file descriptors."""
+    """Keeps the most recently used files open, so that many partitions need few file descriptors.
 
-    def __init__(self, limit: int = 256, read_only: bool = False) -> None:
-        self._limit = limit
+    Args: `limit`, number of files, by default 256 and at most a quarter of the descriptors of the process.
+    """
+
+    def __init__(self, limit: int | None = None, read_only: bool = False) -> None:
+        if limit is None:
+            soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            limit = min(_MAX_OPEN_FILES, soft_limit // _SHARE_OF_DESCRIPTORS) if soft_limit > 0 else _MAX_OPEN_FILES
+        self._limit = max(limit, 1)
         self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._flusher: ThreadPoolExecutor | None = None
@@ -26,12 +38,22 @@ class FileCache:
         if descriptor is not None:
             self._open.move_to_end(path)
             return descriptor
-        descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                raise
+            self._limit = max(len(self._open) // 2, 1)  # other parts of the process need descriptors, too
+            self._close_oldest()
+            descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
         self._open[path] = descriptor
-        if len(self._open) > self._limit:
+        self._close_oldest()
+        return descriptor
+
+    def _close_oldest(self) -> None:
+        while len(self._open) > self._limit:
             _, oldest = self._open.popitem(last=False)
             os.close(oldest)
-        return descriptor
 
     def close_file(self, path: Path) -> None:
         """Closes `path` if it is open; required before it is removed or renamed."""

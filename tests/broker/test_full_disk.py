@@ -184,3 +184,17 @@ def test_a_failed_flush_takes_the_partition_offline_until_a_restart(tmp_path, mo
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert produce(connection, "t", batch(b"y")).error_code == 0
         assert fetched_values(fetch(connection, "t", 0))[:3] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_few_file_descriptors_are_shared_by_partitions_and_connections(tmp_path):
+    with BrokerProcess(tmp_path) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", 50)
+        used = len(os.listdir(f"/proc/{broker.process.pid}/fd"))
+        resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+        for number in range(100):
+            assert produce(connection, "t", batch(b"x"), number % 50).error_code == 0
+        assert create_topic(connection, "other").error_code == 0
+        with RawConnection(broker.bootstrap_servers) as second:
+            assert produce(second, "other", batch(b"x")).error_code == 0
+        assert broker.terminate() == 0

@@ -488,7 +488,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--group-records", type=int, default=100_000)
     parser.add_argument("--longest-s", type=float, default=0.6, help="longest time between a start and the next kill")
-    parser.add_argument("--restart-limit-s", type=float, default=3.0, help="also as processor time")
+    parser.add_argument("--restart-limit-s", type=float, default=5.0, help="also as processor time")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="groupsource-kills-"))
