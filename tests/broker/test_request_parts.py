@@ -13,11 +13,13 @@ from support.raw_broker import RawConnection, create_topic, fetch_request, fetch
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
+    CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DescribeGroupsRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    MetadataRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
@@ -142,4 +144,19 @@ def test_records_of_many_partitions_are_deleted_in_steps(connection, slices):
     by_number = {each.partition_index: (each.error_code, each.low_watermark) for each in results}
     assert (by_number[0], by_number[1], by_number[PARTITIONS - 2]) == ((0, 0), (0, 1), (0, 1))
     assert (by_number[PARTITIONS][0], by_number[5][0]) == (3, 1)
+    assert max(slices) < _LIMIT_MS
+
+
+def test_metadata_of_many_names_and_rejected_topics_are_handled_in_steps(connection, slices):
+    names = [MetadataRequest.MetadataRequestTopic(name=f"unknown-{number}") for number in range(5_000)]
+    found = connection.call(MetadataRequest(topics=names, allow_auto_topic_creation=False), 4).topics
+    assert [topic.name for topic in found] == [topic.name for topic in names]
+    topics = [
+        CreateTopicsRequest.CreatableTopic(
+            name=f"large-{number}", num_partitions=20_000, replication_factor=1, assignments=[], configs=[]
+        )
+        for number in range(1_000)
+    ]
+    created = connection.call(CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=False), 4).topics
+    assert {topic.error_code for topic in created} == {44} and len(created) == 1_000
     assert max(slices) < _LIMIT_MS

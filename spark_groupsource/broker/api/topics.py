@@ -39,6 +39,7 @@ _MAX_PARTITIONS_PER_REQUEST = 10_000
 """Partitions that one request creates: Kafka's `QuorumController.MAX_RECORDS_PER_BATCH`."""
 _MAX_CREATED_BY_METADATA = 1_000
 _PARTITIONS_PER_STEP = 100
+_NAMES_PER_STEP = 1_000
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
@@ -84,7 +85,12 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
                 yield None
     else:
         left = _MAX_CREATED_BY_METADATA
-        for topic in {(topic.name, topic.topic_id): topic for topic in requested}.values():
+        distinct: dict[tuple[str | None, uuid.UUID | None], MetadataRequest.MetadataRequestTopic] = {}
+        for number, topic in enumerate(requested, 1):
+            distinct[topic.name, topic.topic_id] = topic
+            if number % _NAMES_PER_STEP == 0:
+                yield None
+        for topic in distinct.values():
             is_unknown = topic.name is not None and topic.name not in broker.partitions.topics
             topics.append((yield from _requested_topic(broker, context, request, topic, left > 0)))
             left -= is_unknown and not topics[-1].error_code
@@ -248,6 +254,8 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
                     configs=[],
                 )
             )
+        if len(results) % _PARTITIONS_PER_STEP == 0:
+            yield None
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
