@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -78,3 +79,9 @@ def test_support_imports_no_other_directory() -> None:
         if TESTS / "support" not in module.parents
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_test_modules_are_unique() -> None:
+    """pytest imports a module without its directory; a run of some files does not show that two names are equal."""
+    names = Counter(path.name for path in MODULES.values() if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
