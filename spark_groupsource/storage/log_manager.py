@@ -310,14 +310,15 @@ class LogManager:
 
         Raises: ApiError.
         """
-        logs = {topic_partition: self.partition(*topic_partition).log for topic_partition in offsets}
-        raised = {each: offset for each, offset in offsets.items() if offset > logs[each].log_start_offset}
+        partitions = {topic_partition: self.partition(*topic_partition) for topic_partition in offsets}
+        raised = {each: offset for each, offset in offsets.items() if offset > partitions[each].log.log_start_offset}
         if not raised:
             return
         try:
             self._data.set_log_start_offsets(raised)
             for topic_partition, offset in raised.items():
-                logs[topic_partition].delete_records(offset)
+                partitions[topic_partition].transaction_index.remove_before(offset)
+                partitions[topic_partition].log.delete_records(offset)
         except (StorageError, OSError) as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 

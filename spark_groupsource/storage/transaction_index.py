@@ -77,8 +77,22 @@ class TransactionIndex:
         return self._rows[bisect_left(self._ends, start) : bisect_left(self._ends, end)]
 
     def overlapping(self, start: int, end: int) -> list[AbortedTxn]:
-        """The transactions with records or the marker from offset `start` (included) to `end` (excluded)."""
-        return [row for row in self._rows[bisect_left(self._ends, start) :] if row.first_offset < end]
+        """The transactions with records or the marker from offset `start` (included) to `end` (excluded).
+
+        As in Kafka, the search ends at a last stable offset of at least `end`: later transactions begin there.
+        """
+        found = []
+        for index in range(bisect_left(self._ends, start), len(self._rows)):
+            row = self._rows[index]
+            if row.first_offset < end:
+                found.append(row)
+            if row.last_stable_offset >= end:
+                break
+        return found
+
+    def remove_before(self, offset: int) -> None:
+        """Removes the transactions whose marker is below `offset`, which became the log start offset."""
+        self.replace(0, offset, ())
 
     def replace(self, start: int, end: int, rows: Sequence[AbortedTxn]) -> None:
         """Replaces the transactions whose marker is from `start` (included) to `end` (excluded)."""

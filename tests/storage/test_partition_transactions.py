@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 
 import pytest
+from support.log_broker import LogBroker, append, read
 from support.partition_logs import batch, values_from
 from support.reported_lines import ReportedLines
 
@@ -488,3 +490,37 @@ def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(
     assert "The partition is offline: no space" in logged.reports[-1]
     logged.reopen()
     assert logged.state[1] == [AbortedTxn(1, 0, 1, 2)]
+
+
+def test_aborted_transactions_of_deleted_records_are_not_kept_in_memory(tmp_path):
+    broker = LogBroker(tmp_path)
+    broker.logs.create_topic("t", 1, {})
+    partition = broker.partition("t")
+    for number in range(10):
+        append(partition, b"x", producer_id=1, producer_epoch=0, base_sequence=number, transactional=True)
+        partition.append_transaction_marker(1, 0, False, 0, NOW)
+    broker.logs.delete_records(partition.topic_partition, 15)
+    assert [row.last_offset for row in partition.transaction_index.overlapping(0, 100)] == [15, 17, 19]
+    assert len(partition.transaction_index) == 3 and read(partition) == []
+    broker.crash()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_for_aborted_transactions_ends_early_and_finds_all(seed):
+    rng = random.Random(seed)
+    running: dict[int, int] = {}
+    rows = []
+    for offset in range(120):
+        producer_id = rng.randrange(4)
+        if producer_id not in running:
+            running[producer_id] = offset
+        elif rng.random() < 0.4:
+            first = running.pop(producer_id)
+            if rng.random() < 0.7:
+                stable = min(running.values(), default=offset + 1)
+                rows.append(AbortedTxn(producer_id, first, offset, stable))
+    index = TransactionIndex(rows)
+    for start in range(0, 120, 7):
+        for end in range(start, 121, 5):
+            expected = [row for row in rows if row.last_offset >= start and row.first_offset < end]
+            assert index.overlapping(start, end) == expected
