@@ -1,4 +1,4 @@
-"""Conversion of parsed records into the columns of the source, as Arrow arrays.
+"""Conversion of parsed records into columns of the source, as Arrow arrays.
 
 Source: Spark `KafkaRecordToRowConverter` (schema).
 """

@@ -95,7 +95,7 @@ def test_topics_settings_and_producer_ids_are_read_from_the_metadata_log(directo
     assert dict(data.topics["t"].settings) == {"retention.ms": "6"}
     assert data.next_producer_id() == 3000
     assert data.cluster_id == "abc"
-    assert any("no.such.setting=x is not supported" in line for line in directory.reports)
+    assert any("Ignoring no.such.setting=x: this broker does not support it" in line for line in directory.reports)
     assert "broker 7, cluster abc: 2 topics, 3 partitions" in directory.reports[-1]
     data.close(is_clean=False)
     again = DataDirectory(directory.path)
