@@ -45,7 +45,7 @@ _CONNECTION_CHECK_S = 1.0
 _GC_THRESHOLDS = (10_000, 4, 500)
 _THREAD_SWITCH_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_MMAP_THRESHOLD_BYTES = 131_072
+_MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
@@ -266,7 +266,7 @@ def _bound_allocator() -> None:
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
         library.mallopt(_M_ARENA_MAX, 1)
 
 

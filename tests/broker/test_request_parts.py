@@ -132,18 +132,20 @@ def test_a_session_of_many_partitions_is_read_in_steps_and_completes_after_an_ap
 
 
 def test_records_of_many_partitions_are_deleted_in_steps(connection, slices):
+    count = 700
+    create_topic(connection, "deleted", count)
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     partition = topic.DeleteRecordsPartition
-    for number in (1, PARTITIONS - 2):
-        produce(connection, "many", batch(b"v", timestamp_ms=int(time.time() * 1000)), partition=number)
-    offsets = [partition(partition_index=number, offset=-1) for number in range(PARTITIONS)]
-    offsets.append(partition(partition_index=PARTITIONS, offset=0))
+    for number in (1, count - 2):
+        produce(connection, "deleted", batch(b"v", timestamp_ms=int(time.time() * 1000)), partition=number)
+    offsets = [partition(partition_index=number, offset=-1) for number in range(count)]
+    offsets.append(partition(partition_index=count, offset=0))
     offsets.append(partition(partition_index=5, offset=7))
-    request = DeleteRecordsRequest(topics=[topic(name="many", partitions=offsets)], timeout_ms=1000)
+    request = DeleteRecordsRequest(topics=[topic(name="deleted", partitions=offsets)], timeout_ms=1000)
     results = connection.call(request, 2).topics[0].partitions
     by_number = {each.partition_index: (each.error_code, each.low_watermark) for each in results}
-    assert (by_number[0], by_number[1], by_number[PARTITIONS - 2]) == ((0, 0), (0, 1), (0, 1))
-    assert (by_number[PARTITIONS][0], by_number[5][0]) == (3, 1)
+    assert (by_number[0], by_number[1], by_number[count - 2]) == ((0, 0), (0, 1), (0, 1))
+    assert (by_number[count][0], by_number[5][0]) == (3, 1)
     assert max(slices) < _LIMIT_MS
 
 

@@ -49,6 +49,8 @@ def creation_steps(broker: Broker, request: ApiMessage) -> StorageSteps[None] | 
     An error is ignored here: the handler of the request raises it again.
     """
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
+    if group.partition_count and (transaction.partition_count or not _needs_transactions(request)):
+        return None  # the usual case
     needed = [
         shards
         for shards, is_needed in ((group, _needs_groups), (transaction, _needs_transactions))
