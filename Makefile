@@ -23,7 +23,7 @@ SEED := $(shell date +%s)
 endif
 
 # `make check` runs the tests in as many processes, each with its share of the test files
-QUICK_TESTS := quick-tests-1 quick-tests-2 quick-tests-3
+QUICK_TESTS := quick-tests-1 quick-tests-2 quick-tests-3 quick-tests-4
 
 .PHONY: run check quick-tests $(QUICK_TESTS) test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
 .DELETE_ON_ERROR:

@@ -73,7 +73,7 @@ def test_a_thousand_idle_connections(broker):
                 connection.send(struct.pack(">i", 90_000_000)[: number % 5])  # half-open: a piece of a length
         wait_until(lambda: connections(broker) == 1000, "all are connected")
         assert is_served(broker)
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # those of earlier tests may end
         assert memory_mb() - before_mb < 100
     wait_until(lambda: connections(broker) == 0, "all are closed")
 

@@ -59,6 +59,7 @@ SAME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library, assignor", SAME, ids=[f"{library}-{assignor}" for library, assignor in SAME])
 def test_each_assignor_distributes_and_returns_partitions(
     cluster: Any, six: Any, topic: str, group: str, library: str, assignor: str

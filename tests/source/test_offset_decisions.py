@@ -129,6 +129,7 @@ def test_recreated_topic_is_reported_before_a_replay_reads_it(scenario):
         assert offsets(lenient.trigger()) == list(range(50))
 
 
+@pytest.mark.slow
 def test_deleted_topic_does_not_delay_a_rebalance_and_is_read_again_when_recreated(scenario):
     servers, other = scenario.cluster.bootstrap_servers, f"{scenario.topic}-other"
     create_topic(servers, other)
@@ -148,6 +149,7 @@ def test_deleted_topic_does_not_delay_a_rebalance_and_is_read_again_when_recreat
         assert [(row["topic"], row["offset"]) for row in read] == [(scenario.topic, n) for n in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_standby_query_reads_from_where_it_started(scenario, is_restarted):
     """The owner has not committed; a member whose id sorts last owns no partition."""

@@ -13,7 +13,7 @@ import pytest
 
 CLUSTERS = ("embedded", "kafka")
 TESTS = Path(__file__).parents[1]
-# the files that take more than half a minute of a worker, the longest first
+# the files that take longest, in the order of their time in `make test`
 LONG_FILES = (
     "source/test_downstream_queries.py",
     "source/test_restart_positions.py",
@@ -44,6 +44,32 @@ LONG_FILES = (
     "records/test_parser.py",
     "wire/test_messages.py",
 )
+# the files that wait or calculate longest in `make check`, in seconds; any other takes about 0.7
+QUICK_SECONDS = {
+    "matrix/test_members.py": 12,
+    "broker/test_stock_clients.py": 19,
+    "client/test_cluster.py": 12,
+    "records/test_arrow.py": 11,
+    "matrix/test_transactional_clients.py": 10,
+    "source/test_cooperative_flow.py": 9,
+    "cli/test_broker_command.py": 8,
+    "client/test_fetcher.py": 8,
+    "client/test_moving_leaders.py": 8,
+    "parity/test_feature_rows.py": 8,
+    "broker/test_transactions.py": 7,
+    "client/test_group_client.py": 7,
+    "group/test_simulation.py": 7,
+    "storage/test_log_cleaner.py": 7,
+    "wire/test_messages.py": 7,
+    "broker/test_served_versions.py": 6,
+    "records/test_compression.py": 6,
+    "storage/test_cleaner_transactions.py": 6,
+    "broker/test_sasl.py": 5,
+    "cli/test_offsets_log.py": 5,
+    "cli/test_topics_command.py": 5,
+    "source/test_starting_positions.py": 5,
+    "storage/test_log_validator.py": 5,
+}
 
 
 def is_for_soak(item: pytest.Item) -> bool:
@@ -63,8 +89,12 @@ def place(item: pytest.Item) -> int:
 
     With a long file at the end, one worker would run it while the others have nothing to do.
     """
-    name = f"{item.path.parent.name}/{item.path.name}"
+    name = _name(item.path)
     return LONG_FILES.index(name) if name in LONG_FILES else len(LONG_FILES)
+
+
+def _name(file: Path) -> str:
+    return f"{file.parent.name}/{file.name}"
 
 
 def selected_cluster(test: str) -> str:
@@ -74,6 +104,13 @@ def selected_cluster(test: str) -> str:
 
 @cache
 def files_of_share(share: str) -> frozenset[Path]:
-    """Returns the test files of share ``K/N``: of the sorted files every N-th, so that each directory is divided."""
+    """Returns the test files of share ``K/N``; the shares take about the same time."""
     number, count = map(int, share.split("/"))
-    return frozenset(sorted(TESTS.rglob("test_*.py"))[number - 1 :: count])
+    shares: list[list[Path]] = [[] for _ in range(count)]
+    seconds = [0.0] * count
+    expected = {file: QUICK_SECONDS.get(_name(file), 0.7) for file in TESTS.rglob("test_*.py")}
+    for file in sorted(expected, key=lambda file: (-expected[file], file)):
+        least = seconds.index(min(seconds))
+        shares[least].append(file)
+        seconds[least] += expected[file]
+    return frozenset(shares[number - 1])
