@@ -50,3 +50,7 @@ Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAct
 ``result = yield function`` calls `function` in the worker thread: it must be pure, and must not access the broker's
 state. ``return`` gives the result of the handler. The steps are dropped when the client disconnects.
 """
+
+
+def in_a_slice() -> None:
+    """Yielded by steps that are to continue in a time slice, after the requests of other clients."""

@@ -10,6 +10,7 @@ import pytest
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
 
+from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
@@ -17,8 +18,10 @@ from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DescribeGroupsRequest,
+    ElectLeadersRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    ListGroupsRequest,
     MetadataRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
@@ -64,7 +67,7 @@ def slices(monkeypatch):
     return times
 
 
-def _commit(connection, count: int):
+def _commit(connection, count: int, group_id: str = "g"):
     partition = _CommitTopic.OffsetCommitRequestPartition
     topics = [
         _CommitTopic(name=name, partitions=[
@@ -72,7 +75,7 @@ def _commit(connection, count: int):
         ])
         for name in ("many", "unknown")
     ]  # fmt: skip
-    return connection.call(OffsetCommitRequest(group_id="g", member_id="", topics=topics), 8)
+    return connection.call(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), 8)
 
 
 def test_offsets_of_many_partitions_are_committed_and_fetched_in_parts(connection, slices):
@@ -103,6 +106,44 @@ def test_many_groups_are_described_and_deleted_in_the_order_of_the_request(conne
     deleted = connection.call(DeleteGroupsRequest(groups_names=[*names, names[0]]), 1).results
     assert [result.group_id for result in deleted] == names
     assert max(slices) < _LIMIT_MS
+
+
+def test_groups_of_all_shards_are_listed_in_steps(connection, slices):
+    for number in range(40):
+        assert _commit(connection, 1, group_id=f"listed-{number}").topics[0].partitions[0].error_code == 0
+    response = connection.call(ListGroupsRequest(states_filter=[], types_filter=[]), 5)
+    assert response.error_code == 0
+    assert {f"listed-{number}" for number in range(40)} <= {group.group_id for group in response.groups}
+    assert max(slices) < _LIMIT_MS
+
+
+def test_elections_of_all_partitions_are_decided_in_steps(connection, slices):
+    response = connection.call(ElectLeadersRequest(election_type=0, topic_partitions=None, timeout_ms=1000), 2)
+    assert {(topic.topic, len(topic.partition_result)) for topic in response.replica_election_results} >= {("many", 0)}
+    requested = ElectLeadersRequest.TopicPartitions(topic="many", partitions=list(range(PARTITIONS + 1)))
+    request = ElectLeadersRequest(election_type=0, topic_partitions=[requested], timeout_ms=1000)
+    (topic,) = connection.call(request, 2).replica_election_results
+    assert [each.error_code for each in topic.partition_result] == [*[84] * PARTITIONS, 3]
+    assert max(slices) < _LIMIT_MS
+
+
+def test_a_fetch_after_a_large_one_continues_in_a_slice(broker):
+    request = fetch_request("large", 0, max_bytes=2_000_000)
+
+    def fetch_twice(node):
+        (only,) = node.nodes
+        large, next_fetch = (
+            run_inline(node.fetch_manager.fetch(0, only.node_id, request, 11), 10**9) for _ in range(2)
+        )
+        return large, next(next_fetch), run_inline(next_fetch, 10**9)
+
+    with RawConnection(broker.bootstrap_servers) as producer:
+        create_topic(producer, "large", 1)
+        for _ in range(3):
+            produce(producer, "large", batch(b"v" * 600_000, timestamp_ms=int(time.time() * 1000)), partition=0)
+    large, pause, following = broker.call(fetch_twice)
+    assert pause is None and following == large
+    assert len(large.responses[0].partitions[0].records) > 1_000_000
 
 
 def _fetch_many(session_id: int, session_epoch: int, *, wait_ms: int = 0):

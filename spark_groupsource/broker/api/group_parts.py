@@ -92,6 +92,15 @@ def in_parts(
     return merged  # type: ignore[no-any-return]
 
 
+def list_groups(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> Steps:
+    """Lists the groups of one shard after another."""
+    responses = []
+    for partition in broker.group_coordinator.led_partitions(context.node_id):
+        responses.append(broker.group_coordinator.list_groups(context, request, partition))
+        yield None
+    return merge_responses(request, context.api_version, responses)
+
+
 def _add_offsets(merged: Any, response: Any) -> None:
     """Adds the topics of the next OffsetCommit or OffsetFetch response."""
     if isinstance(merged, OffsetCommitResponse) or not merged.groups:

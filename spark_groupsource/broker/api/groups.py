@@ -10,7 +10,8 @@ from __future__ import annotations
 import uuid
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from spark_groupsource.broker.api.group_parts import in_parts, parts_of
+from spark_groupsource.broker.api import group_parts
+from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -18,8 +19,10 @@ from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import (
+    ApiMessage,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    ListGroupsRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,
@@ -44,6 +47,7 @@ _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponse
 _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 _GROUPS_PER_STEP = 200
+_INLINE_NS = 1_000_000
 _DIVIDED_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS})
 
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
@@ -96,11 +100,20 @@ def group_request(
     `complete` adds to the response the partitions that were not passed to the coordinator.
     """
     if request.API_KEY in _DIVIDED_APIS:
-        parts = parts_of(request, context.api_version)
+        parts = group_parts.parts_of(request, context.api_version)
         if len(parts) > 1:
-            return in_parts(broker, context, request, parts, complete)
+            return group_parts.in_parts(broker, context, request, parts, complete)
     broker.group_coordinator.handle(context, request, complete)
     return DELAYED
+
+
+def list_groups(
+    broker: Broker, context: ApiRequestContext, request: ListGroupsRequest
+) -> ApiMessage | ResponseAction | Steps:
+    """Returns the groups whose coordinator is this node."""
+    if not broker.group_coordinator.shards.partition_count:  # the topic could not be created
+        return group_request(broker, context, request)
+    return run_inline(group_parts.list_groups(broker, context, request), _INLINE_NS)
 
 
 # --- offsets ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from spark_groupsource.broker.requests import ResponseAction, Steps
+from spark_groupsource.broker.requests import ResponseAction, Steps, in_a_slice
 from spark_groupsource.clock import monotonic_ns
 from spark_groupsource.wire.messages import ApiMessage
 
@@ -18,12 +18,19 @@ def run_inline(steps: Steps, limit_ns: int) -> ApiMessage | ResponseAction | Ste
     try:
         while monotonic_ns() < end_ns:
             function = next(steps)
+            if function is in_a_slice:
+                return _after_a_slice(steps)
             if function is not None:
                 return _remaining(function, steps)
     except StopIteration as end:
         result: ApiMessage | ResponseAction = end.value
         return result
     return steps
+
+
+def _after_a_slice(steps: Steps) -> Steps:
+    yield None  # the caller runs the first step at once
+    return (yield from steps)
 
 
 def _remaining(function: Callable[[], Any] | None, steps: Steps) -> Steps:

@@ -9,11 +9,11 @@ Source: KIP-966 (pagination of topics), KIP-460 (elections), KIP-455 (reassignme
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Generator, Sequence
 
 from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
@@ -28,6 +28,7 @@ from spark_groupsource.wire.messages import (
 
 _MAX_PARTITIONS = 2000
 """Partitions of one response: Kafka's default of max.request.partition.size.limit."""
+_PARTITIONS_PER_STEP = 200
 _PREFERRED, _UNCLEAN = 0, 1
 _ELECTION_TYPES_SINCE = 1
 _ALL_OPERATIONS = sum(1 << number for number in TOPIC_OPERATIONS)
@@ -105,40 +106,41 @@ def _describe_partition(broker: Broker, topic_partition: TopicPartition) -> _Par
 # --- elections and reassignments ---
 
 
-def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLeadersRequest) -> Steps:
     """Responds that no election is needed, or that a partition is offline."""
     has_type = context.api_version >= _ELECTION_TYPES_SINCE
     election_type = request.election_type if has_type else _PREFERRED
     is_known_type = election_type in (_PREFERRED, _UNCLEAN)
+    results = []
     if request.topic_partitions is None:
-        all_topics = broker.partitions.topics.items() if is_known_type else ()
         # only partitions that need an election are reported
-        results = [
-            _Elected(
-                topic=name,
-                partition_result=[
-                    each
-                    for each in _elections(broker, name, range(entry.partition_count), election_type)
-                    if each.error_code != ErrorCode.ELECTION_NOT_NEEDED
-                ],
-            )
-            for name, entry in all_topics
-        ]
+        for name, entry in list(broker.partitions.topics.items()) if is_known_type else ():
+            offline = yield from _offline_partitions(broker, name, entry.partition_count)
+            elections = [_election(broker, TopicPartition(name, number), election_type) for number in offline]
+            results.append(_Elected(topic=name, partition_result=elections))
     else:
-        results = [
-            _Elected(
-                topic=topic.topic, partition_result=_elections(broker, topic.topic, topic.partitions, election_type)
-            )
-            for topic in request.topic_partitions
-        ]
+        for requested in request.topic_partitions:
+            elections = []
+            for number, partition in enumerate(requested.partitions, 1):
+                elections.append(_election(broker, TopicPartition(requested.topic, partition), election_type))
+                if number % _PARTITIONS_PER_STEP == 0:
+                    yield None
+            results.append(_Elected(topic=requested.topic, partition_result=elections))
+            yield None
     code = ErrorCode.NONE if is_known_type else ErrorCode.INVALID_REQUEST
     return ElectLeadersResponse(throttle_time_ms=0, error_code=code, replica_election_results=results)
 
 
-def _elections(
-    broker: Broker, topic: str, numbers: Sequence[int], election_type: int
-) -> list[_Elected.PartitionResult]:
-    return [_election(broker, TopicPartition(topic, number), election_type) for number in numbers]
+def _offline_partitions(broker: Broker, topic: str, count: int) -> Generator[None, None, list[int]]:
+    offline = []
+    for start in range(0, count, _PARTITIONS_PER_STEP):
+        for number in range(start, min(start + _PARTITIONS_PER_STEP, count)):
+            topic_partition = TopicPartition(topic, number)
+            # not if it was deleted since the previous step
+            if topic_partition in broker.partitions and broker.partitions.offline_reason(topic_partition):
+                offline.append(number)
+        yield None
+    return offline
 
 
 def _election(broker: Broker, topic_partition: TopicPartition, election_type: int) -> _Elected.PartitionResult:

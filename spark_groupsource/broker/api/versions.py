@@ -124,7 +124,7 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ApiKey.LEAVE_GROUP: ServedApi(0, 5, groups.group_request),
         ApiKey.SYNC_GROUP: ServedApi(0, 5, groups.group_request),
         ApiKey.DESCRIBE_GROUPS: ServedApi(0, 6, groups.group_request),
-        ApiKey.LIST_GROUPS: ServedApi(0, 5, groups.group_request),
+        ApiKey.LIST_GROUPS: ServedApi(0, 5, groups.list_groups),
         ApiKey.SASL_HANDSHAKE: ServedApi(0, 1, users.sasl_handshake),
         ApiKey.API_VERSIONS: ServedApi(0, 4, api_versions),
         ApiKey.CREATE_TOPICS: ServedApi(2, 7, topics.create_topics),

@@ -180,6 +180,17 @@ class GroupRuntime:
         (response,) = token.responses
         return response
 
+    def led_partitions(self, node_id: int) -> list[int]:
+        """The partitions of `__consumer_offsets` whose leader is a node."""
+        return [number for number in range(self.shards.partition_count) if self.shards.is_leader(node_id, number)]
+
+    def list_groups(self, context: ApiRequestContext, request: GroupRequest, partition: int) -> ApiMessage:
+        """Returns the ListGroups response of one shard."""
+        token = _PartToken([])
+        self._handle_part(context, partition, request, token)
+        (response,) = token.responses
+        return response
+
     def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:
         try:
             count = self.shards.ensure_topic()

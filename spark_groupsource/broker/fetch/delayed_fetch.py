@@ -19,7 +19,7 @@ from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
@@ -39,6 +39,8 @@ _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
 _INLINE_PARTITIONS = 500
 _PARTITIONS_PER_STEP = 100
+_LARGE_READ_BYTES = 1_000_000
+_LARGE_READ_PAUSE_MS = 20
 
 
 class _ReadResult(NamedTuple):
@@ -90,6 +92,7 @@ class FetchManager:
         self._committed_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._delayed: dict[int, _PendingFetch] = {}
         self._appended: dict[int, set[TopicPartition]] = {}  # while the partitions of a request are read
+        self._next_large_read_ms = 0
         self.run_steps: Callable[[int, StorageSteps[FetchResponse]], None] = self._respond_at_once
 
     def __len__(self) -> int:
@@ -103,6 +106,8 @@ class FetchManager:
         context = yield from self._sessions[node_id].new_context_steps(request, api_version, now_ms)
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
+        if now_ms < self._next_large_read_ms:
+            yield in_a_slice
         pending = _PendingFetch(node_id, request, api_version, context)
         appended = self._appended[token] = set()
         try:
@@ -244,6 +249,8 @@ class FetchManager:
                 else:
                     has_error = True
                     entries.append((requested, _error_entry(requested.number, error.code)))
+        if size > _LARGE_READ_BYTES:
+            self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
 
     def _find(self, node_id: int, requested: CachedPartition) -> Partition:

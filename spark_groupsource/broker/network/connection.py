@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_frame(None)
         elif has_more_elements(response, SLICE_ELEMENTS):
             self._owner.responses.reserve(self)
-            encode = partial(encode_response, response, version, correlation_id, data_bytes(response))
+            encode = partial(_encode_large, response, version, correlation_id)
             self._owner.scheduler.call_in_worker(encode, self._send_encoded)
         else:
             try:
@@ -429,3 +429,7 @@ class Connection(asyncio.BufferedProtocol):
         elif not should_pause and self._is_reading_paused:
             self._transport.resume_reading()
         self._is_reading_paused = should_pause
+
+
+def _encode_large(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
+    return encode_response(response, version, correlation_id, data_bytes(response))
