@@ -62,7 +62,7 @@ class BrokerConfig:
         "Time after which an idle connection is closed, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
     queued_max_request_bytes: int = _broker_setting(
-        "queued.max.request.bytes", ConfigType.LONG, 50_331_648,
+        "queued.max.request.bytes", ConfigType.LONG, 33_554_432,
         "Bytes of incomplete and waiting requests of all clients, above which further large requests are not read.",
         unit="bytes", low=1_048_576, high=INT64_MAX, kafka_default=-1,
     )
@@ -94,7 +94,7 @@ class BrokerConfig:
         unit="bytes", low=1024, high=INT32_MAX,
     )
     max_broker_partitions: int = _broker_setting(
-        "max.broker.partitions", ConfigType.INT, 20_000,
+        "max.broker.partitions", ConfigType.INT, 15_000,
         "Partitions of all topics above which none are created for clients; not a setting of Kafka (KIP-578).",
         unit="partitions", low=1, high=INT32_MAX,
     )
