@@ -94,7 +94,7 @@ class BrokerConfig:
         unit="bytes", low=1024, high=INT32_MAX,
     )
     max_broker_partitions: int = _broker_setting(
-        "max.broker.partitions", ConfigType.INT, 15_000,
+        "max.broker.partitions", ConfigType.INT, 12_000,
         "Partitions of all topics above which none are created for clients; not a setting of Kafka (KIP-578).",
         unit="partitions", low=1, high=INT32_MAX,
     )
