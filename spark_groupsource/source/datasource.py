@@ -104,7 +104,7 @@ class GroupDataSource(DataSource):
             columns = select_columns(schema, options.include_headers)
             label = application_label(self._driver)
             if label and not any(name.lower() == "kafka.client.id" for name in given):
-                # so that the members of two applications can be told apart in every tool
+                # so that the members of two applications can be distinguished in every tool
                 options = options.with_client_id(label)
         except ConfigurationError as error:
             # Spark replaces the message of an error raised here, but not that of an error in the first callback

@@ -128,38 +128,33 @@ def test_peer_before_the_login_cannot_announce_a_large_response() -> None:
             connect(broker.address).open()
 
 
-def test_memory_grows_with_the_bytes_that_arrive() -> None:
+def _peak_of_a_call(response: bytes, error: type[Exception], timeout_ms: int) -> int:
+    """Traced bytes of a call that ends with `error`."""
+
     def versions(request: Any, version: int) -> Any:
         return advertise(ApiVersions=(0, 3), Heartbeat=(0, 4))
 
-    with fake_broker(ApiVersions=versions, Heartbeat=lambda r, v: b"\x0f\0\0\0" + b"x" * 100_000) as broker:
-        connection = connect(broker.address)
-        tracemalloc.start()
-        try:
-            with pytest.raises(RequestTimeoutError):
-                connection.call(HEARTBEAT, timeout_ms=100)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 2_000_000, "250 MB were announced"
-
-
-def test_large_response_is_in_memory_once() -> None:
-    def versions(request: Any, version: int) -> Any:
-        return advertise(ApiVersions=(0, 3), Heartbeat=(0, 4))
-
-    size = 40_000_000
-    response = size.to_bytes(4, "big") + bytes(size)
     with fake_broker(ApiVersions=versions, Heartbeat=lambda r, v: response) as broker:
         connection = connect(broker.address)
         tracemalloc.start()
         try:
-            with pytest.raises(RemoteProtocolError):
-                connection.call(HEARTBEAT, timeout_ms=30_000)
+            with pytest.raises(error):
+                connection.call(HEARTBEAT, timeout_ms=timeout_ms)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < 1.6 * size
+    return peak
+
+
+def test_memory_grows_with_the_bytes_that_arrive() -> None:
+    peak = _peak_of_a_call(b"\x0f\0\0\0" + b"x" * 100_000, RequestTimeoutError, 100)
+    assert peak < 2_000_000, "250 MB were announced"
+
+
+def test_large_response_is_in_memory_once() -> None:
+    size = 40_000_000
+    peak = _peak_of_a_call(size.to_bytes(4, "big") + bytes(size), RemoteProtocolError, 30_000)
+    assert peak < 1.6 * size
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def list_groups(broker: Broker, context: ApiRequestContext, request: GroupReques
     """Lists the groups of one shard after another."""
     responses = []
     for partition in broker.group_coordinator.led_partitions(context.node_id):
-        responses.append(broker.group_coordinator.list_groups(context, request, partition))
+        responses.append(broker.group_coordinator.handle_part(context, request, partition))
         yield None
     return merge_responses(request, context.api_version, responses)
 

@@ -170,26 +170,24 @@ class GroupRuntime:
             self._complete_response[context.token] = complete_response
         self._handle(context, request, context.token)
 
-    def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
-        """Returns the response to a part of a request: a commit or fetch of offsets, a description, a deletion.
+    def handle_part(
+        self, context: ApiRequestContext, request: GroupRequest, partition: int | None = None
+    ) -> ApiMessage:
+        """Returns the response to a part of a request: a commit or fetch of offsets, a description, a deletion, a list.
 
-        The coordinator responds to these at once.
+        The coordinator responds to these at once. With `partition` the part is for the shard of this partition only.
         """
         token = _PartToken([])
-        self._handle(context, request, token)
+        if partition is None:
+            self._handle(context, request, token)
+        else:
+            self._handle_part(context, partition, request, token)
         (response,) = token.responses
         return response
 
     def led_partitions(self, node_id: int) -> list[int]:
         """The partitions of `__consumer_offsets` whose leader is a node."""
         return [number for number in range(self.shards.partition_count) if self.shards.is_leader(node_id, number)]
-
-    def list_groups(self, context: ApiRequestContext, request: GroupRequest, partition: int) -> ApiMessage:
-        """Returns the ListGroups response of one shard."""
-        token = _PartToken([])
-        self._handle_part(context, partition, request, token)
-        (response,) = token.responses
-        return response
 
     def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:
         try:
@@ -200,7 +198,7 @@ class GroupRuntime:
             return
         parts = split_request(request, context.api_version, count)
         if request.API_KEY == ListGroupsRequest.API_KEY:
-            parts = {number: part for number, part in parts.items() if self.shards.is_leader(context.node_id, number)}
+            parts = {number: parts[number] for number in self.led_partitions(context.node_id)}
         if len(parts) == 1:
             for partition, part in parts.items():
                 self._handle_part(context, partition, part, token)
