@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from spark_groupsource.errors import ConfigurationError
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 _METADATA = "config_key"
+_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 NO_DEFAULT_VALUE: Any = object()
 """Default of a setting that must be given."""
@@ -183,3 +186,9 @@ def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], pref
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name nearest to a misspelled one, None when none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def parse_duration_ms(text: str) -> int | None:
+    """Parses ``10ms``, ``10s``, ``10m``, ``10h`` or ``10d``; returns None for any other text."""
+    found = _DURATION.fullmatch(text)
+    return int(found[1]) * _UNITS_MS[found[2]] if found else None

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.config_def import INT64_MAX, parse_duration_ms
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 
@@ -21,8 +21,6 @@ EARLIEST = -2
 _EXAMPLE = '{"topic":{"0":23,"1":50}}'
 _WORDS = {"latest": LATEST, "earliest": EARLIEST}
 _GROUP_WORDS: dict[str, int | None] = {"group": None, "group-or-earliest": EARLIEST, "group-or-latest": LATEST}
-_RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ def parse_starting_offsets(option: str, text: str) -> PositionSpec:
         return PositionSpec(option, default=_GROUP_WORDS[word], uses_group=True)
     if re.fullmatch(r"-\d+", word):
         return PositionSpec(option, back_count=int(word[1:]))
-    relative = _RELATIVE_TIME.fullmatch(word)
-    if relative:
-        return PositionSpec(option, back_ms=int(relative[1]) * _UNITS_MS[relative[2]])
+    back_ms = parse_duration_ms(word[1:]) if word.startswith("-") else None
+    if back_ms is not None:
+        return PositionSpec(option, back_ms=back_ms)
     if word.startswith("{"):
         topics, partitions = _parse_json(option, text, has_words=True)
         return PositionSpec(option, topics=topics, partitions=partitions)
