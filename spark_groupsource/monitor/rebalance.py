@@ -5,24 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Mapping, NamedTuple
 
+from spark_groupsource.wire.group_events import Cause
 
-class Cause(str, Enum):
-    """Cause of a rebalance."""
-
-    JOINED = "JOINED"
-    LEFT = "LEFT"
-    SESSION_EXPIRED = "SESSION_EXPIRED"
-    POLL_EXCEEDED = "POLL_EXCEEDED"
-    JOIN_TIMED_OUT = "JOIN_TIMED_OUT"
-    SUBSCRIPTION_CHANGED = "SUBSCRIPTION_CHANGED"
-    PARTITIONS_CHANGED = "PARTITIONS_CHANGED"
-    LEADER_REJOINED = "LEADER_REJOINED"
-    ASSIGNOR_CHANGED = "ASSIGNOR_CHANGED"
-    COORDINATOR_MOVED = "COORDINATOR_MOVED"
-    COOPERATIVE_SECOND_ROUND = "COOPERATIVE_SECOND_ROUND"
-    STATIC_REPLACED = "STATIC_REPLACED"
-    REMOVED_BY_OPERATOR = "REMOVED_BY_OPERATOR"
-    UNKNOWN = "UNKNOWN"
+__all__ = ["Actor", "Cause", "MemberMove", "Origin", "Phases", "Rebalance"]
 
 
 class Origin(str, Enum):
@@ -80,7 +65,11 @@ class Rebalance(NamedTuple):
         started_ms, completed_ms: epoch milliseconds.
         slowest_member: member id of the last member that joined.
         moves: member id -> its moves, of the members with moves.
-        unowned_seconds: sum over the partitions of the seconds without an owner.
+        unowned_seconds: sum over the partitions that have an owner after the rebalance, and had one before, of the
+            seconds in which no member read them. The time begins when the previous owner stops to read the partition:
+            its JoinGroup if the assignor is eager, the assignment that takes the partition from it if it is
+            cooperative, its LeaveGroup, its last heartbeat if its session expired. It ends when the new owner receives
+            its assignment. Zero for a partition that its owner never stops to read.
         repeated_records: records that a new owner read again.
         lag_added: growth of the lag of the group during the rebalance, in offsets.
         origins: field name -> how it is known, for the fields other than UNKNOWN.

@@ -7,27 +7,64 @@ milliseconds of the clock of the reporter.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Mapping
 
 from spark_groupsource.errors import CorruptRecordError
 
+GROUP_EVENTS_TOPIC = "__group_events"
+"""Internal topic of the embedded broker: one record per event, the group id as key, one partition."""
+
+
+class Cause(str, Enum):
+    """Cause of a rebalance: the first change since the group was Stable or Empty.
+
+    JOIN_TIMED_OUT is the exception: it is the cause of every rebalance that ended with the removal of members that did
+    not send JoinGroup (or SyncGroup) within the rebalance timeout, because the others waited for them.
+    """
+
+    JOINED = "JOINED"
+    LEFT = "LEFT"
+    SESSION_EXPIRED = "SESSION_EXPIRED"
+    POLL_EXCEEDED = "POLL_EXCEEDED"
+    JOIN_TIMED_OUT = "JOIN_TIMED_OUT"
+    SUBSCRIPTION_CHANGED = "SUBSCRIPTION_CHANGED"
+    PARTITIONS_CHANGED = "PARTITIONS_CHANGED"
+    LEADER_REJOINED = "LEADER_REJOINED"
+    ASSIGNOR_CHANGED = "ASSIGNOR_CHANGED"
+    COORDINATOR_MOVED = "COORDINATOR_MOVED"
+    COOPERATIVE_SECOND_ROUND = "COOPERATIVE_SECOND_ROUND"
+    STATIC_REPLACED = "STATIC_REPLACED"
+    REMOVED_BY_OPERATOR = "REMOVED_BY_OPERATOR"
+    UNKNOWN = "UNKNOWN"
+
 
 class EventKind(str, Enum):
-    """What happened; the comment names the fields of `GroupEvent.detail`."""
+    """What happened; the comment names the fields of `GroupEvent.detail`.
 
-    REBALANCE_STARTED = "rebalance_started"  # cause, reason
-    MEMBER_JOINING = "member_joining"  # reason: JoinGroup received (coordinator) or sent (application)
-    JOIN_COMPLETED = "join_completed"  # leader, members: member id -> [client id, host, group instance id]
-    MEMBER_SYNCING = "member_syncing"
-    ASSIGNED = "assigned"  # assignment: member id -> topic -> [partition]; the group is Stable
-    MEMBER_LEFT = "member_left"  # reason; is_expired: true if a timeout removed the member
+    "application" means that only applications report the event, with the generation that followed (MEMBER_LEFT: with
+    the generation that the member left).
+    """
+
+    REBALANCE_STARTED = "rebalance_started"  # cause, reason; replaced: former member id of a static member
+    # JoinGroup received (coordinator) or sent (application). reason; retained: number of partitions that the member
+    # still reads (cooperative); revoked: topic -> [partition], if it reads some of its partitions only
+    MEMBER_JOINING = "member_joining"
+    JOIN_COMPLETED = "join_completed"  # leader, protocol, members: member id -> [client id, host, group instance id]
+    MEMBER_SYNCING = "member_syncing"  # assignment_ms: application, duration of the assignor of the leader
+    # the group is Stable, or Empty without members. assignment: member id -> topic -> [partition]; absent if it is
+    # unknown or very large
+    ASSIGNED = "assigned"
+    # cause, reason; is_expired: true if a timeout removed the member; last_heartbeat_ms: of a member whose session
+    # expired; operator: client id and host of another client that removed the member
+    MEMBER_LEFT = "member_left"
     BATCH_WAIT_STARTED = "batch_wait_started"  # application: notified of a rebalance while a micro-batch runs
     BATCH_WAIT_ENDED = "batch_wait_ended"  # application: the micro-batch is checkpointed and committed
-    REVOKED = "revoked"  # application: partitions: topic -> [partition], not read any more
+    REVOKED = "revoked"  # application. partitions: topic -> [partition], not read any more
     FIRST_RECORD = "first_record"  # application: a read task received a record of the generation
-    LAG = "lag"  # lag: sum of the owned partitions, in offsets
+    REPEATED = "repeated"  # application. records: delivered but not committed, so the next owner reads them again
+    LAG = "lag"  # application. lag: sum of the owned partitions, in offsets
 
 
 @dataclass(frozen=True)
@@ -37,7 +74,8 @@ class GroupEvent:
     Attributes:
         generation: generation of the group, None before the first.
         member_id, client_id, host, group_instance_id: the member that the event is about; None for the whole group.
-        application, query: name of the Spark application and of the query, where the reporter knows them.
+        application, query: name of the Spark application and of the query; an event with an application is reported by
+            this application, any other one by the coordinator.
     """
 
     at_ms: int
@@ -53,16 +91,33 @@ class GroupEvent:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
+_FIELDS = tuple(each.name for each in fields(GroupEvent))
+
+
+def event_form(event: GroupEvent) -> dict[str, Any]:
+    """Returns an event as JSON values; fields that are None or empty are omitted."""
+    values = ((name, getattr(event, name)) for name in _FIELDS)
+    return {name: value for name, value in values if value is not None and value != {}}
+
+
+def event_of_form(form: Mapping[str, Any]) -> GroupEvent:
+    """Returns the event of `event_form`; fields of a newer version are ignored. Raises: CorruptRecordError."""
+    try:
+        known = {name: form[name] for name in _FIELDS if name in form}
+        return GroupEvent(**{**known, "kind": EventKind(form["kind"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRecordError(f"Decoding a group event failed: {error}. The writer is another version.") from error
+
+
 def encode_event(event: GroupEvent) -> bytes:
     """Encodes an event; fields that are None or empty are omitted."""
-    form = {name: value for name, value in asdict(event).items() if value is not None and value != {}}
-    return json.dumps(form, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(event_form(event), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def decode_event(data: bytes) -> GroupEvent:
     """Decodes an event. Raises: CorruptRecordError."""
     try:
         form = json.loads(data)
-        return GroupEvent(**{**form, "kind": EventKind(form["kind"])})
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise CorruptRecordError(f"Decoding a group event failed: {error}. The writer is another version.") from error
+    return event_of_form(form)
