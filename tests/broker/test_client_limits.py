@@ -6,7 +6,7 @@ import struct
 from contextlib import ExitStack
 
 import pytest
-from support import attacks
+from support import attack_frames, attacks
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
 from support.waiting import wait_until
@@ -136,10 +136,10 @@ def test_clients_that_do_not_read_are_closed_while_others_wait():
 @pytest.mark.parametrize(
     "frame",
     [
-        attacks.metadata_of(["t"] * 300),
-        attacks.unknown_tags(600),
-        attacks.fetch_many(300),
-        attacks.produce_to_many(300),
+        attack_frames.metadata_of(["t"] * 300),
+        attack_frames.unknown_tags(600),
+        attack_frames.fetch_many(300),
+        attack_frames.produce_to_many(300),
     ],
 )
 def test_elements_are_counted_before_they_are_decoded(frame):
@@ -152,7 +152,7 @@ def test_elements_are_counted_before_they_are_decoded(frame):
 
 def test_a_header_has_a_bounded_number_of_tags():
     with pytest.raises(RemoteProtocolError, match="1000 tagged fields"):
-        read_request_header(memoryview(attacks.header_tags(2_000))[4:])
+        read_request_header(memoryview(attack_frames.header_tags(2_000))[4:])
 
 
 def test_the_elements_of_a_message_are_counted_up_to_a_limit():
@@ -208,7 +208,7 @@ def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
         for client in clients:
             client.socket.settimeout(0.2)
             try:
-                client.socket.sendall(attacks.half_sent(100_000_000, 1_000_000))
+                client.socket.sendall(attack_frames.half_sent(100_000_000, 1_000_000))
             except TimeoutError:
                 pass  # the broker does not read on
         assert broker.call(lambda _: broker._server._limits.requests.total) < 5_000_000
@@ -228,10 +228,10 @@ def test_a_large_request_is_accepted_when_memory_is_free(broker):
 @pytest.mark.parametrize(
     "frame, reason",
     [
-        (attacks.metadata_of_empty_names(4_000_000), "more than 100,000 elements"),
-        (attacks.metadata_of_empty_names(9_000_000), "the limit is 8,388,608"),
-        (attacks.frame(12, 3, bytes(300_000)), "the limit is 262,144"),
-        (attacks.header_tags(4_000), "2000 tagged fields"),
+        (attack_frames.metadata_of_empty_names(4_000_000), "more than 100,000 elements"),
+        (attack_frames.metadata_of_empty_names(9_000_000), "the limit is 8,388,608"),
+        (attack_frames.frame(12, 3, bytes(300_000)), "the limit is 262,144"),
+        (attack_frames.header_tags(4_000), "2000 tagged fields"),
     ],
     ids=["elements", "bytes", "heartbeat", "header"],
 )
@@ -250,7 +250,7 @@ def test_new_groups_are_rejected_above_the_memory_of_all_groups():
     with EmbeddedBroker(config=config) as small:
         target = attacks.Target(small.bootstrap_servers, None)
         with target.connect() as client:
-            answers = [client.call(attacks.join_group(f"g{number}", bytes(20_000))) for number in range(40)]
+            answers = [client.call(attack_frames.join_group(f"g{number}", bytes(20_000))) for number in range(40)]
         codes = [int.from_bytes(answer[8:10], "big") for answer in answers]
         first_rejected = codes.index(15)
         assert 10 < first_rejected < 40 and set(codes[:first_rejected]) == {0}

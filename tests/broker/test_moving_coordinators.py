@@ -12,7 +12,6 @@ from support.three_nodes import (
     NODES,
     commit,
     committed,
-    connected,
     heartbeat,
     join,
     member_of,
@@ -31,18 +30,6 @@ from spark_groupsource.wire.messages import (
     FindCoordinatorRequest,
     ListGroupsRequest,
 )
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with EmbeddedBroker(config=CONFIG, brokers=3) as running:
-        yield running
-
-
-@pytest.fixture
-def nodes(broker):
-    with connected(broker) as connections:
-        yield connections
 
 
 def test_only_the_coordinator_serves_a_group(broker, nodes, topic, group):

@@ -48,19 +48,6 @@ from spark_groupsource.wire.messages import (
     OffsetForLeaderEpochRequest,
 )
 
-
-@pytest.fixture(scope="module")
-def broker():
-    with EmbeddedBroker(config=CONFIG, brokers=3) as running:
-        yield running
-
-
-@pytest.fixture
-def nodes(broker):
-    with connected(broker) as connections:
-        yield connections
-
-
 # --- metadata ---
 
 

@@ -1,4 +1,4 @@
-"""Kills a broker under consume-transform-produce transactions; each record must come out once.
+"""Kills a broker under transactions; each output record must occur once.
 
     PYTHONPATH=jobs:tests python tests/chaos/exactly_once.py --records 20000 --kills 50 --seed 7
 

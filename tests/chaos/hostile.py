@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import google_crc32c
-from chaos.neighbors import KINDS, Neighbors, Reading
 from child_processes import start_process, stop_process
 from real_kafka import RealKafka
 from support.attacks import ATTACKS, Outcome, Target
+from support.chaos.neighbors import KINDS, Neighbors, Reading
 from support.hostile_frames import run_examples, send_hostile
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors

@@ -1,4 +1,4 @@
-"""Sampling and comparison of `endurance.py`; the long run is part of ``make soak``."""
+"""Samples and comparison of `endurance.py`; ``make soak`` has the long run."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A short run of `exactly_once.py`; the long one is part of ``make soak``."""
+"""A short run of `exactly_once.py`; ``make soak`` has the long one."""
 
 from __future__ import annotations
 

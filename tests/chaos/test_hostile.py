@@ -1,4 +1,4 @@
-"""A short run of `hostile.py`; the long one, with its limits of time, is part of ``make soak``."""
+"""A short run of `hostile.py`; ``make soak`` has the long one."""
 
 from __future__ import annotations
 

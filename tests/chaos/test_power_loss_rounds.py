@@ -1,4 +1,4 @@
-"""A short run of `power_loss.py`; the long one is part of ``make soak``."""
+"""A short run of `power_loss.py`; ``make soak`` has the long one."""
 
 from __future__ import annotations
 

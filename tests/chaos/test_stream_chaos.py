@@ -1,4 +1,4 @@
-"""Short runs of `stream.py`; the long ones are part of ``make soak``."""
+"""Short runs of `stream.py`; ``make soak`` has the long ones."""
 
 import pytest
 from chaos.stream import run

@@ -1,4 +1,4 @@
-"""A reader or application that resumes within a batch after its session expired."""
+"""A reader or application that resumes after its session expired."""
 
 import json
 import os
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from chaos import zombie_reader
-from chaos.deliveries import DeliveryTracker, ForeignOutput, Output
-from chaos.foreign_member import ForeignMember
-from chaos.submitted_application import SubmittedApplication, signal_all
+from support.chaos import zombie_reader
+from support.chaos.deliveries import DeliveryTracker, ForeignOutput, Output
+from support.chaos.foreign_member import ForeignMember
+from support.chaos.submitted_application import SubmittedApplication, signal_all
 from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 from support.waiting import wait_until

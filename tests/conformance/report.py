@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 sys.path[:0] = [str(TESTS)]
 
-from conformance.assertions import Assertions  # noqa: E402
+from support.assertions import Assertions  # noqa: E402
 
 DOCUMENT = TESTS.parent / "docs" / "conformance.md"
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance.assertions import Assertions
 from conformance.report import Line, collect, marker_problems, problems, render
+from support.assertions import Assertions
 
 CHECKLIST = [Line("GC-001", "testOne", "one"), Line("GC-002", "testTwo", "two"), Line("HB-001", "testBeat", "beat")]
 

@@ -1,4 +1,4 @@
-"""Kafka's HeartbeatTest, and what AbstractCoordinatorTest shows of leaving: timers and the end of a member."""
+"""Kafka's HeartbeatTest, and the cases of AbstractCoordinatorTest about leaving."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     python tests/group/simulation.py --seed 7 --only 1234 --trace
     python tests/group/simulation.py --replay failure.txt --trace
 
-`simulation_schedule.py` draws a schedule from a seed and a number, `simulation_run.py` runs it on a simulated clock,
-and `simulation_checks.py` checks it after every event. A failure prints seed, number and the shortened schedule, which
+Of `tests/support/simulation`, `schedule.py` draws a schedule from a seed and a number, `run.py` runs it on a simulated
+clock, and `checks.py` checks it after every event. A failure prints seed, number and the shortened schedule, which
 ``--replay`` reads from a file, or from standard input if the file is ``-``.
 """
 
@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from simulation_run import run
-from simulation_schedule import Event, Schedule, draw, from_text, shorten, to_text
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from support.simulation.run import run  # noqa: E402
+from support.simulation.schedule import Event, Schedule, draw, from_text, shorten, to_text  # noqa: E402
 
 
 class Failure(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from group_invariants import persistent_state
 from support.group_context import CONFIG, GROUP, GroupContext
+from support.simulation.invariants import persistent_state
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode

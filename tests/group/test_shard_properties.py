@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from group_invariants import check_counters, check_state, check_timers, persistent_state
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.examples import scaled
 from support.group_context import CONFIG, GroupContext
+from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup

@@ -12,9 +12,9 @@ from typing import Any, Callable
 
 import pytest
 from simulation import main, simulate
-from simulation_run import run
-from simulation_schedule import draw, from_text, shorten, to_text
 from support.examples import scaled
+from support.simulation.run import run
+from support.simulation.schedule import draw, from_text, shorten, to_text
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import SessionTimer, committed_offsets, group_shard, member_sessions, rebalance, sync_group

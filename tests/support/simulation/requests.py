@@ -171,7 +171,7 @@ def fetch_request(group_id: str, partitions: Sequence[TopicPartition], versions:
     by_topic = partitions_by_topic(partitions).items()
     if versions.fetch >= 8:
         group_class = OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = [group_class.OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in by_topic]
-        return OffsetFetchRequest(groups=[group_class(group_id=group_id, topics=topics)], require_stable=False)
+        wanted = [group_class.OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in by_topic]
+        return OffsetFetchRequest(groups=[group_class(group_id=group_id, topics=wanted)], require_stable=False)
     topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in by_topic]
     return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from simulated_broker import Broker
-from simulation_clock import SimulationClock
+from support.simulation.broker import Broker
+from support.simulation.clock import SimulationClock
 
 ONE_WAY_MS = 2
 Trace = Callable[[str], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from group_invariants import check_counters, check_state, check_timers, persistent_state
+from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import LogRecord
@@ -29,7 +29,7 @@ from spark_groupsource.wire.group_records import (
 )
 
 if TYPE_CHECKING:
-    from simulated_broker import Broker, Entry, Waiting
+    from support.simulation.broker import Broker, Entry, Waiting
 
 read_key = lru_cache(maxsize=10_000)(decode_key)
 read_offset = lru_cache(maxsize=10_000)(decode_offset_value)

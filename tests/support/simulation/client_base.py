@@ -1,11 +1,11 @@
-"""Base of the clients of the simulation: one request at a time, pauses, shutdown."""
+"""Base of simulated clients: one request at a time, pauses, shutdown."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from simulation_requests import Versions, commit_request, fetch_request, leave_request, transactional_request
+from support.simulation.requests import Versions, commit_request, fetch_request, leave_request, transactional_request
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.errors import ErrorCode
@@ -19,7 +19,7 @@ from spark_groupsource.wire.consumer_protocol import (
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 if TYPE_CHECKING:
-    from simulation_run import SimulationRun
+    from support.simulation.run import SimulationRun
 
 SESSION_MS = 600
 PARTITIONS = {"x": 3, "y": 2}

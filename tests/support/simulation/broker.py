@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
-from simulation_checks import Cause, Checks
-from simulation_clock import SimulationClock
+from support.simulation.checks import Cause, Checks
+from support.simulation.clock import SimulationClock
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, RequestContext, SetTimer, ShardState

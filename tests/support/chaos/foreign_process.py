@@ -39,7 +39,7 @@ def main(bootstrap_servers: str, group: str, topic: str, rows: str, timeout_ms: 
         if message.error():
             print(message.error(), flush=True)
             continue
-        os.write(handle, b"%d %d\n" % (message.partition(), message.offset()))
+        os.write(handle, f"{message.partition()} {message.offset()}\n".encode())
         try:
             consumer.store_offsets(message)
         except Exception as error:  # the partition was revoked

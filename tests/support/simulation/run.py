@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from group_invariants import persistent_state
-from simulated_broker import Broker
-from simulated_client_base import PARTITIONS, SESSION_MS, Client, Spec
-from simulated_clients import EagerConsumer, PackageMember
-from simulated_network import Link, Trace
-from simulation_checks import InvariantViolation
-from simulation_clock import SimulationClock
-from simulation_requests import Versions, commit_request, leave_request, transactional_request
-from simulation_schedule import HORIZON_MS, Event, Schedule
+from support.simulation.broker import Broker
+from support.simulation.checks import InvariantViolation
+from support.simulation.client_base import PARTITIONS, SESSION_MS, Client, Spec
+from support.simulation.clients import EagerConsumer, PackageMember
+from support.simulation.clock import SimulationClock
+from support.simulation.invariants import persistent_state
+from support.simulation.network import Link, Trace
+from support.simulation.requests import Versions, commit_request, leave_request, transactional_request
+from support.simulation.schedule import HORIZON_MS, Event, Schedule
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupConfig, GroupShard

@@ -33,12 +33,13 @@ _LOADING = (14, 15, 16)
 class Reading(NamedTuple):
     """What the neighbors have seen since the previous reading.
 
-    Attributes: `worst_ms`, the longest response time by kind of request, pending requests included; `count`, responses;
-    `peak_mb`, the largest resident memory of the broker, 0 if it is not known; `failures`, wrong or missing responses.
+    Attributes: `worst_ms`, the longest response time by kind of request, pending requests included; `responses`, their
+    number; `peak_mb`, the largest resident memory of the broker, 0 if it is not known; `failures`, wrong or missing
+    responses.
     """
 
     worst_ms: dict[str, float]
-    count: int
+    responses: int
     peak_mb: float
     failures: list[str]
 

@@ -1,0 +1,1 @@
+"""Processes and checks of the chaos runs."""

@@ -1,0 +1,1 @@
+"""Simulation of the group coordinator: broker, clients, network, clock and checks."""
