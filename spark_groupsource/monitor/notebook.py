@@ -12,7 +12,7 @@ from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
 
 
-def connect(bootstrap: Any, **kafka: Any) -> ClusterView:
+def connect(bootstrap: Any, **kafka: Any) -> Cluster:
     """Returns a client of a cluster.
 
     Args:
@@ -34,10 +34,10 @@ def connect(bootstrap: Any, **kafka: Any) -> ClusterView:
     except BaseException:
         client.close()
         raise
-    return ClusterView(client, address)
+    return Cluster(client, address)
 
 
-class ClusterView:
+class Cluster:
     """Topics and groups of a cluster; each call reads them again. A context manager.
 
     `topic` and `group` are names or regular expressions, separated by commas; None selects all.
@@ -67,7 +67,7 @@ class ClusterView:
         """Closes the connections."""
         self._client.close()
 
-    def __enter__(self) -> ClusterView:
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +90,7 @@ class ClusterView:
 class Group:
     """One consumer group; each call reads it again."""
 
-    def __init__(self, cluster: ClusterView, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
 
