@@ -6,6 +6,7 @@ The thread of the event loop is the only writer of the broker's state.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import ctypes
 import gc
@@ -21,11 +22,12 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, Collection, Coroutine, Mapping, TypeVar
+from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, TypeVar
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig, broker_config
+from spark_groupsource.broker.direct_produce import append, record_batches, topic_partitions
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
@@ -41,6 +43,7 @@ from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
+_EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 _CONNECTION_CHECK_S = 1.0
 _GC_THRESHOLDS = (10_000, 4, 500)
 _THREAD_SWITCH_S = 0.0005
@@ -327,18 +330,26 @@ def serve_forever(
 
 
 class EmbeddedBroker:
-    """A broker, or several, in a thread of this process, as a context manager.
+    """A broker, or several, in a thread of this process.
+
+    It starts with the first use of its address, with `start`, or as a context manager; it stops with `stop`, at the
+    end of the ``with`` block, or when the process exits.
 
     ::
 
-        with EmbeddedBroker() as broker:
-            spark.readStream.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        broker = EmbeddedBroker(topics={"flights": 4, "airlines": [{"code": "UA"}, {"code": "DL"}]})
+        broker.produce("flights", [{"carrier": "UA", "delay": 12}])
+        spark.read.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
 
     Args: `data_dir`, None for a temporary directory that `stop` removes; `port`, 0 for any free port; `config`,
     settings by Kafka's names; `brokers`, number of nodes with consecutive ids, from ``node.id``, and consecutive ports:
     partition leaders and coordinators are distributed over the nodes, which share the data directory; `adopt`, whether
     to adopt `data_dir`, a copy of a stopped Apache Kafka broker's log directory (this cannot be undone); `add_scram`,
-    users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``.
+    users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``; `topics`, name -> number of partitions, or the
+    records of a topic with one partition (see `produce`), for topics that do not exist yet.
+
+    The first rebalance of a group does not wait for further members: ``group.initial.rebalance.delay.ms`` is 0, as in
+    Kafka's server.properties for development; Kafka's default of 3 seconds is set by `config`.
 
     Raises on `start`: ConfigurationError, StorageError.
     """
@@ -352,6 +363,7 @@ class EmbeddedBroker:
         brokers: int = 1,
         adopt: bool = False,
         add_scram: Collection[str] = (),
+        topics: Mapping[str, int | Iterable[Any]] | None = None,
     ) -> None:
         if brokers < 1:
             raise ConfigurationError(f"Argument brokers must be at least 1, got {brokers}.")
@@ -363,7 +375,8 @@ class EmbeddedBroker:
         self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
         self._address = Address(host, port)
-        self._config = broker_config(config or {})
+        self._config = broker_config({**_EMBEDDED_DEFAULTS, **(config or {})})
+        self._topics = dict(topics or {})
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
@@ -371,7 +384,7 @@ class EmbeddedBroker:
         self._failure: BaseException | None = None
         self._write_line: ReportWriter | None = None
         self.data_dir: Path | None = None
-        self.bootstrap_servers = ""
+        self._bootstrap_servers = ""
         self.reports: deque[str] = deque(maxlen=1000)
 
     def start(self) -> EmbeddedBroker:
@@ -384,14 +397,53 @@ class EmbeddedBroker:
         self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
         self._thread.start()
         try:
-            self.bootstrap_servers = ready.result()
+            self._bootstrap_servers = ready.result()
         except BaseException:
             self._join()
             raise
         assert self._server is not None
         if self._server.warning:
             _LOGGER.warning(self._server.warning)
+        atexit.register(self.stop)
+        try:
+            for topic, content in self._topics.items():
+                self._create_topic(topic, content)
+        except BaseException:
+            self.stop()
+            raise
         return self
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` of the nodes, separated by commas; starts a broker that has not been started."""
+        if not self._bootstrap_servers:
+            self.start()
+        return self._bootstrap_servers
+
+    def produce(self, topic: str, records: Iterable[Any], partition: int | None = None) -> int:
+        """Appends records made from Python objects and returns their number.
+
+        An object is the value, a tuple is ``(key, value)``. Bytes are used as they are, None is null, text is encoded
+        as UTF-8, and everything else as JSON. A missing topic is created with ``num.partitions``.
+
+        Args:
+            partition: None for the partition of the key, as Kafka's producer computes it, and round-robin without one.
+        Raises: ConfigurationError for an object that cannot be encoded; ApiError for an unknown partition and records
+            that the topic rejects.
+        """
+        self.bootstrap_servers  # noqa: B018
+        objects = list(records)
+        count = self.call(lambda broker: topic_partitions(broker, topic))
+        for batch in record_batches(topic, objects, partition, count, SystemClock().timestamp_ms()):
+            self.call(lambda broker, batch=batch: append(broker, [batch]))  # type: ignore[misc]
+        return len(objects)
+
+    def _create_topic(self, topic: str, content: int | Iterable[Any]) -> None:
+        count = content if isinstance(content, int) else 1
+        is_new = self.call(lambda broker: topic not in broker.partitions.topics)
+        self.call(lambda broker: topic_partitions(broker, topic, count))
+        if is_new and not isinstance(content, int):
+            self.produce(topic, content)
 
     def stop(self) -> None:
         """Stops the broker, if it runs.
@@ -466,8 +518,13 @@ class EmbeddedBroker:
         """Number of connected clients; use within `call`."""
         return self._server.connection_count if self._server is not None else 0
 
+    def __repr__(self) -> str:
+        if self._thread is None:
+            return "EmbeddedBroker(not running)"
+        return f"EmbeddedBroker({self._bootstrap_servers!r})"
+
     def __enter__(self) -> EmbeddedBroker:
-        return self.start()
+        return self if self._thread is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -505,6 +562,7 @@ class EmbeddedBroker:
             self._write_line(line, level)
 
     def _join(self) -> None:
+        atexit.unregister(self.stop)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
