@@ -10,12 +10,12 @@ from itertools import islice
 from flights import Flight
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.records.partitioner import partition_of_key
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record
+from spark_groupsource.records.partitioner import partition_of_key
 
 TICK_MS = 100
 LZ4 = 3

@@ -14,13 +14,13 @@ import click
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.records.partitioner import partition_of_key
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.arrow import decode_fetched
 from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
+from spark_groupsource.records.partitioner import partition_of_key
 
 _LINES_PER_BATCH = 5_000
 _COLUMNS = ("key", "value", "partition", "offset", "timestamp")
