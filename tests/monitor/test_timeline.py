@@ -17,7 +17,8 @@ from spark_groupsource.wire.group_events import EventKind, GroupEvent
 def event(at_ms: int, kind: str, member: str | None = None, generation: int | None = None, **detail: Any) -> GroupEvent:
     application = detail.pop("application", None)
     client_id = None if member is None else f"client-{member}"
-    return GroupEvent(at_ms, "g", EventKind(kind), generation, member, client_id, application=application, detail=detail)
+    kind_ = EventKind(kind)
+    return GroupEvent(at_ms, "g", kind_, generation, member, client_id, application=application, detail=detail)
 
 
 def rebalance(start: int, generation: int, owned: dict[str, list[int]], joining: list[str]) -> list[GroupEvent]:
