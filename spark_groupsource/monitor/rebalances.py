@@ -2,154 +2,288 @@
 
 The coordinator stores a group record when a rebalance completes: generation, members with subscription and assignment,
 the time of the end of the join phase (Kafka `currentStateTimestamp`), and the timestamp of the record. The cause is
-inferred from two records, UNKNOWN if they do not show it.
+inferred from two records and the commits between them, UNKNOWN if they do not show it.
 
 Source: Kafka `GroupMetadataManager` (when a JoinGroup of a stable group starts a rebalance).
 """
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping, NamedTuple
+from collections import Counter
+from typing import Iterable, Iterator, NamedTuple
 
-from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription
-from spark_groupsource.wire.group_records import GroupValue, MemberValue
+from spark_groupsource.model import bounded_names
+from spark_groupsource.monitor.departures import NOTICE_MS, departure, return_ms
+from spark_groupsource.monitor.group_steps import GroupRecord, Step, identity, steps
+from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
+from spark_groupsource.wire.group_records import MemberValue
 
 COOPERATIVE_STICKY = "cooperative-sticky"
+# the first of these is the cause where several members are gone
+_DEPARTURES = (Cause.POLL_EXCEEDED, Cause.SESSION_EXPIRED, Cause.REMOVED_BY_OPERATOR, Cause.LEFT)
+_TOLERANCE = 0.95
 
 
-class GroupRecord(NamedTuple):
-    """A record of one group; `value` is None for a tombstone."""
+class _Finding(NamedTuple):
+    """Cause, difference to the previous generation in words, and the member that caused it."""
 
-    timestamp_ms: int
-    value: GroupValue | None
-
-
-class Rebalance(NamedTuple):
-    """One completed rebalance; values that the history does not show are None."""
-
-    generation: int
-    cause: str
-    reason: str
-    actor: MemberValue | None
-    completed_ms: int
-    sync_ms: int | None
-    members: int
-    partitions_moved: int
-    partitions_unassigned: int
+    cause: Cause
+    difference: str
+    actor: MemberValue | None = None
 
 
-class _Generation(NamedTuple):
-    """Members by identity: the group instance id of a static member, else the member id."""
-
-    value: GroupValue
-    members: Mapping[str, MemberValue]
-    topics: Mapping[str, frozenset[str] | bytes]
-    owners: Mapping[TopicPartition, str]
-
-
-_NO_GENERATION = _Generation(GroupValue("", 0, None, None), {}, {}, {})
-
-
-def rebalances(records: Iterable[GroupRecord]) -> Iterator[Rebalance]:
+def rebalances(group: str, records: Iterable[GroupRecord]) -> Iterator[Rebalance]:
     """Yields the rebalances of one group, given its records in the order of the log."""
-    previous, before = _NO_GENERATION, _NO_GENERATION
-    is_complete = True
-    for index, record in enumerate(records):
-        if record.value is None:
-            previous, before, is_complete = _NO_GENERATION, _NO_GENERATION, True
-            continue
-        current = _generation(record.value)
-        if index == 0 and record.value.generation_id != 1:
-            # compaction has removed the records before
-            is_complete = False
-        if not _is_repeated(previous, current):
-            yield _rebalance(record, current, previous, before, is_complete)
-        previous, before, is_complete = current, previous, True
+    for step in steps(records):
+        finding = _cause(step)
+        yield _rebalance(group, step, finding)
 
 
-def _rebalance(
-    record: GroupRecord, current: _Generation, previous: _Generation, before: _Generation, is_complete: bool
-) -> Rebalance:
-    value = current.value
-    if is_complete:
-        cause, reason, actor = _cause(current, previous, before)
-    else:
-        cause, reason, actor = "UNKNOWN", "The records before are not in the log.", None
-    moved = [p for p, owner in current.owners.items() if previous.owners.get(p, owner) != owner]
-    has_sync = value.members and 0 < value.state_timestamp_ms <= record.timestamp_ms
-    return Rebalance(
-        value.generation_id,
-        cause,
-        reason,
-        actor,
-        record.timestamp_ms,
-        record.timestamp_ms - value.state_timestamp_ms if has_sync else None,
-        len(value.members),
-        len(moved) if is_complete else 0,
-        len(previous.owners.keys() - current.owners.keys()),
+def _rebalance(group: str, step: Step, finding: _Finding) -> Rebalance:
+    current, previous = step.current, step.previous
+    started_ms = _started_ms(step, finding.cause)
+    is_synced = bool(current.members) and current.value.state_timestamp_ms > 0
+    moves, moved = _moves(step) if step.is_complete else ({}, 0)
+    sync_ms = current.completed_ms - current.joined_ms if is_synced else None
+    unowned = _unowned_seconds(step, sync_ms) if step.is_complete else None
+    actor = finding.actor
+    found = Rebalance(
+        group=group,
+        generation=current.value.generation_id,
+        cause=finding.cause,
+        reason=None,
+        difference=finding.difference,
+        actor=None if actor is None else _actor(actor),
+        started_ms=started_ms,
+        completed_ms=current.completed_ms,
+        phases=Phases(join_ms=None if started_ms is None else current.joined_ms - started_ms, sync_ms=sync_ms),
+        slowest_member=actor.member_id if finding.cause is Cause.JOIN_TIMED_OUT and actor is not None else None,
+        members=len(current.members),
+        moves=moves,
+        partitions_moved=moved,
+        partitions_unassigned=len(previous.owners.keys() - current.owners.keys()),
+        unowned_seconds=unowned,
+        repeated_records=None,
+        lag_added=None,
+        origins={},
+    )
+    return found._replace(origins=_origins(found))
+
+
+def _origins(found: Rebalance) -> dict[str, Origin]:
+    inferred = {
+        "cause": None if found.cause is Cause.UNKNOWN else found.cause,
+        "actor": found.actor,
+        "started_ms": found.started_ms,
+        "join_ms": found.phases.join_ms,
+        "slowest_member": found.slowest_member,
+        "unowned_seconds": found.unowned_seconds,
+    }
+    seen = ("completed_ms", "members", "moves", "partitions_moved", "partitions_unassigned")
+    origins = {name: Origin.INFERRED for name, value in inferred.items() if value is not None}
+    origins |= dict.fromkeys(seen, Origin.SEEN)
+    return origins | ({} if found.phases.sync_ms is None else {"sync_ms": Origin.SEEN})
+
+
+# -- cause -----------------------------------------------------------------------------------------------------------
+
+
+def _cause(step: Step) -> _Finding:
+    """Infers the cause; the first rule that applies decides."""
+    if not step.is_complete:
+        return _Finding(Cause.UNKNOWN, "The records before are not in the log.")
+    for rule in _RULES:
+        finding = rule(step)
+        if finding is not None:
+            return finding
+    return _Finding(Cause.UNKNOWN, "No difference to the previous record.")
+
+
+def _join_timed_out(step: Step) -> _Finding | None:
+    """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped to commit."""
+    previous = step.previous
+    if not step.gone or not step.current.members:
+        return None
+    timeout_ms = max(m.rebalance_timeout_ms for m in previous.members.values())
+    commits = [times for name in step.remaining if (times := step.current.record.commits.get(name)) is not None]
+    # in the eager protocol a member does not commit between its JoinGroup and the end of the join phase
+    silences_ms = [step.current.joined_ms - max(times.last_ms, previous.completed_ms) for times in commits]
+    gaps_ms = [max(times.longest_gap_ms, times.last_gap_ms) for times in commits]
+    if not commits or min(silences_ms) < timeout_ms * _TOLERANCE or timeout_ms <= 0:
+        return None
+    if max(gaps_ms) * 2 > timeout_ms or min(silences_ms) > timeout_ms + NOTICE_MS + max(gaps_ms):
+        return None
+    late = step.gone[0]
+    return _Finding(Cause.JOIN_TIMED_OUT, f"Did not join in {timeout_ms} ms: {_names(step.gone)}.", late)
+
+
+def _replaced_static(step: Step) -> _Finding | None:
+    """A static member has a new member id, and no other member joined or is gone."""
+    previous, current = step.previous, step.current
+    replaced = [m for name, m in current.members.items() if name in previous.members]
+    replaced = [m for m in replaced if m.member_id != previous.members[identity(m)].member_id]
+    if step.joined or step.gone or not replaced:
+        return None
+    if current.value.protocol_name != previous.value.protocol_name:
+        return _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), replaced[0])
+    if any(current.topics[identity(m)] != previous.topics[identity(m)] for m in replaced):
+        return _Finding(Cause.SUBSCRIPTION_CHANGED, f"Other topics subscribed: {_names(replaced)}.", replaced[0])
+    return _Finding(Cause.STATIC_REPLACED, f"New member id of static member: {_names(replaced)}.", replaced[0])
+
+
+def _membership(step: Step) -> _Finding | None:
+    joined, gone = step.joined, step.gone
+    if not joined and not gone:
+        return None
+    clients = {(m.client_id, m.client_host) for m in step.previous.members.values()}
+    new = [m for m in joined if (m.client_id, m.client_host) not in clients]
+    back = [m for m in gone if return_ms(step, m) == 0]
+    if joined and not new and _has_moved(step) and len(back) == len(gone):
+        return _Finding(Cause.COORDINATOR_MOVED, f"Joined again at another coordinator: {_names(joined)}.")
+    if gone and _is_changed_protocol(step) and joined and not new:
+        return _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), joined[0])
+    text = _difference(joined, gone)
+    if joined and (new or not back):
+        # of members that joined at the same time, a returning one has not caused the rebalance
+        return _Finding(Cause.JOINED, text, (new or joined)[0])
+    found = {identity(m): departure(step, m).cause for m in (back or gone)}
+    cause = min(found.values(), key=_DEPARTURES.index)
+    actor = next(m for m in gone if found.get(identity(m)) is cause)
+    return _Finding(cause, text, actor)
+
+
+def _changed_subscription(step: Step) -> _Finding | None:
+    changed = [m for name, m in step.current.members.items() if step.current.topics[name] != step.previous.topics[name]]
+    if not changed:
+        return None
+    return _Finding(Cause.SUBSCRIPTION_CHANGED, f"Other topics subscribed: {_names(changed)}.", changed[0])
+
+
+def _changed_assignor(step: Step) -> _Finding | None:
+    return (
+        _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), step.current.leader())
+        if _is_changed_protocol(step)
+        else None
     )
 
 
-def _cause(current: _Generation, previous: _Generation, before: _Generation) -> tuple[str, str, MemberValue | None]:
-    """Returns the cause, the difference to the previous generation in words, and the member that caused it."""
-    joined = [current.members[name] for name in current.members if name not in previous.members]
-    gone = [previous.members[name] for name in previous.members if name not in current.members]
-    if joined or gone:
-        texts = [f"joined: {_names(joined)}"] * bool(joined) + [f"no longer a member: {_names(gone)}"] * bool(gone)
-        text = "; ".join(texts)
-        return ("JOINED" if joined else "LEFT"), f"{text[:1].upper()}{text[1:]}.", (joined or gone)[0]
-    replaced = [m for name, m in current.members.items() if m.member_id != previous.members[name].member_id]
-    changed = [current.members[name] for name in current.members if current.topics[name] != previous.topics[name]]
-    if changed:
-        return "SUBSCRIPTION_CHANGED", f"Other topics subscribed: {_names(changed)}.", changed[0]
-    if replaced:
-        return "STATIC_REPLACED", f"New member id of static member: {_names(replaced)}.", replaced[0]
-    if current.value.protocol_name != previous.value.protocol_name:
-        text = f"Assignor {current.value.protocol_name}, before {previous.value.protocol_name}."
-        return "ASSIGNOR_CHANGED", text, _leader(current)
-    added = current.owners.keys() - previous.owners.keys()
-    if added and current.value.protocol_name == COOPERATIVE_STICKY and added <= before.owners.keys():
-        return "COOPERATIVE_SECOND_ROUND", f"{len(added)} revoked partitions assigned to their new owners.", None
-    if current.owners.keys() != previous.owners.keys():
-        text = f"{len(current.owners)} partitions assigned, before {len(previous.owners)}."
-        return "PARTITIONS_CHANGED", text, _leader(current)
-    if not current.members:
-        return "UNKNOWN", "No difference to the previous record.", None
-    # any other member that rejoins a stable group with the same subscription starts no rebalance
-    return "LEADER_REJOINED", "Same members, subscriptions and partitions.", _leader(current)
+def _second_round(step: Step) -> _Finding | None:
+    """The partitions that the previous rebalance revoked are assigned."""
+    added = step.current.owners.keys() - step.previous.owners.keys()
+    if not added or step.current.value.protocol_name != COOPERATIVE_STICKY or not added <= step.before.owners.keys():
+        return None
+    revoked = {step.before.owners[tp] for tp in added}
+    actor = next((m for name, m in step.current.members.items() if name in revoked), None)
+    text = f"{len(added)} revoked partitions assigned to their new owners."
+    return _Finding(Cause.COOPERATIVE_SECOND_ROUND, text, actor)
 
 
-def _is_repeated(previous: _Generation, current: _Generation) -> bool:
-    """True for a record that only repeats the generation."""
-    return previous.value.generation_id == current.value.generation_id and [
-        m.member_id for m in previous.value.members
-    ] == [m.member_id for m in current.value.members]
+def _moved_coordinator(step: Step) -> _Finding | None:
+    if not _has_moved(step) or not step.current.members:
+        return None
+    return _Finding(Cause.COORDINATOR_MOVED, "Same members at another coordinator.")
 
 
-def _generation(value: GroupValue) -> _Generation:
-    members = {m.group_instance_id or m.member_id: m for m in value.members}
-    owners: dict[TopicPartition, str] = {}
-    for name, member in members.items():
-        try:
-            owners.update((p, name) for p in decode_assignment(member.assignment).partitions if member.assignment)
-        except RemoteProtocolError:
-            # not of the consumer protocol
-            continue
-    return _Generation(value, members, {name: _topics(m.subscription) for name, m in members.items()}, owners)
+def _changed_partitions(step: Step) -> _Finding | None:
+    now, then = step.current.owners, step.previous.owners
+    if now.keys() == then.keys():
+        return None
+    return _Finding(
+        Cause.PARTITIONS_CHANGED, f"{len(now)} partitions assigned, before {len(then)}.", step.current.leader()
+    )
 
 
-def _topics(subscription: bytes) -> frozenset[str] | bytes:
-    try:
-        return frozenset(decode_subscription(subscription).topics)
-    except RemoteProtocolError:
-        return subscription
+def _rejoined_leader(step: Step) -> _Finding | None:
+    """Any other member that rejoins a stable group with the same subscription starts no rebalance."""
+    if not step.current.members:
+        return None
+    return _Finding(Cause.LEADER_REJOINED, "Same members, subscriptions and partitions.", step.current.leader())
 
 
-def _leader(generation: _Generation) -> MemberValue | None:
-    return next((m for m in generation.value.members if m.member_id == generation.value.leader), None)
+_RULES = (
+    _join_timed_out,
+    _replaced_static,
+    _membership,
+    _changed_subscription,
+    _changed_assignor,
+    _second_round,
+    _changed_partitions,
+    _moved_coordinator,
+    _rejoined_leader,
+)
+
+
+def _has_moved(step: Step) -> bool:
+    epochs = (step.previous.record.leader_epoch, step.current.record.leader_epoch)
+    return min(epochs) >= 0 and epochs[0] != epochs[1]
+
+
+def _is_changed_protocol(step: Step) -> bool:
+    names = (step.previous.value.protocol_name, step.current.value.protocol_name)
+    return None not in names and names[0] != names[1]
+
+
+def _protocols(step: Step) -> str:
+    return f"Assignor {step.current.value.protocol_name}, before {step.previous.value.protocol_name}."
+
+
+def _difference(joined: list[MemberValue], gone: list[MemberValue]) -> str:
+    texts = [f"joined: {_names(joined)}"] * bool(joined) + [f"no longer a member: {_names(gone)}"] * bool(gone)
+    text = "; ".join(texts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _names(members: Iterable[MemberValue]) -> str:
     return bounded_names(sorted(m.group_instance_id or m.client_id for m in members))
+
+
+def _actor(member: MemberValue) -> Actor:
+    return Actor(member.member_id, member.client_id, member.client_host, member.group_instance_id)
+
+
+# -- times and effect ------------------------------------------------------------------------------------------------
+
+
+def _started_ms(step: Step, cause: Cause) -> int | None:
+    """Returns the start of the rebalance where the history shows it."""
+    current, previous = step.current, step.previous
+    if not step.is_complete:
+        return None
+    if not current.members:
+        # without members, the join phase ends at once
+        return current.joined_ms
+    if step.created_ms is not None:
+        return step.created_ms
+    if cause is Cause.COOPERATIVE_SECOND_ROUND:
+        # members that have revoked partitions rejoin at once
+        return previous.completed_ms
+    if cause is Cause.JOIN_TIMED_OUT:
+        return current.joined_ms - max(m.rebalance_timeout_ms for m in previous.members.values())
+    return None
+
+
+def _moves(step: Step) -> tuple[dict[str, MemberMove], int]:
+    """Returns the moves by member id, and the number of partitions whose owner changed."""
+    now, then = step.current.owners, step.previous.owners
+    members = {**step.previous.members, **step.current.members}
+    gained = Counter(owner for tp, owner in now.items() if then.get(tp) != owner)
+    lost = Counter(owner for tp, owner in then.items() if now.get(tp) != owner)
+    moves = {members[name].member_id: MemberMove(gained[name], lost[name]) for name in (gained | lost)}
+    return moves, sum(1 for tp, owner in now.items() if then.get(tp, owner) != owner)
+
+
+def _unowned_seconds(step: Step, sync_ms: int | None) -> float | None:
+    """Returns a lower bound of the partition-seconds without an owner; None if the group is empty afterwards."""
+    if not step.current.members:
+        return None
+    is_cooperative = step.current.value.protocol_name == COOPERATIVE_STICKY
+    gone = {identity(m) for m in step.gone}
+    # in the eager protocol no member reads from the end of the join phase until the assignment
+    unowned = [tp for tp, owner in step.previous.owners.items() if not is_cooperative or owner in gone]
+    seconds = len(unowned) * (sync_ms or 0) / 1_000
+    revoked = step.previous.owners.keys() - step.current.owners.keys()
+    if is_cooperative and revoked and step.later:
+        following = step.later[0].current
+        assigned = sum(1 for tp in revoked if tp in following.owners)
+        seconds += assigned * (following.completed_ms - step.current.completed_ms) / 1_000
+    return round(seconds, 3)

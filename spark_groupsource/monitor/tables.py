@@ -25,7 +25,8 @@ from spark_groupsource.monitor.estimates import ESTIMATES, estimates
 from spark_groupsource.monitor.group_history import group_records, last_group_records
 from spark_groupsource.monitor.lag import assignment_text
 from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fetch_batches, log_partitions, log_ranges
-from spark_groupsource.monitor.rebalances import Rebalance, rebalances
+from spark_groupsource.monitor.rebalance import Actor, Origin, Rebalance
+from spark_groupsource.monitor.rebalances import rebalances
 from spark_groupsource.monitor.selection import NameSelection
 
 Row = dict[str, Any]
@@ -170,26 +171,42 @@ def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
 
 def _rebalances(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
     for group_id, records in sorted(group_records(cluster, query.group).items()):
-        for rebalance in rebalances(records):
-            yield rebalance_row(group_id, rebalance)
+        for rebalance in rebalances(group_id, records):
+            yield rebalance_row(rebalance)
 
 
-def rebalance_row(group_id: str, rebalance: Rebalance) -> Row:
+def rebalance_row(rebalance: Rebalance) -> Row:
     """Returns the row of table rebalances; unknown values are absent."""
-    actor = rebalance.actor
+    actor = rebalance.actor or Actor()
     return {
-        "group": group_id,
+        "group": rebalance.group,
         "generation": rebalance.generation,
-        "cause": rebalance.cause,
+        "cause": rebalance.cause.value,
         "reason": rebalance.reason,
-        "client_id": None if actor is None else actor.client_id,
-        "host": None if actor is None else actor.client_host,
+        "difference": rebalance.difference,
+        "client_id": actor.client_id,
+        "host": actor.host,
+        "group_instance_id": actor.group_instance_id,
+        "application": actor.application,
+        "query": actor.query,
+        "started_at": None if rebalance.started_ms is None else _microseconds(rebalance.started_ms),
         "completed_at": _microseconds(rebalance.completed_ms),
-        "sync_ms": rebalance.sync_ms,
+        **rebalance.phases._asdict(),
+        "slowest_member": rebalance.slowest_member,
         "members": rebalance.members,
         "partitions_moved": rebalance.partitions_moved,
         "partitions_unassigned": rebalance.partitions_unassigned,
+        "unowned_seconds": rebalance.unowned_seconds,
+        "repeated_records": rebalance.repeated_records,
+        "lag_added": rebalance.lag_added,
+        "inferred": _inferred(rebalance),
     }
+
+
+def _inferred(rebalance: Rebalance) -> str | None:
+    columns = {"actor": "client_id", "started_ms": "started_at"}
+    names = [name for name, origin in rebalance.origins.items() if origin is Origin.INFERRED]
+    return ",".join(columns.get(name, name) for name in names) or None
 
 
 def _offsets_log(cluster: Cluster, query: TableQuery) -> Iterator[Row]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Iterable
+
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.monitor.rebalances import GroupRecord, Rebalance, rebalances
+from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
+from spark_groupsource.monitor.rebalance import Cause, MemberMove, Origin, Rebalance
+from spark_groupsource.monitor.rebalances import rebalances as group_rebalances
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.group_records import GroupValue, MemberValue
 
@@ -30,15 +34,19 @@ def record(generation: int, *members: MemberValue, protocol: str | None = "range
     return GroupRecord(generation * 1_000 + 40, value)
 
 
+def rebalances(records: Iterable[GroupRecord]) -> list[Rebalance]:
+    return list(group_rebalances("g", records))
+
+
 def last(*records: GroupRecord) -> Rebalance:
-    return list(rebalances(records))[-1]
+    return rebalances(records)[-1]
 
 
 def test_first_member() -> None:
     (found,) = rebalances([record(1, member("a", 0, 1))])
-    assert (found.generation, found.cause, found.reason) == (1, "JOINED", "Joined: a.")
-    assert (found.completed_ms, found.sync_ms, found.members) == (1_040, 40, 1)
-    assert found.actor is not None and (found.actor.client_id, found.actor.client_host) == ("a", "/10.0.0.1")
+    assert (found.generation, found.cause, found.difference) == (1, "JOINED", "Joined: a.")
+    assert (found.completed_ms, found.phases.sync_ms, found.members) == (1_040, 40, 1)
+    assert found.actor is not None and (found.actor.client_id, found.actor.host) == ("a", "/10.0.0.1")
 
 
 def test_a_member_joins_and_partitions_move() -> None:
@@ -49,18 +57,18 @@ def test_a_member_joins_and_partitions_move() -> None:
 
 def test_a_member_leaves() -> None:
     found = last(record(1, member("a", 0), member("b", 1)), record(2, member("a", 0, 1)))
-    assert (found.cause, found.reason) == ("LEFT", "No longer a member: b.")
+    assert (found.cause, found.difference) == ("LEFT", "No longer a member: b.")
     assert found.actor is not None and found.actor.client_id == "b"
 
 
 def test_the_last_member_leaves() -> None:
     found = last(record(1, member("a", 0, 1)), record(2))
-    assert (found.cause, found.members, found.partitions_unassigned, found.sync_ms) == ("LEFT", 0, 2, None)
+    assert (found.cause, found.members, found.partitions_unassigned, found.phases.sync_ms) == ("LEFT", 0, 2, None)
 
 
 def test_a_member_is_replaced_by_another() -> None:
-    found = last(record(1, member("a", 0)), record(2, member("a", 0, number=2)))
-    assert (found.cause, found.reason) == ("JOINED", "Joined: a; no longer a member: a.")
+    found = last(record(1, member("a", 0)), record(2, member("b", 0)))
+    assert (found.cause, found.difference) == ("JOINED", "Joined: b; no longer a member: a.")
 
 
 def test_subscription_changes() -> None:
@@ -76,7 +84,7 @@ def test_partitions_are_added() -> None:
 
 def test_assignor_changes() -> None:
     found = last(record(1, member("a", 0)), record(2, member("a", 0), protocol="sticky"))
-    assert (found.cause, found.reason) == ("ASSIGNOR_CHANGED", "Assignor sticky, before range.")
+    assert (found.cause, found.difference) == ("ASSIGNOR_CHANGED", "Assignor sticky, before range.")
 
 
 def test_leader_rejoins() -> None:
@@ -88,7 +96,7 @@ def test_second_round_of_a_cooperative_rebalance() -> None:
     first = record(1, member("a", 0, 1), protocol=name)
     second = record(2, member("a", 0), member("b"), protocol=name)
     third = record(3, member("a", 0), member("b", 1), protocol=name)
-    found = list(rebalances([first, second, third]))
+    found = rebalances([first, second, third])
     assert [each.cause for each in found] == ["JOINED", "JOINED", "COOPERATIVE_SECOND_ROUND"]
     assert [each.partitions_unassigned for each in found] == [0, 1, 0]
 
@@ -99,7 +107,7 @@ def test_a_static_member_is_replaced_within_a_generation() -> None:
 
 
 def test_a_repeated_record_is_no_rebalance() -> None:
-    assert len(list(rebalances([record(1, member("a", 0)), record(1, member("a", 0))]))) == 1
+    assert len(rebalances([record(1, member("a", 0)), record(1, member("a", 0))])) == 1
 
 
 def test_cause_is_unknown_where_compaction_has_removed_the_records_before() -> None:
@@ -109,4 +117,120 @@ def test_cause_is_unknown_where_compaction_has_removed_the_records_before() -> N
 
 def test_a_deleted_group_starts_anew() -> None:
     found = last(record(5, member("a", 0)), GroupRecord(9_000, None), record(1, member("b", 0)))
-    assert (found.cause, found.reason) == ("JOINED", "Joined: b.")
+    assert (found.cause, found.difference) == ("JOINED", "Joined: b.")
+
+
+# -- with commits ----------------------------------------------------------------------------------------------------
+
+SESSION_MS, POLL_MS = 45_000, 300_000
+Event = tuple[int, "int | tuple[MemberValue, ...]"]
+
+
+def history(
+    *events: Event, generation: int = 1, protocol: str = "range", epochs: Iterable[int] = ()
+) -> list[Rebalance]:
+    """Rebalances of a log: (time, partition) is a commit, (time, members) a group record 40 ms after its join phase."""
+    tracker, found, epoch, generation = CommitTracker(), [], iter(epochs), 1
+    for at_ms, content in sorted(events, key=lambda event: event[0]):
+        if isinstance(content, int):
+            tracker.commit(TopicPartition("t", content), at_ms)
+            continue
+        leader = content[0].member_id if content else None
+        value = GroupValue("consumer", generation, protocol if content else None, leader, at_ms - 40, content)
+        found.append(tracker.record(at_ms, value, next(epoch, -1)))
+        generation += 1
+    return rebalances(found)
+
+
+def commits(partition: int, start_ms: int, end_ms: int, every_ms: int = 5_000) -> list[Event]:
+    return [(at_ms, partition) for at_ms in range(start_ms, end_ms, every_ms)]
+
+
+A, B = member("a", 0), member("b", 1)
+BOTH: Event = (1_000, (A, B))
+
+
+def test_session_expired_if_the_commits_ended_the_session_timeout_before() -> None:
+    end_ms = 102_000
+    events = [BOTH, *commits(0, 2_000, end_ms), *commits(1, 2_000, 57_000), (end_ms, (A,))]
+    found = history(*events)[-1]
+    assert (found.cause, found.actor and found.actor.client_id) == (Cause.SESSION_EXPIRED, "b")
+    assert found.origins["cause"] is Origin.INFERRED and found.origins["completed_ms"] is Origin.SEEN
+    assert history(BOTH, *commits(0, 2_000, end_ms), *commits(1, 2_000, 100_000), (end_ms, (A,)))[-1].cause == "LEFT"
+
+
+def test_a_timeout_that_has_not_elapsed_since_the_assignment_is_not_the_cause() -> None:
+    assert history(BOTH, (1_000 + SESSION_MS - 1_000, (A,)))[-1].cause == "LEFT"
+
+
+def test_poll_exceeded_if_the_client_returns_after_the_poll_interval() -> None:
+    end_ms = 10_000 + POLL_MS + 1_000
+    again = member("b", 1, number=2)
+    quiet = [BOTH, *commits(0, 2_000, end_ms + 60_000), *commits(1, 2_000, 10_000), (end_ms, (A,))]
+    found = history(*quiet, (end_ms + 60_000, (A, again)))
+    assert [each.cause for each in found[1:]] == ["POLL_EXCEEDED", "JOINED"]
+    assert all(each.actor and each.actor.client_id == "b" for each in found[1:])
+
+
+def test_a_member_that_is_removed_returns_at_once() -> None:
+    again = member("b", 1, number=2)
+    steady = [BOTH, *commits(0, 2_000, 60_000), *commits(1, 2_000, 60_000)]
+    assert history(*steady, (60_000, (A, again)))[-1].cause == "REMOVED_BY_OPERATOR"
+    assert [each.cause for each in history(*steady, (60_000, (A,)), (64_000, (A, again)))[1:]] == [
+        "REMOVED_BY_OPERATOR",
+        "JOINED",
+    ]
+    # a member that is closed commits before it leaves
+    assert history(*steady, (58_500, 1), (60_000, (A, again)))[-1].cause == "LEFT"
+    # several members may have the same client id
+    twin = member("b", 2, number=7)
+    assert history((1_000, (A, B, twin)), (60_000, (A, twin, again)))[-1].cause == "JOINED"
+
+
+def test_a_static_member_that_is_gone_has_expired_or_was_removed() -> None:
+    static = member("b", 1, instance="i")
+    steady = [(1_000, (A, static)), *commits(0, 2_000, 110_000), *commits(1, 2_000, 58_000)]
+    assert history(*steady, (60_000, (A,)))[-1].cause == "REMOVED_BY_OPERATOR"
+    assert history(*steady, (105_000, (A,)))[-1].cause == "SESSION_EXPIRED"
+
+
+def test_join_timed_out_if_the_others_waited_for_the_rebalance_timeout() -> None:
+    c = member("c", 1)
+    end_ms = 60_000 + POLL_MS
+    events = [BOTH, *commits(0, 2_000, 59_000), *commits(1, 2_000, 61_000), (end_ms, (A, c))]
+    found = history(*events)[-1]
+    assert (found.cause, found.actor and found.actor.client_id) == (Cause.JOIN_TIMED_OUT, "b")
+    assert found.slowest_member == "b-1" and found.started_ms == end_ms - 40 - POLL_MS
+    assert found.phases.join_ms == POLL_MS
+
+
+def test_coordinator_moved_if_the_leader_epoch_changed() -> None:
+    assert history(BOTH, (9_000, (A, B)), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
+    assert history(BOTH, (9_000, (A, B)), epochs=(3, 3))[-1].cause == "LEADER_REJOINED"
+    again = (member("a", 0, number=2), member("b", 1, number=2))
+    assert history(BOTH, (9_000, again), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
+    assert history(BOTH, (9_000, (A, B, member("c"))), epochs=(3, 4))[-1].cause == "JOINED"
+
+
+def test_assignor_changes_with_a_member_that_returns() -> None:
+    found = last(record(1, A, B), record(2, A, member("b", 1, number=2), protocol="sticky"))
+    assert (found.cause, found.actor and found.actor.member_id) == ("ASSIGNOR_CHANGED", "b-2")
+
+
+def test_times_and_effect() -> None:
+    found = last(record(1, member("a", 0, 1)), record(2, member("a", 0), member("b", 1)))
+    assert found.moves == {"a-1": MemberMove(0, 1), "b-1": MemberMove(1, 0)}
+    # both partitions of the eager protocol during the sync phase of 40 ms
+    assert found.unowned_seconds == 0.08 and found.started_ms is None
+    assert last(record(1, member("a", 0)), record(2)).started_ms == 2_000
+    name = "cooperative-sticky"
+    records = [record(1, member("a", 0, 1), protocol=name), record(2, member("a", 0), member("b"), protocol=name)]
+    first, second = rebalances([*records, record(3, member("a", 0), member("b", 1), protocol=name)])[1:]
+    assert first.unowned_seconds == 1.0 and second.started_ms == first.completed_ms
+    assert second.actor and second.actor.client_id == "a"
+
+
+def test_the_record_of_a_new_group_is_the_start_of_its_first_rebalance() -> None:
+    created = GroupRecord(500, GroupValue("consumer", 0, None, None, 500))
+    (found,) = rebalances([created, record(1, member("a", 0))])
+    assert (found.cause, found.started_ms, found.phases.join_ms) == ("JOINED", 500, 500)
