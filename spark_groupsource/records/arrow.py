@@ -84,9 +84,10 @@ def decode_fetched(
         max_record_bytes: maximum bytes of one record.
         parser: the record parser; by default the faster one for the records decoded so far.
 
-    Returns: non-empty Arrow batches in offset order. `next_offset` is the offset after the last complete batch,
-    including gaps and omitted batches, limited to the requested range; it is `start_offset` if the buffer has no
-    complete batch in the range.
+    Returns: non-empty Arrow batches in offset order. They do not refer to `buffer`, which may be overwritten, except
+    for one of an uncompressed record above 64 MiB. `next_offset` is the offset after the last complete batch, including
+    gaps and omitted batches, limited to the requested range; it is `start_offset` if the buffer has no complete batch
+    in the range.
 
     Raises: CorruptRecordError with topic, partition and offset, if a header or checksum is invalid.
     """

@@ -27,6 +27,9 @@ MAX_ROWS = 40_000
 MAX_RECORD_HEADERS = 1_000_000
 """Maximum headers of one record in the column `headers`: a row, and so all of its headers, are in memory at once."""
 
+# a larger received record is not copied: its response and a copy would exceed the memory of a read task
+_MAX_COPIED_BYTES = 64 * 1024 * 1024
+
 _HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "binary": pa.binary(),
@@ -81,6 +84,11 @@ class Selection(NamedTuple):
         start = self.rows.start
         fields = RecordFields(*(field[first:after] for field in self.fields))
         return self._replace(fields=fields, offsets=self.offsets[first:after], rows=slice(start + first, start + after))
+
+    @property
+    def is_received(self) -> bool:
+        """True if the payload is a part of the response, whose memory the next response overwrites."""
+        return len(self.batches) == 1 and self.batches[0].codec == 0
 
 
 def record_batch(selection: Selection, layout: Layout) -> pa.RecordBatch:
@@ -151,25 +159,28 @@ def _repeated(text: str, rows: int) -> pa.Array:
 
 
 def _key(selection: Selection, layout: Layout) -> pa.Array:
-    return _slices(selection.payload, selection.fields.key_start, selection.fields.key_length)
+    return _slices(selection, selection.fields.key_start, selection.fields.key_length)
 
 
 def _value(selection: Selection, layout: Layout) -> pa.Array:
-    return _slices(selection.payload, selection.fields.value_start, selection.fields.value_length)
+    return _slices(selection, selection.fields.value_start, selection.fields.value_length)
 
 
-def _slices(payload: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Array:
+def _slices(selection: Selection, start: Ints, length: Ints) -> pa.Array:
     """Returns the byte strings at `start`, in increasing order, as one binary array; a length of -1 is null.
 
     The payload becomes one binary array in which the requested strings alternate with the bytes between them, and Arrow
     takes every second element: 14 ns for 100 bytes; a NumPy mask of the bytes takes 120 ns.
     """
-    rows = len(start)
+    payload, rows = selection.payload, len(start)
     lowest = int(length.min()) if rows else 0
     if rows and lowest < 0 and int(length.max()) < 0:
         return pa.nulls(rows, pa.binary())
-    if rows == 1:  # without a copy: one record may be large
-        ends = np.array([start[0], start[0] + length[0]], dtype=np.int32)
+    if rows == 1:  # a decompressed record is not copied, because it may be large
+        first, after = int(start[0]), int(start[0] + length[0])
+        if selection.is_received and after - first <= _MAX_COPIED_BYTES:
+            first, after, payload = 0, after - first, payload[first:after].copy()
+        ends = np.array([first, after], dtype=np.int32)
         return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(payload)])
     bounds = np.empty(2 * rows + 1, dtype=np.int32)
     bounds[0:-1:2] = start
@@ -208,8 +219,8 @@ def _headers(selection: Selection, layout: Layout) -> pa.Array:
             f"most {MAX_RECORD_HEADERS}. Set includeHeaders to false."
         )
     found = parse_headers(selection.payload, selection.fields)
-    keys = _texts(_slices(selection.payload, found.key_start, found.key_length))
-    values = _slices(selection.payload, found.value_start, found.value_length)
+    keys = _texts(_slices(selection, found.key_start, found.key_length))
+    values = _slices(selection, found.value_start, found.value_length)
     entries = pa.StructArray.from_arrays([keys, values], fields=list(_HEADERS_TYPE.value_type))
     ends = np.zeros(rows + 1, dtype=np.int32)
     np.cumsum(counts, out=ends[1:])

@@ -17,6 +17,7 @@ from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetc
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records.arrow import decode_fetched
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.header import iter_batches
@@ -62,6 +63,20 @@ def test_every_record_is_fetched_once(client: Cluster, cluster: Any, topic: str,
     for partition in range(3):
         assert [offset for offset, _ in found[partition]] == list(range(1_000))
         assert {int(value or b"") for _, value in found[partition]} == set(range(partition, 3_000, 3))
+
+
+def test_arrow_batches_outlive_their_response(cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    expected = [b"%d" % n * (100 + n) for n in range(50)]
+    produce(cluster.bootstrap_servers, topic, [(0, None, value) for value in expected], batch_num_messages=1)
+    kept: list[Any] = []
+    with open_cluster(cluster.bootstrap_servers, max_partition_fetch_bytes="400") as small:
+        for block in PartitionFetcher(small).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 0, 50)]):
+            p, columns = block.topic_partition, ["value"]
+            decoded = decode_fetched(block.data, topic_partition=p, columns=columns, start_offset=0, end_offset=50)
+            kept += decoded.batches
+    assert len(kept) > 10
+    assert [value for batch in kept for value in batch["value"].to_pylist()] == expected
 
 
 def test_small_responses_rotate_partitions(cluster: Any, topic: str) -> None:

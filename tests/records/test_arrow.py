@@ -62,6 +62,14 @@ def test_arrow_rows_equal_decoded_records(parser, log, data):
     assert block.next_offset == max(start, min(last, end))
 
 
+@given(log=logs(), max_rows=st.integers(1, 9))
+def test_arrow_batches_outlive_the_buffer(log, max_rows):
+    received = bytearray(log)
+    kept = decode(received, max_rows=max_rows)
+    received[:] = bytes(len(received))  # as the next response does
+    assert rows_by_columns(kept) == rows_by_columns(decode(log, max_rows=max_rows))
+
+
 @parsers
 @given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
 def test_requested_columns_only(parser, log, columns):
