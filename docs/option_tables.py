@@ -148,7 +148,10 @@ def _command_section() -> Iterator[str]:
 
 def _command(command: click.Command, path: str) -> Iterator[str]:
     if isinstance(command, click.Group):
-        for name, child in sorted(command.commands.items()):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
             yield from _command(child, f"{path} {name}")
         return
     arguments = [f" [{p.human_readable_name}]..." for p in command.params if isinstance(p, click.Argument)]

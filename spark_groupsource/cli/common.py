@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Mapping, TypeVar
 
 import click
 
@@ -34,6 +35,27 @@ class CommandGroup(click.Group):
             raise click.ClickException(" ".join(str(error).split())) from error
 
 
+class LazyGroup(CommandGroup):
+    """Imports the module of a command on demand; the function has the name of the command with underscores.
+
+    Attributes:
+        modules: command -> module of this package, possibly with ``:function`` where the name differs.
+    """
+
+    modules: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return None
+        module, _, function = self.modules[cmd_name].partition(":")
+        command = getattr(import_module(f"spark_groupsource.cli.{module}"), function or cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+
 def cluster_options(command: F) -> F:
     """Adds ``--bootstrap-server`` and ``--command-config``, named as in Kafka's tools."""
     command = click.option(
@@ -55,12 +77,18 @@ def cluster_options(command: F) -> F:
 
 
 @contextmanager
-def open_cluster(bootstrap: str, command_config: Path | None) -> Iterator[Cluster]:
+def open_cluster(
+    bootstrap: str, command_config: Path | None, timeout_ms: int | None = None
+) -> Iterator[Cluster]:
     """A client of the cluster, closed at exit.
 
+    Args:
+        timeout_ms: how long each operation may take; None for default.api.timeout.ms.
     Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
     """
     settings = read_properties(command_config) if command_config else {}
+    if timeout_ms is not None:
+        settings |= {"default.api.timeout.ms": str(timeout_ms), "request.timeout.ms": str(timeout_ms)}
     parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
     with Cluster(parsed.bootstrap, parsed) as cluster:
         yield cluster

@@ -6,15 +6,18 @@ Kafka's tool.
 Names that clients chose are escaped: Kafka's tool would print a line break or a terminal sequence in one as it is.
 
 Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (`printOffsets`,
-`printMembers`, `printStates`).
+`printMembers`, `printStates`, `deleteOffsets`), `org.apache.kafka.tools.OffsetsUtils` (`printOffsetsToReset`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, GroupListing
 from spark_groupsource.log_text import escaped
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.lag import LagRow, assignment_text
 
 MISSING = "-"
@@ -30,8 +33,14 @@ def state_note(group: GroupDescription) -> str | None:
     return None
 
 
-def offsets_table(group: GroupDescription, rows: Sequence[LagRow], verbose: bool = False) -> str:
-    """The table of ``--describe --offsets``; empty without rows."""
+def offsets_table(
+    group: GroupDescription,
+    rows: Sequence[LagRow],
+    verbose: bool = False,
+    more_columns: Sequence[str] = (),
+    more_values: Sequence[Sequence[float | None]] = (),
+) -> str:
+    """The table of ``--describe --offsets``, with further columns at the end; empty without rows."""
     if not rows:
         return ""
     header = ["GROUP", "TOPIC", "PARTITION", "LEADER-EPOCH", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
@@ -46,6 +55,11 @@ def offsets_table(group: GroupDescription, rows: Sequence[LagRow], verbose: bool
         )
     body = lines[1:] = _escaped(lines[1:])
     widths = [_width(body, 0), _width(body, 1), 10, 15, 15, 15, 15, _width(body, 7), _width(body, 8), 0]
+    if more_columns:
+        widths[-1:] = [_width(body, 9), *(15 if len(name) < 16 else 20 for name in more_columns[:-1]), 0]
+        header += [name.upper().replace("_", "-") for name in more_columns]
+        for line, values in zip(body, more_values):
+            line += [_text(None if value is None else round(value)) for value in values]
     if not verbose:
         widths.pop(3)
         for line in lines:
@@ -101,6 +115,36 @@ def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool
     return "".join(
         " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0) + "\n" for line in lines
     )
+
+
+def reset_table(offsets: Mapping[str, Mapping[TopicPartition, int]]) -> str:
+    """The table of ``--reset-offsets``; an empty line without groups."""
+    lines = [["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"]] if offsets else []
+    body = _escaped(
+        [group, tp.topic, str(tp.partition), str(offset)]
+        for group, partitions in offsets.items()
+        for tp, offset in partitions.items()
+    )
+    widths = [_width(body, 0), _width(body, 1), 10, 0]
+    return "".join("\n" + _pad(line, widths) for line in lines + body) + "\n"
+
+
+def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
+    """The output of ``--reset-offsets --export``, the input of ``--from-file``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for group, partitions in offsets.items():
+        for tp, offset in partitions.items():
+            writer.writerow([group, *tp, offset] if with_group else [*tp, offset])
+    return text.getvalue() + "\n"
+
+
+def deletions_table(statuses: Mapping[TopicPartition, str]) -> str:
+    """The table of ``--delete-offsets``; the partition -1 stands for a topic that cannot be described."""
+    rows = sorted(statuses.items(), key=lambda item: f"{item[0].topic}{item[0].partition}")
+    body = _escaped([tp.topic, str(tp.partition) if tp.partition >= 0 else MISSING, text] for tp, text in rows)
+    widths = [_width(body, 0), 10, 15]
+    return "".join("\n" + _pad(line, widths) for line in [["TOPIC", "PARTITION", "STATUS"], *body]) + "\n"
 
 
 def _escaped(lines: Iterable[Iterable[str]]) -> list[list[str]]:

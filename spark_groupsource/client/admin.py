@@ -144,16 +144,17 @@ def list_topics(cluster: Cluster, *, internal: bool = False) -> dict[str, TopicI
     return {name: topics[name] for name in sorted(topics) if internal or not topics[name].is_internal}
 
 
-def list_groups(cluster: Cluster, states: Sequence[str] = ()) -> list[GroupListing]:
+def list_groups(cluster: Cluster, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[GroupListing]:
     """Lists the groups of every broker, sorted by group id.
 
     Args:
-        states: lists groups in these states only; () for all.
+        states, types: lists groups in these states and of these types only; () for all.
     """
     listed: list[GroupListing] = []
-    min_version = 4 if states else 0
+    # KIP-518 and KIP-848
+    min_version = 5 if types else 4 if states else 0
     for node in cluster.metadata((), refresh=True).nodes.values():
-        request = ListGroupsRequest(states_filter=list(states), types_filter=[])
+        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
         retry = cluster.retry()
         while True:
             try:
@@ -228,8 +229,18 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> None:
         _check(response.results[0].error_code, f"Deleting group '{group_id}'")
 
 
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> None:
-    """Deletes committed offsets of partitions that no member subscribes to."""
+class DeletedOffsets(NamedTuple):
+    """Error codes of an OffsetDelete: of the group, then of each partition; 0 for success."""
+
+    group: int
+    partitions: Mapping[TopicPartition, int]
+
+
+def try_delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> DeletedOffsets:
+    """Deletes committed offsets of partitions that no member subscribes to; returns the errors.
+
+    Raises: NetworkError; BrokerError if the coordinator is not available.
+    """
     row = OffsetDeleteRequest.OffsetDeleteRequestTopic
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
@@ -242,10 +253,16 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPa
         ],
     )
     response = cluster.call_coordinator(group_id, request)
-    _check(response.error_code, f"Deleting offsets of group '{group_id}'")
-    for result in response.topics:
-        for p in result.partitions:
-            _check(p.error_code, f"Deleting the offset of {result.name}-{p.partition_index} of group '{group_id}'")
+    codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in response.topics for p in t.partitions}
+    return DeletedOffsets(response.error_code, codes)
+
+
+def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> None:
+    """As `try_delete_offsets`, but raises BrokerError for the first error."""
+    deleted = try_delete_offsets(cluster, group_id, partitions)
+    _check(deleted.group, f"Deleting offsets of group '{group_id}'")
+    for tp, code in deleted.partitions.items():
+        _check(code, f"Deleting the offset of {tp} of group '{group_id}'")
 
 
 def remove_members(

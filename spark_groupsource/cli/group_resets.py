@@ -1,0 +1,278 @@
+"""The command ``groups reset-offsets``."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_groupsource.cli.common import open_cluster
+from spark_groupsource.cli.group_tables import reset_csv, reset_table
+from spark_groupsource.cli.groups import (
+    check_group_options,
+    consumer_groups,
+    group_command_options,
+    group_option,
+    print_json,
+)
+from spark_groupsource.cli.tool_form import ReportedError, print_error, reject_command_line
+from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.offset_reset import (
+    ALL_COMMITTED,
+    ResetPlan,
+    ResetTarget,
+    TargetKind,
+    check_inactive,
+    datetime_ms,
+    parse_scope,
+    plan,
+)
+
+_NO_EXECUTE = (
+    "WARN: No action will be performed as the --execute option is missing. In version 5.0, this command will require "
+    "either --dry-run or --execute to be specified. You should add the --dry-run option explicitly if you are "
+    "scripting this command and want to keep the current default behavior without prompting."
+)
+# the order in which Kafka's tool looks at them
+_TARGETS = (
+    "to-offset",
+    "to-earliest",
+    "to-latest",
+    "shift-by",
+    "to-datetime",
+    "by-duration",
+    "from-file",
+    "to-current",
+)
+_DURATION = re.compile(
+    r"([+-]?)P(?:([+-]?\d+)D)?(T(?=[\d+-])(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+)(?:[.,](\d{0,9}))?S)?)?",
+    re.IGNORECASE,
+)
+
+_Plans = dict[str, Mapping[TopicPartition, int]]
+
+
+@click.command("reset-offsets")
+@group_command_options
+@group_option
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:0,1]",
+    help="Topic, or partitions of it; may be repeated.",
+)
+@click.option("--all-topics", is_flag=True, help="All partitions with a committed offset of the group.")
+@click.option("--to-earliest", is_flag=True, help="Reset to the log start offsets.")
+@click.option("--to-latest", is_flag=True, help="Reset to the log end offsets.")
+@click.option("--to-current", is_flag=True, help="Keep the committed offsets; without one, the log end offset.")
+@click.option("--to-offset", type=click.IntRange(-INT64_MAX, INT64_MAX), metavar="N", help="Reset to one offset.")
+@click.option(
+    "--shift-by",
+    type=click.IntRange(-INT64_MAX, INT64_MAX),
+    metavar="N",
+    help="Add N, which may be negative, to the committed offsets.",
+)
+@click.option("--by-duration", metavar="PnDTnHnMnS", help="Reset to the time that is this long ago.")
+@click.option("--to-datetime", metavar="YYYY-MM-DDThh:mm:ss.sss", help="Reset to a time; in UTC without a time zone.")
+@click.option(
+    "--from-file",
+    metavar="FILE",
+    help="Reset to the offsets of a CSV file, as --export prints it: topic,partition,offset or "
+    "group,topic,partition,offset.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show the new offsets (the default).")
+@click.option("--execute", is_flag=True, help="Commit the new offsets.")
+@click.option("--export", is_flag=True, help="Print the new offsets as CSV.")
+def reset_offsets(
+    bootstrap: str,
+    command_config: Path | None,
+    timeout_ms: int,
+    as_json: bool,
+    names: tuple[str, ...],
+    all_groups: bool,
+    topics: tuple[str, ...],
+    all_topics: bool,
+    dry_run: bool,
+    execute: bool,
+    export: bool,
+    **targets: Any,
+) -> None:
+    """Resets the committed offsets of groups without members.
+
+    Without --execute, only shows the new offsets. A scope (--topic or --all-topics) and a target (--to-earliest,
+    --to-latest, --to-current, --to-offset, --shift-by, --by-duration, --to-datetime or --from-file) are required; a
+    file is the scope, too.
+    """
+    if dry_run and execute:
+        reject_command_line(
+            "Give either --dry-run or --execute.", "Option [reset-offsets] only accepts one of [execute] and [dry-run]"
+        )
+    if not dry_run and not execute:
+        click.echo(_NO_EXECUTE, err=True)
+    check_group_options(names, all_groups, "reset-offsets")
+    option = _target_option(targets)
+    if not all_topics and not topics and option != "from-file":
+        text = "One of the reset scopes should be defined: --all-topics, --topic."
+        reject_command_line(text, text)
+    planned: _Plans = {}
+    plans: list[ResetPlan] = []
+    with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
+        for name in dict.fromkeys(consumer_groups(cluster) if all_groups else names):
+            try:
+                (group,) = describe_groups(cluster, [name]).values()
+                check_inactive(group)
+            except GroupSourceError as error:
+                planned[name] = {}
+                print_error(str(error))
+                continue
+            target = _target(option, targets, name, is_single=len(names) == 1)
+            if target is None:
+                planned[name] = {}
+                print_error(f"No reset plan for group {name} found")
+                continue
+            scope = ALL_COMMITTED if all_topics else parse_scope(topics)
+            found = plan(cluster, name, scope, target)
+            _print_notes(found, target, to_stderr=as_json)
+            if execute:
+                found.execute()
+            plans.append(found)
+            planned[name] = found.offsets
+    if as_json:
+        print_json(_json_row(each, row) for each in plans for row in each.rows)
+    elif export:
+        click.echo(reset_csv(planned, with_group=len(names) != 1), nl=False)
+    else:
+        click.echo(reset_table(planned), nl=False)
+
+
+def _target_option(targets: Mapping[str, Any]) -> str:
+    """Returns the name of the option that is given. Raises: click.UsageError unless it is exactly one."""
+    given = [name for name in _TARGETS if targets[name.replace("-", "_")] not in (None, False)]
+    named = ", ".join(f"--{name}" for name in _TARGETS)
+    if not given:
+        listed = ", ".join(f"[{name}]" for name in _TARGETS)
+        reject_command_line(
+            f"Give one of {named}.",
+            f"Option '[reset-offsets]' requires one of the following scenarios: [{listed}]",
+        )
+    if len(given) > 1:
+        reject_command_line(
+            f"Give one of {named}; got --{given[0]} and --{given[1]}.",
+            f'Option "[{given[0]}]" can\'t be used with option "[{given[1]}]"',
+        )
+    return given[0]
+
+
+def _target(option: str, targets: Mapping[str, Any], group_id: str, is_single: bool) -> ResetTarget | None:
+    """Returns the target; None if the file has no offsets of the group. Raises: ReportedError."""
+    value = targets[option.replace("-", "_")]
+    if option == "to-offset":
+        return ResetTarget(TargetKind.OFFSET, value)
+    if option == "shift-by":
+        return ResetTarget(TargetKind.SHIFT, value)
+    if option == "by-duration":
+        return ResetTarget(TargetKind.TIMESTAMP, SystemClock().timestamp_ms() - parse_iso_duration(value))
+    if option == "to-datetime":
+        return ResetTarget(TargetKind.TIMESTAMP, parse_datetime(value))
+    if option == "from-file":
+        offsets = _read_file(value, group_id if is_single else None).get(group_id)
+        return None if offsets is None else ResetTarget(TargetKind.OFFSETS, offsets=offsets)
+    return ResetTarget(TargetKind(option.removeprefix("to-")))
+
+
+def parse_iso_duration(text: str) -> int:
+    """Parses ``P1DT2H30M``, as Java's `Duration.parse`; returns milliseconds. Raises: ReportedError."""
+    found = _DURATION.fullmatch(text)
+    if found is None or (found[2] is None and found[3] is None):
+        raise ReportedError(
+            f"Option --by-duration must be a duration such as P7D or PT1H30M, got {text!r}.",
+            "Text cannot be parsed to a Duration",
+        )
+    days, hours, minutes, seconds = (int(found[at] or 0) for at in (2, 4, 5, 6))
+    ms = int((found[7] or "").ljust(3, "0")[:3])
+    fraction = -ms if (found[6] or "").startswith("-") else ms
+    total = ((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1_000 + fraction
+    return -total if found[1] == "-" else total
+
+
+def parse_datetime(text: str) -> int:
+    """Parses the times of Kafka's tool (`Utils.getDateTime`); returns epoch ms. Raises: ReportedError."""
+    option = f"Option --to-datetime must be a time such as 2026-01-31T10:00:00.000, got {text!r}."
+    if "T" not in text:
+        raise ReportedError(
+            option,
+            "java.text.ParseException: Error parsing timestamp. It does not contain a 'T' according to ISO8601 format",
+        )
+    try:
+        # Python 3.10 accepts neither Z nor +0100
+        plain = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00"))
+        return datetime_ms(datetime.fromisoformat(re.sub(r"\.(\d{1,6})", lambda m: f".{m[1]:0<6}", plain)))
+    except ValueError:
+        raise ReportedError(option, f'java.text.ParseException: Unparseable date: "{text}"') from None
+
+
+def _read_file(path: str, group_id: str | None) -> dict[str, dict[TopicPartition, int]]:
+    """Returns the offsets of each group; `group_id` is that of a file without groups.
+
+    Raises: ReportedError for an unreadable file; ConfigurationError for an invalid line.
+    """
+    try:
+        lines = list(csv.reader(Path(path).read_text("utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportedError(
+            f"Reading {path} failed: {error}. Check --from-file.", f"java.io.IOException: Unable to read file {path}"
+        ) from error
+    found: dict[str, dict[TopicPartition, int]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            *group, topic, partition, offset = (cell.strip() for cell in line)
+            (name,) = group or [group_id or ""]
+            if not group and group_id is None:
+                raise ValueError("no group")
+            found.setdefault(name, {})[TopicPartition(topic, int(partition))] = int(offset)
+        except ValueError as error:
+            expected = "topic,partition,offset or group,topic,partition,offset"
+            raise ConfigurationError(
+                f"Line {number} of {path} must be {expected}, got {','.join(line)[:100]!r}. Check --from-file; with "
+                "several groups, each line names its group."
+            ) from error
+    return found
+
+
+def _print_notes(found: ResetPlan, target: ResetTarget, to_stderr: bool) -> None:
+    for row in found.rows:
+        if row.note and target.kind is TargetKind.TIMESTAMP:
+            click.echo(f"\nWarn: {row.note}", err=to_stderr)
+        elif row.note:
+            click.echo(f"WARN: {row.note}.", err=True)
+    for warning in found.warnings:
+        click.echo(f"WARN: {warning}", err=True)
+
+
+def _json_row(found: ResetPlan, row: Any) -> dict[str, Any]:
+    return {
+        "group": found.group_id,
+        "topic": row.topic,
+        "partition": row.partition,
+        "current_offset": row.current_offset,
+        "new_offset": row.new_offset,
+        "log_start_offset": row.log_start_offset,
+        "log_end_offset": row.log_end_offset,
+        "lag": row.lag,
+        "is_executed": found.is_executed,
+        "note": row.note or None,
+        "restart_offset": None if row.restart is None else row.restart.offset,
+        "restart_source": None if row.restart is None else row.restart.source,
+    }
