@@ -19,9 +19,12 @@ class _Groups(ToolGroup):
         "delete": "group_deletes",
         "delete-offsets": "group_deletes",
         "describe": "group_reads",
+        "history": "why",
         "list": "group_reads:list_command",
         "reset-offsets": "group_resets",
         "validate-regex": "group_reads",
+        "watch": "why",
+        "why": "why",
     }
 
 

@@ -83,6 +83,11 @@ class GroupRecordReader:
             self._ends[part.topic_partition] = part.end
         return self._found.get(self._group_id, [])
 
+    def committing(self) -> frozenset[str]:
+        """Returns the members that have committed since the last group record."""
+        tracker = self._trackers.get(self._group_id)
+        return frozenset() if tracker is None else tracker.committing
+
 
 def _read_history(
     cluster: Cluster,

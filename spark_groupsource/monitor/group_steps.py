@@ -135,6 +135,11 @@ class CommitTracker:
             times = self._times.get(name)
             self._times[name] = CommitTimes(timestamp_ms, timestamp_ms) if times is None else times.add(timestamp_ms)
 
+    @property
+    def committing(self) -> frozenset[str]:
+        """Identities of the members that have committed since the last record."""
+        return frozenset(self._times)
+
     def record(self, timestamp_ms: int, value: GroupValue | None, leader_epoch: int = -1) -> GroupRecord:
         """Returns the group record with the commits before it."""
         record = GroupRecord(timestamp_ms, value, leader_epoch, self._times)

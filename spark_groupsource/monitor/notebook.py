@@ -7,6 +7,8 @@ from typing import Any
 from spark_groupsource.client.cluster.client import Cluster as ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.explanation import Explanation
+from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.results import Result
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
@@ -106,9 +108,13 @@ class Group:
         """Returns the committed offsets."""
         return self._cluster._read("offsets", group=self.name, topic=topic)
 
-    def rebalances(self) -> Result:
-        """Returns the rebalances that the history in `__consumer_offsets` has."""
+    def history(self) -> Result:
+        """Returns the rebalances: from events where there are some, else from the history in `__consumer_offsets`."""
         return self._cluster._read("rebalances", group=self.name)
+
+    def why(self, last: int | None = 5) -> Explanation:
+        """Explains the last rebalances in sentences and names the settings to change; None for all."""
+        return read_history(self._cluster._client, self.name).explain(last)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r})"

@@ -22,11 +22,11 @@ from spark_groupsource.monitor.cluster_reads import (
     selected_topics,
 )
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
-from spark_groupsource.monitor.group_history import group_records, last_group_records
+from spark_groupsource.monitor.group_history import last_group_records
 from spark_groupsource.monitor.lag import assignment_text
 from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.rebalance import Actor, Origin, Rebalance
-from spark_groupsource.monitor.rebalances import rebalances
+from spark_groupsource.monitor.rebalance_sources import group_rebalances
 from spark_groupsource.monitor.selection import NameSelection
 
 Row = dict[str, Any]
@@ -170,9 +170,8 @@ def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
 
 
 def _rebalances(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
-    for group_id, records in sorted(group_records(cluster, query.group).items()):
-        for rebalance in rebalances(group_id, records):
-            yield rebalance_row(rebalance)
+    for found in group_rebalances(cluster, query.group).values():
+        yield from map(rebalance_row, found)
 
 
 def rebalance_row(rebalance: Rebalance) -> Row:

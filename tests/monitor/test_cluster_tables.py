@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from support.clusters import Cluster as Servers
 from support.java_tools import GROUPS, JavaTools
 from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
+from spark_groupsource.cli.main import main
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.group_watch import GroupWatch
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
 
@@ -163,6 +168,27 @@ def test_a_group_that_does_not_exist(client: Cluster) -> None:
         assert read(client, table, "missing.*") == []
 
 
+def check_history_commands(bootstrap_servers: str, group: str) -> None:
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(main, ["groups", *arguments, "--bootstrap-server", bootstrap_servers])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    lines = run("why", "--group", group, "--last", "2").splitlines()
+    assert "Generation 3: second (/127.0.0.1" in lines[0] and ") left" in lines[0]
+    assert any("Generation 4: first (/127.0.0.1" in line for line in lines)
+    form = json.loads(run("why", "--group", group, "--json"))
+    assert [entry["cause"] for entry in form["rebalances"]] == ["JOINED", "JOINED", "LEFT", "LEFT"]
+    table = run("history", "--group", group, "--last", "3").splitlines()
+    assert table[0].split()[:4] == ["GENERATION", "COMPLETED-AT", "CAUSE", "CLIENT-ID"] and len(table) == 4
+    rows = json.loads(run("history", "--group", group, "--json"))
+    assert list(csv.DictReader(run("history", "--group", group, "--csv").splitlines())) == [
+        {name: "" if value is None else str(value) for name, value in row.items()} for row in rows
+    ]
+    result = CliRunner().invoke(main, ["groups", "why", "--group", "missing", "--bootstrap-server", bootstrap_servers])
+    assert result.exit_code == 1 and "Consumer group 'missing' does not exist." in result.output
+
+
 def test_rebalances_and_the_log_of_a_group(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with RdMember(cluster.bootstrap_servers, group, topic, client_id="first") as first:
@@ -170,7 +196,12 @@ def test_rebalances_and_the_log_of_a_group(client: Cluster, cluster: Servers, to
         with RdMember(cluster.bootstrap_servers, group, topic, client_id="second") as second:
             second.wait_for_partitions(1)
         wait_until(lambda: len(read(client, "rebalances", group)) == 3, "the third rebalance")
+        follower = GroupWatch(client, group)
+        assert [r.generation for r in follower.update().completed] == [1, 2, 3]
+        assert follower.update().completed == []
     wait_until(lambda: len(read(client, "rebalances", group)) == 4, "the group is empty")
+    assert [r.generation for r in follower.update().completed] == [4]
+    check_history_commands(cluster.bootstrap_servers, group)
     commit(client, group, topic, 0)
     rows = read(client, "rebalances", group)
     assert [row["generation"] for row in rows] == [1, 2, 3, 4]

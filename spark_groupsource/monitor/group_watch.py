@@ -1,0 +1,89 @@
+"""Follows the rebalances of one group while they happen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spark_groupsource.client.admin import GroupDescription, describe_groups
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.model import bounded_names
+from spark_groupsource.monitor.event_sources import group_events
+from spark_groupsource.monitor.group_history import GroupRecordReader
+from spark_groupsource.monitor.group_steps import GroupRecord
+from spark_groupsource.monitor.rebalance import Rebalance
+from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
+
+_REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
+
+
+class WatchUpdate(NamedTuple):
+    """What changed: completed rebalances with their history, and the text of a rebalance in progress, if it is new."""
+
+    history: GroupHistory
+    completed: list[Rebalance]
+    progress: str | None
+
+
+class GroupWatch:
+    """Reads what is new of one group at each call."""
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._reader = GroupRecordReader(cluster, group)
+        self._history: GroupHistory | None = None
+        self._records = -1
+        self._shown: set[tuple[int, int]] = set()
+        self._progress: str | None = None
+
+    def update(self) -> WatchUpdate:
+        """Returns what is new; the first call returns all rebalances.
+
+        Raises: BrokerError, NetworkError.
+        """
+        description = describe_groups(self._cluster, [self._group])[self._group]
+        records = self._reader.read()
+        if self._history is None or len(records) != self._records:
+            self._history = read_history(self._cluster, self._group, records)
+            self._records = len(records)
+        completed = [r for r in self._history.rebalances if (r.generation, r.completed_ms) not in self._shown]
+        self._shown.update((r.generation, r.completed_ms) for r in completed)
+        progress = None
+        if description.state in _REBALANCING:
+            events = group_events(self._cluster, NameSelection((self._group,))).get(self._group, [])
+            progress = progress_text(description, records, self._reader.committing(), events)
+        new, self._progress = progress if progress != self._progress else None, progress
+        return WatchUpdate(self._history, completed, new)
+
+
+def progress_text(
+    group: GroupDescription, records: list[GroupRecord], committing: frozenset[str], events: list[GroupEvent]
+) -> str:
+    """Returns for which members a rebalance in progress waits.
+
+    The events of the embedded coordinator show which members have joined. Other brokers do not report it: there, a
+    member that has committed meanwhile in the eager protocol has probably not joined.
+    """
+    value = next((r.value for r in reversed(records) if r.value is not None), None)
+    before = {} if value is None else {m.member_id: m.group_instance_id or m.client_id for m in value.members}
+    now = {m.member_id: m.group_instance_id or m.client_id for m in group.members}
+    text = f"Rebalance in progress ({group.state}): {len(now)} members"
+    new = [name for member_id, name in now.items() if member_id not in before]
+    if new:
+        text += f", new: {bounded_names(sorted(new))}"
+    if group.state == "CompletingRebalance":
+        return f"{text}; waiting for the assignment of the leader."
+    started = max((at for at, e in enumerate(events) if e.kind is EventKind.REBALANCE_STARTED), default=None)
+    candidates = [member_id for member_id in now if member_id in before]
+    if started is not None:
+        kinds = (EventKind.MEMBER_JOINING,)
+        joined = {e.member_id for e in events[max(0, started - 1) :] if e.kind in kinds}
+        waiting = sorted(name for member_id, name in now.items() if member_id not in joined)
+        return f"{text}; waiting for {bounded_names(waiting)}." if waiting else f"{text}; all have joined."
+    late = sorted(now[member_id] for member_id in candidates if {member_id, now[member_id]} & committing)
+    if late:
+        text += f"; still reading: {bounded_names(late)}"
+    waiting = sorted(now[member_id] for member_id in candidates)
+    return f"{text}; waiting for one or more of {bounded_names(waiting)}." if waiting else f"{text}."

@@ -1,0 +1,79 @@
+"""Merges the rebalances of a group from several sources: each field from the most exact source that has it."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Phases, Rebalance
+
+# effects that a source computes together; an application knows those of its own members only
+_EFFECT = ("moves", "partitions_moved", "partitions_unassigned", "members")
+
+
+def merge_rebalances(exact: Iterable[Rebalance], inferred: Iterable[Rebalance]) -> list[Rebalance]:
+    """Returns the rebalances of both sources by time; those of the same generation become one.
+
+    A generation number occurs again after its group was deleted, so the nearest in time is chosen.
+    """
+    left: dict[int, list[Rebalance]] = {}
+    for rebalance in inferred:
+        left.setdefault(rebalance.generation, []).append(rebalance)
+    merged = []
+    for rebalance in exact:
+        candidates = left.get(rebalance.generation, [])
+        if candidates:
+            nearest = min(candidates, key=lambda other: abs(other.completed_ms - rebalance.completed_ms))
+            candidates.remove(nearest)
+            merged.append(merge_rebalance(rebalance, nearest))
+        else:
+            merged.append(rebalance)
+    return sorted([*merged, *(r for rest in left.values() for r in rest)], key=lambda r: (r.completed_ms, r.generation))
+
+
+def merge_rebalance(exact: Rebalance, other: Rebalance) -> Rebalance:
+    """Returns one rebalance: what `exact` does not have is that of `other`, with its origins."""
+    values: dict[str, Any] = exact._asdict()
+    origins = dict(exact.origins)
+    cause_of = other if exact.cause is Cause.UNKNOWN else exact
+    values["cause"] = cause_of.cause
+    _take_origins(origins, cause_of, ["cause"])
+    if exact.actor is None or exact.cause is Cause.UNKNOWN:
+        is_same = cause_of.cause is other.cause
+        values["actor"] = (other.actor or exact.actor) if is_same else exact.actor
+        if is_same and other.actor is not None:
+            _take_origins(origins, other, ["actor"])
+    values["actor"] = _known_actor(values["actor"], other.actor)
+    values["difference"] = exact.difference or other.difference
+    if not _has_effect(exact):
+        values |= {name: getattr(other, name) for name in _EFFECT}
+        _take_origins(origins, other, _EFFECT)
+    for name in ("reason", "started_ms", "slowest_member", "unowned_seconds", "repeated_records", "lag_added"):
+        if values[name] is None and getattr(other, name) is not None:
+            values[name] = getattr(other, name)
+            _take_origins(origins, other, [name])
+    values["phases"] = _phases(exact, other, origins)
+    return Rebalance(**values | {"origins": origins})
+
+
+def _has_effect(rebalance: Rebalance) -> bool:
+    return "partitions_moved" in rebalance.origins
+
+
+def _phases(exact: Rebalance, other: Rebalance, origins: dict[str, Origin]) -> Phases:
+    found = exact.phases._asdict()
+    for name, value in other.phases._asdict().items():
+        if found[name] is None and value is not None:
+            found[name] = value
+            _take_origins(origins, other, [name])
+    return Phases(**found)
+
+
+def _known_actor(actor: Actor | None, other: Actor | None) -> Actor | None:
+    """Returns the actor, with what the other source knows of the same member."""
+    if actor is None or other is None or actor.member_id != other.member_id:
+        return actor
+    return Actor(*(mine if mine is not None else theirs for mine, theirs in zip(actor, other)))
+
+
+def _take_origins(origins: dict[str, Origin], source: Rebalance, names: Sequence[str]) -> None:
+    origins.update((name, source.origins[name]) for name in names if name in source.origins)
