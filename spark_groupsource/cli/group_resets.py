@@ -22,6 +22,7 @@ from spark_groupsource.cli.groups import (
 )
 from spark_groupsource.cli.tool_form import ReportedError, print_error, reject_command_line
 from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -93,6 +94,12 @@ _Plans = dict[str, Mapping[TopicPartition, int]]
 @click.option("--dry-run", is_flag=True, help="Only show the new offsets (the default).")
 @click.option("--execute", is_flag=True, help="Commit the new offsets.")
 @click.option("--export", is_flag=True, help="Print the new offsets as CSV.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Checkpoint of a Spark query: warn where the query would not continue at the new offset.",
+)
 def reset_offsets(
     bootstrap: str,
     command_config: Path | None,
@@ -105,6 +112,7 @@ def reset_offsets(
     dry_run: bool,
     execute: bool,
     export: bool,
+    checkpoint: Path | None,
     **targets: Any,
 ) -> None:
     """Resets the committed offsets of groups without members.
@@ -127,6 +135,7 @@ def reset_offsets(
     planned: _Plans = {}
     plans: list[ResetPlan] = []
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
+        rule_of = _restart_rules(cluster, checkpoint)
         for name in dict.fromkeys(consumer_groups(cluster) if all_groups else names):
             try:
                 (group,) = describe_groups(cluster, [name]).values()
@@ -141,7 +150,7 @@ def reset_offsets(
                 print_error(f"No reset plan for group {name} found")
                 continue
             scope = ALL_COMMITTED if all_topics else parse_scope(topics)
-            found = plan(cluster, name, scope, target)
+            found = plan(cluster, name, scope, target, rule_of(name))
             _print_notes(found, target, to_stderr=as_json)
             if execute:
                 found.execute()
@@ -259,6 +268,16 @@ def _print_notes(found: ResetPlan, target: ResetTarget, to_stderr: bool) -> None
             click.echo(f"WARN: {row.note}.", err=True)
     for warning in found.warnings:
         click.echo(f"WARN: {warning}", err=True)
+
+
+def _restart_rules(cluster: Cluster, checkpoint: Path | None) -> Any:
+    if checkpoint is None:
+        return lambda group_id: None
+    # imported here: the other commands do not need the source
+    from spark_groupsource.source.checkpoint import read_checkpoint
+
+    found = read_checkpoint(checkpoint)
+    return lambda group_id: found.restart_rule(cluster, group_id)
 
 
 def _json_row(found: ResetPlan, row: Any) -> dict[str, Any]:

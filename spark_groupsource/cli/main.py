@@ -12,6 +12,7 @@ from spark_groupsource.cli.common import HELP, LazyGroup
 # command -> module of this package, imported on demand: the broker must not load the record decoder at startup
 _MODULES: Mapping[str, str] = {
     "broker": "broker",
+    "checkpoint": "checkpoint",
     "consume": "produce_consume",
     "groups": "groups",
     "offsets-log": "offsets_log",

@@ -1,0 +1,172 @@
+"""The ``groupsource checkpoint`` commands: offsets of a Spark checkpoint, compared with the group and the logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, open_cluster
+from spark_groupsource.clock import format_timestamp_ms
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.checkpoint import Checkpoint, ComparedRow, SourceCheckpoint, compare, read_checkpoint
+
+_PLANNED_COLUMNS = ("TOPIC", "PARTITION", "PLANNED", "COMMITTED-BATCH")
+_COLUMNS = (*_PLANNED_COLUMNS, "GROUP-OFFSET", "LOG-START", "LOG-END", "RESTART", "LAG")
+
+
+@click.group(cls=CommandGroup, context_settings=HELP)
+def checkpoint() -> None:
+    """Shows the offsets of a Spark checkpoint, and where a restart of its query continues.
+
+    DIR is the checkpointLocation of a query in a local directory, also of Spark's own Kafka source.
+    """
+
+
+@checkpoint.command()
+@click.argument("directory", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show(directory: str, as_json: bool) -> None:
+    """Shows the last planned and committed batch, the watermark, the offsets and the settings of a checkpoint."""
+    found = read_checkpoint(directory)
+    click.echo(json.dumps(_as_json(found), indent=1) if as_json else _as_text(found))
+
+
+@checkpoint.command("compare")
+@click.argument("directory", metavar="DIR")
+@cluster_options
+@click.option("--group", "group_id", metavar="GROUP", help="Default: the group of the checkpoint.")
+@click.option("--source", "index", type=click.IntRange(0), metavar="N", help="Default: the only source of Kafka.")
+@click.option(
+    "--on-group-reset",
+    type=click.Choice(["follow", "fail", "ignore"]),
+    default="follow",
+    show_default=True,
+    help="Option onGroupReset of the query.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of objects instead of the table.")
+def compare_command(
+    directory: str,
+    bootstrap: str,
+    command_config: Path | None,
+    group_id: str | None,
+    index: int | None,
+    on_group_reset: str,
+    as_json: bool,
+) -> None:
+    """Compares a checkpoint with the group's committed offsets and the logs: what a restart would read."""
+    found = read_checkpoint(directory)
+    source = found.source(index)
+    group_id = group_id or source.planned.group_id
+    if not group_id:
+        raise ConfigurationError(f"Checkpoint {directory} does not name its group. Give --group.")
+    with open_cluster(bootstrap, command_config) as cluster:
+        rows = compare(cluster, group_id, source, on_group_reset)
+    if as_json:
+        click.echo(json.dumps([_row_as_json(group_id, row) for row in rows], indent=1))
+        return
+    click.echo(f"Checkpoint {found.path} and group {group_id}")
+    click.echo(_batches(found))
+    click.echo(_replay_text(found, source))
+    click.echo(_table(_COLUMNS, [_cells(row) for row in rows]))
+    for text in dict.fromkeys(row.restart.source for row in rows if row.restart):
+        count = sum(row.restart is not None and row.restart.source == text for row in rows)
+        click.echo(f"{count} of {len(rows)} partitions: {text}.")
+    behind = [row for row in rows if row.restart and (row.restart.offset or 0) < (row.log_start_offset or 0)]
+    if behind:
+        click.echo(f"{len(behind)} of {len(rows)} partitions: before the log start offset, which is data loss.")
+
+
+def _batches(found: Checkpoint) -> str:
+    names = ["none" if each is None else str(each) for each in (found.planned_batch, found.committed_batch)]
+    return f"Last planned batch: {names[0]}; last committed batch: {names[1]}."
+
+
+def _replay_text(found: Checkpoint, source: SourceCheckpoint) -> str:
+    if found.planned_batch == found.committed_batch:
+        return "A restart repeats no batch."
+    count = sum(r.end - r.start for r in source.replayed)
+    return (
+        f"A restart first repeats batch {found.planned_batch}: at most {count} offsets of {len(source.replayed)} "
+        "partitions."
+    )
+
+
+def _as_text(found: Checkpoint) -> str:
+    lines = [f"Checkpoint {found.path}", f"Query id: {found.query_id or 'unknown'}", _batches(found)]
+    if found.planned_batch is not None:
+        lines.append(f"Planned at: {format_timestamp_ms(found.planned_at_ms)} (local time)")
+        watermark = format_timestamp_ms(found.watermark_ms) if found.watermark_ms else "none"
+        lines.append(f"Watermark: {watermark}")
+    for source in found.sources:
+        lines.append(f"\nSource {source.index}: {source.kind}")
+        if source.planned.group_id:
+            lines.append(f"Group: {source.planned.group_id}, generation {source.planned.generation_id}")
+        if source.kind != "other":
+            done = source.committed.positions if source.committed else {}
+            rows = [
+                [tp.topic, str(tp.partition), str(offset), _text(done.get(tp))]
+                for tp, offset in sorted(source.planned.positions.items())
+            ]
+            lines.append(_table(_PLANNED_COLUMNS, rows))
+    if found.configs:
+        lines.append("\nSettings")
+        lines += [f"{name}={value}" for name, value in sorted(found.configs.items())]
+    return "\n".join(lines)
+
+
+def _as_json(found: Checkpoint) -> dict[str, Any]:
+    return {
+        "path": str(found.path),
+        "query_id": found.query_id,
+        "planned_batch": found.planned_batch,
+        "committed_batch": found.committed_batch,
+        "watermark_ms": found.watermark_ms,
+        "planned_at_ms": found.planned_at_ms,
+        "configs": dict(found.configs),
+        "sources": [
+            {
+                "source": source.index,
+                "kind": source.kind,
+                "group": source.planned.group_id or None,
+                "generation": source.planned.generation_id,
+                "offsets": [
+                    {
+                        "topic": tp.topic,
+                        "partition": tp.partition,
+                        "planned_offset": offset,
+                        "committed_batch_offset": source.committed.positions.get(tp) if source.committed else None,
+                    }
+                    for tp, offset in sorted(source.planned.positions.items())
+                ],
+            }
+            for source in found.sources
+        ],
+    }
+
+
+def _row_as_json(group_id: str, row: ComparedRow) -> dict[str, Any]:
+    found = {"group": group_id, **row._asdict(), "lag": row.lag}
+    restart = found.pop("restart")
+    found["restart_offset"] = restart.offset if restart else None
+    found["restart_source"] = restart.source if restart else None
+    return found
+
+
+def _cells(row: ComparedRow) -> list[str]:
+    numbers = (row.planned_offset, row.committed_batch_offset, row.group_offset, row.log_start_offset)
+    restart = row.restart.offset if row.restart else None
+    return [row.topic, str(row.partition), *map(_text, (*numbers, row.log_end_offset, restart, row.lag))]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, *rows]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(header))]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def _text(value: int | None) -> str:
+    return "-" if value is None else str(value)
