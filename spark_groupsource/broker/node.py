@@ -202,18 +202,20 @@ class Broker:
         self.group_coordinator.partitions_deleted(deleted)
         yield from self.partitions.delete_files_steps(name)
 
-    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ApiError]:
         """Moves log start offsets, as `check_deletion` returns them, and completes delayed fetches of the partitions.
 
         After that, a coordinator partition can be loaded again.
 
-        Raises: ApiError.
+        Returns: the error of each partition that failed.
         """
-        self.partitions.set_log_start_offsets(offsets)
-        self.fetch_manager.complete_all(offsets)
-        for topic, number in offsets:
+        errors = self.partitions.set_log_start_offsets(offsets)
+        moved = [topic_partition for topic_partition in offsets if topic_partition not in errors]
+        self.fetch_manager.complete_all(moved)
+        for topic, number in moved:
             if topic in INTERNAL_TOPICS:
                 self._coordinators[topic].shards.clear_load_error(number)
+        return errors
 
     def check_deletion(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Returns the log start offset after deletion of the records before `before_offset` (-1: high watermark).

@@ -288,7 +288,9 @@ class LogManager:
 
         Raises: ApiError.
         """
-        self.set_log_start_offsets({topic_partition: self.new_log_start_offset(topic_partition, before_offset)})
+        offset = self.new_log_start_offset(topic_partition, before_offset)
+        for error in self.set_log_start_offsets({topic_partition: offset}).values():
+            raise error
         return self.partition(*topic_partition).log.log_start_offset
 
     def new_log_start_offset(self, topic_partition: TopicPartition, before_offset: int) -> int:
@@ -303,24 +305,34 @@ class LogManager:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         return max(offset, log.log_start_offset)
 
-    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ApiError]:
         """Raises log start offsets and deletes the segments below them; durable on return.
 
-        The checkpoint is written once for all partitions.
+        The checkpoint is written once for all partitions. An error in one log does not concern the others.
 
-        Raises: ApiError.
+        Returns: the error of each partition that failed.
         """
-        partitions = {topic_partition: self.partition(*topic_partition) for topic_partition in offsets}
-        raised = {each: offset for each, offset in offsets.items() if offset > partitions[each].log.log_start_offset}
-        if not raised:
-            return
+        errors: dict[TopicPartition, ApiError] = {}
+        raised: dict[TopicPartition, int] = {}
+        for topic_partition, offset in offsets.items():
+            try:
+                if offset > self.partition(*topic_partition).log.log_start_offset:
+                    raised[topic_partition] = offset
+            except ApiError as error:
+                errors[topic_partition] = error
         try:
-            self._data.set_log_start_offsets(raised)
-            for topic_partition, offset in raised.items():
-                partitions[topic_partition].transaction_index.remove_before(offset)
-                partitions[topic_partition].log.delete_records(offset)
+            if raised:
+                self._data.set_log_start_offsets(raised)
         except (StorageError, OSError) as error:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            return errors | dict.fromkeys(raised, _storage_error(error))
+        for topic_partition, offset in raised.items():
+            partition = self._partitions[topic_partition]
+            try:
+                partition.transaction_index.remove_before(offset)
+                partition.log.delete_records(offset)
+            except (StorageError, OSError) as error:
+                errors[topic_partition] = _storage_error(error)
+        return errors
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
         """The configuration of a topic: its settings over the broker's defaults."""
@@ -381,6 +393,10 @@ def _create_logs(logs: Sequence[PartitionLog]) -> None:
     # after all of them are created, because then the file system writes them at once
     for log in logs:
         sync_directory(log.directory)
+
+
+def _storage_error(error: Exception) -> ApiError:
+    return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
 
 def _metric_name(topic: str) -> str:

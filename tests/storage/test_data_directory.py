@@ -185,3 +185,23 @@ def test_records_above_the_log_end_cannot_be_deleted(tmp_path):
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert manager.delete_records(TopicPartition("t", 0), -1) == 1
     data.close(manager.close_all())
+
+
+def test_an_error_in_one_log_leaves_the_deletion_of_records_in_the_others(tmp_path, monkeypatch):
+    data = opened(tmp_path)
+    manager = LogManager(data, TopicConfig(), print)
+    manager.create_topic("t", 3, {})
+    for number in range(3):
+        manager.partition("t", number).append(batch(b"x"), 1_000)
+    first = manager.partition("t", 0).log
+
+    def fail(before_offset):
+        raise StorageError("The leader epochs cannot be stored: no space left on device.")
+
+    monkeypatch.setattr(first, "delete_records", fail)
+    errors = manager.set_log_start_offsets({TopicPartition("t", number): 1 for number in (0, 1, 2, 9)})
+    assert {each.partition: error.code for each, error in errors.items()} == {
+        0: ErrorCode.KAFKA_STORAGE_ERROR, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }  # fmt: skip
+    assert [manager.partition("t", number).log.log_start_offset for number in range(3)] == [0, 1, 1]
+    data.close(manager.close_all())

@@ -196,11 +196,8 @@ def _delete_some_records(
         )
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
-    try:
-        broker.delete_records(offsets)
-    except ApiError as error:
-        for topic_partition in offsets:
-            result = results[topic_partition.partition]
-            result.low_watermark, result.error_code = -1, error.code
+    for topic_partition, failure in broker.delete_records(offsets).items():
+        result = results[topic_partition.partition]
+        result.low_watermark, result.error_code = -1, failure.code
     yield None
     return list(results.values())
