@@ -6,6 +6,7 @@ import logging
 from typing import Callable, Iterable, Iterator
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.model import TopicPartition
@@ -14,38 +15,7 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.timers import Timers
 
-_SLICE_MS, _PAUSE_MS = 4, 1
 _PARTITIONS_PER_STEP = 50
-
-
-class PeriodicSteps:
-    """Runs steps at an interval, in slices of some milliseconds between which the broker serves other requests.
-
-    Args: `new_steps`, returns the steps of one run; `interval_ms`, from the end of a run to the next one.
-    """
-
-    def __init__(
-        self, timers: Timers, clock: Clock, new_steps: Callable[[], Iterator[None]], interval_ms: Callable[[], int]
-    ) -> None:
-        self._timer = timers.timer(self._run_slice)
-        self._clock = clock
-        self._new_steps = new_steps
-        self._interval_ms = interval_ms
-        self._steps: Iterator[None] | None = None
-
-    def start(self) -> None:
-        """Schedules the next run."""
-        self._timer.set(self._clock.now_ms() + self._interval_ms())
-
-    def _run_slice(self) -> None:
-        steps, self._steps = self._steps or self._new_steps(), None
-        self.start()  # also after an unexpected error
-        end_ms = self._clock.now_ms() + _SLICE_MS
-        for _ in steps:
-            if self._clock.now_ms() >= end_ms:
-                self._steps = steps
-                self._timer.set(self._clock.now_ms() + _PAUSE_MS)
-                return
 
 
 class LogMaintenance:

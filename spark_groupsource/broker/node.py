@@ -199,7 +199,7 @@ class Broker:
         deleted = yield from self.partitions.remove_topic_steps(name)
         self.leaders.remove(deleted)
         self.fetch_manager.complete_all(deleted)
-        self.group_coordinator.partitions_deleted(deleted)
+        yield from self.group_coordinator.partitions_deleted(deleted)
         yield from self.partitions.delete_files_steps(name)
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ApiError]:

@@ -1,5 +1,6 @@
 """Group coordinator as a state machine that performs no I/O."""
 
+from spark_groupsource.group.committed_offsets import group_fetch_error
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
 from spark_groupsource.group.group_shard import GroupShard, ShardState
@@ -36,6 +37,7 @@ __all__ = [
     "SyncTimer",
     "error_response",
     "coordinator_partition",
+    "group_fetch_error",
     "merge_responses",
     "split_request",
     "verification_error",

@@ -7,7 +7,8 @@ return and which timers to set. Every call takes constant time unless its docstr
 
 from __future__ import annotations
 
-from typing import Callable, Collection
+import struct
+from typing import Callable, Collection, Sequence
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
@@ -27,6 +28,7 @@ from spark_groupsource.wire.group_records import GroupValue
 NO_GENERATION = -1
 NO_LEADER = ""
 UNKNOWN_MEMBER = ""
+_INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
 class ClassicGroup:
@@ -267,9 +269,8 @@ class ClassicGroup:
         if self.protocol_name is None:
             return None
         try:
-            return frozenset().union(
-                *(_subscribed_topics(member.metadata(self.protocol_name)) for member in self.members.values())
-            )
+            metadata = {member.metadata(self.protocol_name) for member in self.members.values()}
+            return frozenset().union(*map(_subscribed_topics, metadata))
         except RemoteProtocolError:
             return None
 
@@ -318,8 +319,26 @@ class ClassicGroup:
         return group
 
 
-def _subscribed_topics(metadata: bytes) -> tuple[str, ...]:
+def _subscribed_topics(metadata: bytes) -> Sequence[str]:
     # as Kafka's coordinator, decodes version 0 of every version: the topics of newer versions are known too
     if len(metadata) >= 2 and not metadata[0] & 0x80:
         metadata = b"\x00\x00" + metadata[2:]
-    return decode_subscription(metadata).topics
+    return _plain_topics(metadata) or decode_subscription(metadata).topics
+
+
+def _plain_topics(metadata: bytes) -> list[str]:
+    """The topics of a subscription of version 0; empty if it is invalid. Groups may have thousands of members."""
+    topics = []
+    try:
+        (count,) = _INT32.unpack_from(metadata, 2)
+        position = 2 + _INT32.size
+        for _ in range(count):
+            start = position + _INT16.size
+            position = start + _INT16.unpack_from(metadata, position)[0]
+            if not start <= position <= len(metadata):
+                return []
+            topics.append(str(metadata[start:position], "utf-8"))
+        (user_data_bytes,) = _INT32.unpack_from(metadata, position)
+    except (struct.error, UnicodeDecodeError):
+        return []
+    return topics if -1 <= user_data_bytes <= len(metadata) - position - _INT32.size else []

@@ -23,6 +23,7 @@ from spark_groupsource.group.responses import CommitResults, commit_response, tr
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
     OffsetCommitRequest,
@@ -235,7 +236,8 @@ def _by_topic(stored: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
 def _fetched(partition: int, value: OffsetValue, is_unstable: bool) -> _FetchPartition:
     if is_unstable:
         value = NO_OFFSET
-    return _FetchPartition(
+    return new_struct(
+        _FetchPartition,
         partition_index=partition,
         committed_offset=value.offset,
         committed_leader_epoch=value.leader_epoch,
@@ -257,7 +259,8 @@ def offset_fetch_response(
         topic_class(
             name=topic.name,
             partitions=[
-                partition_class(
+                new_struct(
+                    partition_class,
                     partition_index=entry.partition_index,
                     committed_offset=entry.committed_offset,
                     committed_leader_epoch=entry.committed_leader_epoch,
@@ -319,7 +322,7 @@ def delete_offsets(
             if not subscribed and TopicPartition(topic.name, index) in stored:
                 builder.store_offset(OffsetKey(request.group_id, topic.name, index), None)
         partition_class = topic_class.OffsetDeleteResponsePartition
-        partitions = [partition_class(partition_index=index, error_code=result) for index in indexes]
+        partitions = [new_struct(partition_class, partition_index=index, error_code=result) for index in indexes]
         topics.append(topic_class(name=topic.name, partitions=partitions))
     builder.reply(context.token, OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics))
 

@@ -133,6 +133,11 @@ def _lower(names: Iterable[str] | None) -> AbstractSet[str]:
     return {name.lower() for name in names or ()}
 
 
+def is_deletable(group: ClassicGroup | None) -> bool:
+    """Whether DeleteGroups would delete the group."""
+    return group is not None and group.rule(GroupOperation.DELETE_GROUP).error is ErrorCode.NONE
+
+
 def delete_group(
     builder: OutcomeBuilder,
     group: ClassicGroup | None,

@@ -12,7 +12,7 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, cast
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, cast
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
@@ -37,7 +37,7 @@ from spark_groupsource.group.responses import join_error_response, leave_respons
 from spark_groupsource.group.states import DEAD, EMPTY
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.group_records import GroupValue, OffsetKey
+from spark_groupsource.wire.group_records import GroupValue, OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -248,44 +248,79 @@ class GroupShard:
         builder.event("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
         return builder.outcome()
 
-    def on_partitions_deleted(self, topic_partitions: Collection[TopicPartition], instant: Instant) -> Outcome:
-        """Adds tombstones for the offsets of deleted partitions in every group; they are not atomic."""
+    def on_partitions_deleted(
+        self, topic_partitions: Collection[TopicPartition], instant: Instant, group_ids: Iterable[str] | None = None
+    ) -> Outcome:
+        """Adds tombstones for the offsets of deleted partitions in groups, by default in every group; not atomic."""
         builder = self._builder(instant)
         builder.is_atomic = False
-        deleted = set(topic_partitions)
-        for group_id in self.store.group_ids():
-            for topic, partition in sorted(deleted & self.store.partitions_of(group_id)):
-                builder.store_offset(OffsetKey(group_id, topic, partition), None)
+        deleted = frozenset(topic_partitions)
+        for group_id in self.store.group_ids() if group_ids is None else group_ids:
+            self._remove_offsets(builder, group_id, deleted & self.store.partitions_of(group_id))
         return builder.outcome()
 
-    def expire_offsets(self, instant: Instant) -> Outcome:
+    def expire_offsets(self, instant: Instant, group_ids: Iterable[str] | None = None) -> Outcome:
         """Adds tombstones for expired offsets, and for Empty groups without remaining offsets. O(offsets).
 
-        They are not atomic. The caller calls this every offsets.retention.check.interval.ms.
+        They are not atomic. The caller calls this every offsets.retention.check.interval.ms, for all groups or for some
+        of them after another.
         """
         builder = self._builder(instant)
         builder.is_atomic = False
         removed = []
         count = 0
-        for group in self._all_groups():
-            stored = self.store.offsets_of(group.group_id)
-            pending = self.store.pending.partitions_of(group.group_id)
-            expired = committed_offsets.expired_offsets(
-                group, stored, self.config.offsets_retention_ms, instant.timestamp_ms
-            )
-            removable = [topic_partition for topic_partition in expired if topic_partition not in pending]
+        for group_id in self.group_ids() if group_ids is None else group_ids:
+            group = self.group(group_id)
+            if group is None:
+                continue
+            stored = self.store.offsets_of(group_id)
+            pending = self.store.pending.partitions_of(group_id)
+            removable = self._expired(group, stored, instant)
             count += len(removable)
             unused = group.state is EMPTY and not group.pending_joins and not pending
             if unused and len(removable) == len(stored):
-                group_admin.remove_group(builder, group.group_id, stored.keys(), group.group_id in self.store.groups)
-                removed.append(group.group_id)
+                group_admin.remove_group(builder, group_id, stored.keys(), group_id in self.store.groups)
+                removed.append(group_id)
             else:
-                for topic, partition in sorted(removable):
-                    builder.store_offset(OffsetKey(group.group_id, topic, partition), None)
+                self._remove_offsets(builder, group_id, removable)
         if count:
             builder.event("offsets_expired", "", f"Removed {count} expired offsets.")
         self._remove_when_stored(builder, removed)
         return builder.outcome()
+
+    def expire_offsets_of(self, group_id: str, topic_partitions: Iterable[TopicPartition], instant: Instant) -> Outcome:
+        """As `expire_offsets`, for some partitions of one group, which remains."""
+        builder = self._builder(instant)
+        builder.is_atomic = False
+        group, stored = self.group(group_id), self.store.offsets_of(group_id)
+        if group is not None:
+            some = {each: stored[each] for each in topic_partitions if each in stored}
+            self._remove_offsets(builder, group_id, self._expired(group, some, instant))
+        return builder.outcome()
+
+    def delete_group_offsets(
+        self, group_id: str, topic_partitions: Iterable[TopicPartition], instant: Instant
+    ) -> Outcome:
+        """Adds tombstones for some offsets of a group that DeleteGroups would delete; of any other group, none."""
+        builder = self._builder(instant)
+        builder.is_atomic = False
+        if group_admin.is_deletable(self.group(group_id)):
+            self._remove_offsets(builder, group_id, self.store.partitions_of(group_id) & frozenset(topic_partitions))
+        return builder.outcome()
+
+    def _expired(
+        self, group: ClassicGroup, stored: Mapping[TopicPartition, OffsetValue], instant: Instant
+    ) -> list[TopicPartition]:
+        pending = self.store.pending.partitions_of(group.group_id)
+        retention_ms = self.config.offsets_retention_ms
+        expired = committed_offsets.expired_offsets(group, stored, retention_ms, instant.timestamp_ms)
+        return [topic_partition for topic_partition in expired if topic_partition not in pending]
+
+    def _remove_offsets(
+        self, builder: OutcomeBuilder, group_id: str, topic_partitions: Iterable[TopicPartition]
+    ) -> None:
+        for topic, partition in sorted(topic_partitions):
+            builder.store_offset(OffsetKey(group_id, topic, partition), None)
 
     # --- groups
 
@@ -300,13 +335,9 @@ class GroupShard:
             self.groups[group_id] = group
         return group
 
-    def _all_groups(self) -> Iterator[ClassicGroup]:
-        ids = dict.fromkeys(self.groups)
-        ids.update(dict.fromkeys(self.store.group_ids()))
-        for group_id in ids:
-            group = self.group(group_id)
-            if group is not None:
-                yield group
+    def group_ids(self) -> list[str]:
+        """The ids of all groups, each once."""
+        return list(dict.fromkeys((*self.groups, *self.store.group_ids())))
 
     def _remove_when_stored(self, builder: OutcomeBuilder, group_ids: Sequence[str]) -> None:
         if builder.records:
@@ -424,8 +455,15 @@ class GroupShard:
         builder.reply(context.token, DescribeGroupsResponse(throttle_time_ms=0, groups=groups))
 
     def _list(self, builder: OutcomeBuilder, request: ListGroupsRequest, context: RequestContext) -> None:
-        listed = group_admin.list_groups(self._all_groups(), request.states_filter, request.types_filter)
+        listed = self.list_groups(self.group_ids(), request)
         builder.reply(context.token, ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
+
+    def list_groups(
+        self, group_ids: Iterable[str], request: ListGroupsRequest
+    ) -> list[ListGroupsResponse.ListedGroup]:
+        """Returns the groups among `group_ids` that exist and match the filters of the request."""
+        groups = (group for group in map(self.group, group_ids) if group is not None)
+        return group_admin.list_groups(groups, request.states_filter, request.types_filter)
 
     def _delete_groups(self, builder: OutcomeBuilder, request: DeleteGroupsRequest, context: RequestContext) -> None:
         results = []

@@ -71,8 +71,8 @@ class GroupStore:
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a producer's transaction, which may have no offsets here."""
-        for key, value in self.pending.end(producer_id, committed):
-            self.offsets.setdefault(key.group_id, {})[TopicPartition(key.topic, key.partition)] = value
+        for (group_id, topic, partition), value in self.pending.end(producer_id, committed):
+            self.offsets.setdefault(group_id, {})[TopicPartition(topic, partition)] = value
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if self.pending:

@@ -73,19 +73,26 @@ class PendingTransactionalOffsets:
     def end(self, producer_id: int, committed: bool) -> list[tuple[OffsetKey, OffsetValue]]:
         """Ends a transaction. Returns the offsets that it commits; none if it is aborted."""
         entries = self._open.pop(producer_id, {})
-        for key in entries:
-            self._decrement(key)
+        if self._open:
+            for key, pending in entries.items():
+                # only other transactions in which the partition is pending
+                if self._decrement(key) and committed:
+                    self.supersede(key, pending.order)
+        else:
+            self._groups.clear()  # one transaction may have thousands of offsets
         if not committed:
             return []
-        for key, pending in entries.items():
-            self.supersede(key, pending.order)
         return [(key, pending.value) for key, pending in entries.items() if not pending.superseded]
 
-    def _decrement(self, key: OffsetKey) -> None:
+    def _decrement(self, key: OffsetKey) -> int:
+        """Returns the number of transactions in which the partition of `key` is still pending."""
         counts = self._groups[key.group_id]
         topic_partition = TopicPartition(key.topic, key.partition)
-        counts[topic_partition] -= 1
-        if not counts[topic_partition]:
-            del counts[topic_partition]
-            if not counts:
-                del self._groups[key.group_id]
+        left = counts[topic_partition] - 1
+        if left:
+            counts[topic_partition] = left
+            return left
+        del counts[topic_partition]
+        if not counts:
+            del self._groups[key.group_id]
+        return 0

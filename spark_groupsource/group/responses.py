@@ -12,6 +12,7 @@ from typing import Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
+from spark_groupsource.wire.fast_structs import new_message, new_struct
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -40,7 +41,8 @@ def join_response(
 ) -> JoinGroupResponse:
     """Returns the current generation, with `leader_id` as its leader."""
     protocol_name = group.protocol_name or ""
-    return JoinGroupResponse(
+    return new_message(
+        JoinGroupResponse,
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         generation_id=group.generation_id,
@@ -51,7 +53,8 @@ def join_response(
         member_id=member_id,
         members=(
             [
-                JoinGroupResponse.JoinGroupResponseMember(
+                new_struct(
+                    JoinGroupResponse.JoinGroupResponseMember,
                     member_id=member.member_id,
                     group_instance_id=member.group_instance_id,
                     metadata=member.metadata(protocol_name),
@@ -87,7 +90,8 @@ def join_error_response(
 
 
 def sync_success_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
-    return SyncGroupResponse(
+    return new_message(
+        SyncGroupResponse,
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         protocol_type=group.protocol_type,
@@ -118,8 +122,11 @@ def leave_response(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         members=[
-            LeaveGroupResponse.MemberResponse(
-                member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
+            new_struct(
+                LeaveGroupResponse.MemberResponse,
+                member_id=identity.member_id,
+                group_instance_id=identity.group_instance_id,
+                error_code=error,
             )
             for identity, error in results
         ],
@@ -157,9 +164,9 @@ def transactional_commit_response(results: CommitResults) -> TxnOffsetCommitResp
 # commits have the same few entries again and again; nothing modifies them
 @lru_cache(maxsize=4096)
 def _commit_partition(partition: int, error: ErrorCode) -> _CommitPartition:
-    return _CommitPartition(partition_index=partition, error_code=error)
+    return new_struct(_CommitPartition, partition_index=partition, error_code=error)
 
 
 @lru_cache(maxsize=4096)
 def _txn_commit_partition(partition: int, error: ErrorCode) -> _TxnCommitPartition:
-    return _TxnCommitPartition(partition_index=partition, error_code=error)
+    return new_struct(_TxnCommitPartition, partition_index=partition, error_code=error)

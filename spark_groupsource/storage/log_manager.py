@@ -251,7 +251,9 @@ class LogManager:
         return deleted
 
     def remove_topic_steps(self, name: str) -> StorageSteps[tuple[TopicPartition, ...]]:
-        """Removes a topic, durable at the end, and returns its partitions; to be followed by `delete_files_steps`.
+        """Removes a topic, durable at the end, and returns its partitions; must be followed by `delete_files_steps`.
+
+        Until then its name cannot be used again.
 
         Raises: ApiError.
         """
@@ -261,9 +263,8 @@ class LogManager:
         try:
             yield partial(self._data.remove_topic, name)
         except StorageError as error:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        finally:
             self._changing.discard(name)
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         del self._topics[name]
         del self._names[entry.topic_id]
         del self._metric_names[_metric_name(name)]

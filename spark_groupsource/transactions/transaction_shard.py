@@ -68,8 +68,8 @@ class TransactionShard:
         self.transactions: dict[str, TransactionValue] = {}
         # transactional id -> previous epoch, for retries of InitProducerId; in memory only, as in Kafka
         self._last_epochs: dict[str, int] = {}
-        # transactional id -> partitions that have the marker of the ending transaction; in memory only, as in Kafka
-        self._marked: dict[str, set[TopicPartition]] = {}
+        # transactional id -> partitions that need the marker of the ending transaction; in memory only, as in Kafka
+        self._unmarked: dict[str, dict[TopicPartition, None]] = {}
 
     # --- replay
 
@@ -86,7 +86,7 @@ class TransactionShard:
             self._last_epochs.pop(transactional_id, None)
         else:
             self.transactions[transactional_id] = decode_value(value)
-        self._marked.pop(transactional_id, None)
+        self._unmarked.pop(transactional_id, None)
 
     def on_stored(self, transactional_id: str, decision: Decision) -> None:
         """Is called after the value of a decision was stored and replayed."""
@@ -219,11 +219,15 @@ class TransactionShard:
 
     def unmarked_partitions(self, transactional_id: str) -> list[TopicPartition]:
         """Returns the partitions of an ending transaction that still need its marker."""
-        return sorted(self.transactions[transactional_id].partitions - self._marked.get(transactional_id, set()))
+        unmarked = self._unmarked.get(transactional_id)
+        if unmarked is None:
+            partitions = sorted(self.transactions[transactional_id].partitions)
+            unmarked = self._unmarked[transactional_id] = dict.fromkeys(partitions)
+        return list(unmarked)
 
     def marker_written(self, transactional_id: str, partition: TopicPartition) -> None:
         """Is called after the marker was appended to a partition, or the partition was deleted."""
-        self._marked.setdefault(transactional_id, set()).add(partition)
+        self._unmarked[transactional_id].pop(partition, None)
 
     # --- queries
 

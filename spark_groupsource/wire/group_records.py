@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.decoder import MessageT, decode_exactly
+from spark_groupsource.wire.fast_structs import encode_data, new_struct
 from spark_groupsource.wire.messages import (
     UUID,
     GroupMetadataKey,
@@ -77,8 +78,7 @@ class OffsetValue(NamedTuple):
     topic_id: str | None = None
 
 
-@dataclass(frozen=True)
-class MemberValue:
+class MemberValue(NamedTuple):
     """A member in the record of its group.
 
     `rebalance_timeout_ms` is -1 in version 0; the session timeout replaces it.
@@ -243,7 +243,8 @@ def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -
         leader=value.leader,
         current_state_timestamp=value.state_timestamp_ms,
         members=[
-            GroupMetadataValue.MemberMetadata(
+            new_struct(
+                GroupMetadataValue.MemberMetadata,
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 client_id=member.client_id,
@@ -256,7 +257,7 @@ def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -
             for member in value.members
         ],
     )
-    return bytes(message.encode(version=version))
+    return encode_data(message, version)
 
 
 def decode_group_value(data: bytes) -> GroupValue:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain, repeat
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.decoder import MessageT, decode_exactly
+from spark_groupsource.wire.fast_structs import encode_data
 from spark_groupsource.wire.messages import TransactionLogKey, TransactionLogValue
 
 _KEY_VERSION = 0
@@ -69,9 +71,11 @@ def decode_key(data: bytes) -> str | None:
 def encode_value(value: TransactionValue, version: int = _VALUE_VERSION) -> bytes:
     """Encodes a value; fields newer than `version` are omitted."""
     topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(value.partitions):
+    for topic, partition in value.partitions:
         topics.setdefault(topic, []).append(partition)
-    entries = [TransactionLogValue.PartitionsSchema(topic=name, partition_ids=ids) for name, ids in topics.items()]
+    entries = [
+        TransactionLogValue.PartitionsSchema(topic=name, partition_ids=sorted(topics[name])) for name in sorted(topics)
+    ]
     message = TransactionLogValue(
         producer_id=value.producer_id,
         previous_producer_id=value.previous_producer_id,
@@ -82,7 +86,7 @@ def encode_value(value: TransactionValue, version: int = _VALUE_VERSION) -> byte
         transaction_last_update_timestamp_ms=value.updated_ms,
         transaction_start_timestamp_ms=value.start_ms,
     )
-    return bytes(message.encode(version=version))
+    return encode_data(message, version)
 
 
 def decode_value(data: bytes) -> TransactionValue:
@@ -107,9 +111,10 @@ def decode_value(data: bytes) -> TransactionValue:
         timeout_ms=message.transaction_timeout_ms,
         status=status,
         partitions=frozenset(
-            TopicPartition(entry.topic, partition)
-            for entry in message.transaction_partitions or ()
-            for partition in entry.partition_ids
+            chain.from_iterable(
+                map(TopicPartition, repeat(entry.topic), entry.partition_ids)
+                for entry in message.transaction_partitions or ()
+            )
         ),
         updated_ms=message.transaction_last_update_timestamp_ms,
         start_ms=message.transaction_start_timestamp_ms,

@@ -70,7 +70,8 @@ def expire(broker: EmbeddedBroker) -> None:
         coordinator._clock = SimpleNamespace(
             instant=lambda: later, now_ms=clock.now_ms, timestamp_ms=lambda: later.timestamp_ms
         )
-        coordinator._expire_offsets()
+        for _ in coordinator.removal.expire():
+            pass
         coordinator._clock = clock
 
     broker.call(run)

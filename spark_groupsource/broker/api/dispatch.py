@@ -37,6 +37,7 @@ _UPDATES = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
         ApiKey.DELETE_RECORDS,
+        ApiKey.DELETE_GROUPS,
         ApiKey.WRITE_TXN_MARKERS,
     }
 )

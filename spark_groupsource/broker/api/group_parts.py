@@ -1,28 +1,39 @@
 """Handles large requests of the group APIs in parts.
 
-The broker serves other requests between the parts. The parts of a commit are stored separately, so that some of them
-may fail. Kafka stores them together, but its clients retry a commit with any failed partition as a whole.
+The broker serves other requests between the parts. The parts of a commit or of a deletion of offsets are stored
+separately, so that some of them may fail. Kafka stores them together, but its clients retry a commit with any failed
+partition as a whole, and offsets of a transaction become visible with its end.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.group import GroupRequest, merge_responses
+from spark_groupsource.broker.timed_steps import portions
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import GroupRequest, group_fetch_error, merge_responses
 from spark_groupsource.wire.messages import (
+    ApiMessage,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    ListGroupsRequest,
     OffsetCommitRequest,
-    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    TxnOffsetCommitRequest,
 )
 
-_GROUPS_PER_PART = 100
-_PARTITIONS_PER_PART = 500
-_FETCH_GROUPS_SINCE = 8
+_PER_PART = 500
+_FETCH_GROUPS_SINCE, _FETCH_IDS_SINCE = 8, 10
+_MAX_FETCHED_BYTES = 8_388_608
+_FETCHED_BYTES = 60  # of the response and, roughly, a tenth of the memory, of an offset
+
+CompleteResponse = Callable[[Any], None]
+OffsetsRequest = TypeVar("OffsetsRequest", OffsetCommitRequest, TxnOffsetCommitRequest, OffsetDeleteRequest)
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _FetchTopic = OffsetFetchRequest.OffsetFetchRequestTopic
@@ -30,134 +41,256 @@ _FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
 _FetchGroupTopic = _FetchGroup.OffsetFetchRequestTopics
 
 
-def parts_of(request: GroupRequest, api_version: int) -> list[GroupRequest]:
-    """The parts of a request for many groups or partitions; of any other request, the request alone."""
-    if isinstance(request, DescribeGroupsRequest) and len(request.groups) > _GROUPS_PER_PART:
-        include = request.include_authorized_operations
-        return [
-            DescribeGroupsRequest(groups=groups, include_authorized_operations=include)
-            for groups in _slices(request.groups, _GROUPS_PER_PART)
-        ]
-    if isinstance(request, DeleteGroupsRequest) and len(request.groups_names) > _GROUPS_PER_PART:
-        names = list(dict.fromkeys(request.groups_names))
-        return [DeleteGroupsRequest(groups_names=part) for part in _slices(names, _GROUPS_PER_PART)]
-    if isinstance(request, OffsetCommitRequest) and _has_many(request.topics, "partitions"):
-        return [
-            OffsetCommitRequest(
-                group_id=request.group_id,
-                generation_id_or_member_epoch=request.generation_id_or_member_epoch,
-                member_id=request.member_id,
-                group_instance_id=request.group_instance_id,
-                retention_time_ms=request.retention_time_ms,
-                topics=topics,
-            )
-            for topics in _topic_parts(request.topics, "partitions", _CommitTopic)
-        ]
-    if isinstance(request, OffsetFetchRequest) and api_version < _FETCH_GROUPS_SINCE:
-        if request.topics is not None and _has_many(request.topics, "partition_indexes"):
-            return [
-                OffsetFetchRequest(group_id=request.group_id, topics=topics, require_stable=request.require_stable)
-                for topics in _topic_parts(request.topics, "partition_indexes", _FetchTopic)
-            ]
-    elif isinstance(request, OffsetFetchRequest):
-        if any(group.topics and _has_many(group.topics, "partition_indexes") for group in request.groups):
-            return [
-                OffsetFetchRequest(groups=[group], require_stable=request.require_stable)
-                for group in _group_parts(request.groups)
-            ]
-    return [request]
+class Checked(NamedTuple):
+    """A request that was checked. `complete` adds partitions to the response that the coordinator does not get."""
+
+    request: GroupRequest
+    complete: CompleteResponse | None = None
 
 
-def in_parts(
-    broker: Broker,
-    context: ApiRequestContext,
-    request: GroupRequest,
-    parts: Sequence[GroupRequest],
-    complete: Callable[[Any], None] | None,
-) -> Steps:
-    """Handles the parts of `request` one after another; returns their response, to which `complete` is applied."""
-    responses: list[Any] = []
-    for part in parts:
-        responses.append(broker.group_coordinator.handle_part(context, part))
+Check = Callable[[Broker, ApiRequestContext, Any], "Checked | ApiMessage"]
+"""Checks the topics of a request; returns the response if the coordinator gets nothing of it."""
+
+
+def handle_part(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> Any:
+    """Returns the response to a part."""
+    if not isinstance(checked, Checked):
+        return checked
+    response = broker.group_coordinator.handle_part(context, checked.request)
+    if checked.complete is not None:
+        checked.complete(response)
+    return response
+
+
+# --- commits and deletions of offsets ---
+
+
+def has_many_partitions(request: OffsetCommitRequest | TxnOffsetCommitRequest | OffsetDeleteRequest) -> bool:
+    return sum(1 + len(topic.partitions) for topic in request.topics) > _PER_PART
+
+
+def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsRequest, check: Check) -> Steps:
+    """Commits or deletes the offsets of many partitions; `check` is applied to each part."""
+    topics: dict[Any, Any] = {}
+    for part in _topic_parts(request.topics, "partitions"):
+        response = handle_part(broker, context, check(broker, context, _with_topics(request, part)))
+        if isinstance(response, OffsetDeleteResponse) and response.error_code:
+            return response  # the error concerns the whole request
+        for topic in response.topics:
+            known = topics.setdefault((topic.name, getattr(topic, "topic_id", None)), topic)
+            if known is not topic:
+                known.partitions += topic.partitions
         yield None
-    if isinstance(request, (DescribeGroupsRequest, DeleteGroupsRequest)):
-        merged: Any = merge_responses(request, context.api_version, responses)
-    else:
-        merged = responses[0]
-        for response in responses[1:]:
-            _add_offsets(merged, response)
-    yield None
-    if complete is not None:
-        complete(merged)
-    return merged  # type: ignore[no-any-return]
+    response.topics = list(topics.values())
+    return response  # type: ignore[no-any-return]
 
 
-def list_groups(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> Steps:
-    """Lists the groups of one shard after another."""
+def _with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
+    """A request with other topics."""
+    if isinstance(request, OffsetCommitRequest):
+        return OffsetCommitRequest(
+            group_id=request.group_id,
+            generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            retention_time_ms=request.retention_time_ms,
+            topics=topics,
+        )
+    if isinstance(request, OffsetDeleteRequest):
+        return OffsetDeleteRequest(group_id=request.group_id, topics=topics)
+    return TxnOffsetCommitRequest(
+        transactional_id=request.transactional_id,
+        group_id=request.group_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        generation_id=request.generation_id,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        topics=topics,
+    )
+
+
+# --- OffsetFetch ---
+
+
+def has_many_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> bool:
+    """Whether a request is for more offsets than one part has."""
+    groups: Sequence[Any] = request.groups if context.api_version >= _FETCH_GROUPS_SINCE else [request]
+    return sum(_fetched(broker, group.group_id, group.topics) for group in groups) > _PER_PART
+
+
+def _fetched(broker: Broker, group_id: str, topics: Sequence[Any] | None) -> int:
+    """The number of offsets that are requested of a group, at least 1."""
+    if topics is None:
+        return 1 + len(broker.group_coordinator.committed_offsets(group_id))
+    return 1 + sum(1 + len(topic.partition_indexes) for topic in topics)
+
+
+def fetch_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest, check: Check) -> Steps:
+    """Returns the offsets of many partitions or groups.
+
+    Groups beyond the largest size of a response get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again.
+    """
+    version = context.api_version
+    if version < _FETCH_GROUPS_SINCE:
+        return (yield from _fetch_group(broker, context, request, request, check))
+    groups: list[Any] = []
+    left = _MAX_FETCHED_BYTES
+    small: list[_FetchGroup] = []
+    size = 0
+    for group in [*request.groups, None]:
+        count = 0 if group is None else _fetched(broker, group.group_id, group.topics)
+        if small and (group is None or size + count > _PER_PART):
+            part = OffsetFetchRequest(groups=small, require_stable=request.require_stable)
+            groups += handle_part(broker, context, check(broker, context, part)).groups
+            small, size = [], 0
+            yield None
+        if group is None:
+            break
+        if left <= 0:
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            groups.append(group_fetch_error(group.group_id, [], code, version))
+            continue
+        if group.topics is None:
+            stored = broker.group_coordinator.committed_offsets(group.group_id)
+            left -= _FETCHED_BYTES * count + sum(len(value.metadata) for value in stored.values())
+        if count <= _PER_PART:
+            small.append(group)
+            size += count
+        else:
+            response = yield from _fetch_group(broker, context, request, group, check)
+            groups += response.groups
+    return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
+
+
+def _fetch_group(
+    broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest, group: Any, check: Check
+) -> Generator[None, None, OffsetFetchResponse]:
+    """Returns many offsets of one group, which is the request itself below version 8."""
+    is_single, fetches_all = group is request, group.topics is None
+    topics: dict[Any, Any] = {}
+    error_code: int = ErrorCode.NONE
+    parts = _stored_topics(broker, context, group) if fetches_all else _topic_parts(group.topics, "partition_indexes")
+    for part in parts:
+        if is_single:
+            piece = OffsetFetchRequest(group_id=group.group_id, topics=part, require_stable=request.require_stable)
+        else:
+            member = {"member_id": group.member_id, "member_epoch": group.member_epoch}
+            only = _FetchGroup(group_id=group.group_id, topics=part, **member)
+            piece = OffsetFetchRequest(groups=[only], require_stable=request.require_stable)
+        response = handle_part(broker, context, check(broker, context, piece))
+        found = response if is_single else response.groups[0]
+        error_code = error_code or found.error_code
+        for topic in found.topics:
+            if fetches_all:  # without the offsets that were removed since the previous part
+                topic.partitions = [each for each in topic.partitions if each.committed_offset >= 0 or each.error_code]
+            known = topics.setdefault((topic.name, getattr(topic, "topic_id", None)), topic)
+            if known is not topic:
+                known.partitions += topic.partitions
+        yield None
+    found.error_code = error_code
+    found.topics = list(topics.values())
+    return response  # type: ignore[no-any-return]
+
+
+def _stored_topics(broker: Broker, context: ApiRequestContext, group: Any) -> Iterator[list[Any]]:
+    """The partitions with committed offsets of a group, in parts; at least one, which may be empty."""
+    stored = list(broker.group_coordinator.committed_offsets(group.group_id))
+    for some in portions(stored, _PER_PART) if stored else [[]]:
+        by_name: dict[str, list[int]] = {}
+        for topic, partition in some:
+            by_name.setdefault(topic, []).append(partition)
+        yield [each for name, numbers in by_name.items() for each in _topic_of(broker, context, name, sorted(numbers))]
+
+
+def _topic_of(broker: Broker, context: ApiRequestContext, name: str, numbers: list[int]) -> Iterable[Any]:
+    if context.api_version < _FETCH_GROUPS_SINCE:
+        return [_FetchTopic(name=name, partition_indexes=numbers)]
+    topic = _FetchGroupTopic(name=name, partition_indexes=numbers)
+    if context.api_version >= _FETCH_IDS_SINCE:
+        if name not in broker.partitions.topics:
+            return []  # the topic was deleted and has no id
+        topic.topic_id = broker.partitions.topics[name].topic_id  # type: ignore[misc]
+    return [topic]
+
+
+# --- groups ---
+
+
+def has_many_groups(broker: Broker, request: GroupRequest) -> bool:
+    """Whether a DescribeGroups or DeleteGroups request is for many groups, or for large ones."""
+    if isinstance(request, DescribeGroupsRequest):
+        return len(list(_described_parts(broker, request.groups[: _PER_PART + 1]))) > 1
+    if isinstance(request, DeleteGroupsRequest):
+        names = request.groups_names
+        return len(names) > _PER_PART or sum(_fetched(broker, name, None) for name in names) > _PER_PART
+    return False
+
+
+def describe_groups(broker: Broker, context: ApiRequestContext, request: DescribeGroupsRequest) -> Steps:
+    """Describes many groups, or groups with many members."""
+    include = request.include_authorized_operations
     responses = []
-    for partition in broker.group_coordinator.led_partitions(context.node_id):
-        responses.append(broker.group_coordinator.handle_part(context, request, partition))
+    for some in _described_parts(broker, request.groups):
+        part = DescribeGroupsRequest(groups=some, include_authorized_operations=include)
+        responses.append(broker.group_coordinator.handle_part(context, part))
         yield None
     return merge_responses(request, context.api_version, responses)
 
 
-def _add_offsets(merged: Any, response: Any) -> None:
-    """Adds the topics of the next OffsetCommit or OffsetFetch response."""
-    if isinstance(merged, OffsetCommitResponse) or not merged.groups:
-        merged.topics = _joined(merged.topics, response.topics)
-        if isinstance(merged, OffsetFetchResponse):
-            merged.error_code = merged.error_code or response.error_code
-        return
-    for group in response.groups:
-        last = merged.groups[-1]
-        if group.group_id == last.group_id:
-            last.topics = _joined(last.topics, group.topics)
-            last.error_code = last.error_code or group.error_code
-        else:
-            merged.groups.append(group)
+def _described_parts(broker: Broker, group_ids: Sequence[str]) -> Iterator[list[str]]:
+    some: list[str] = []
+    size = 0
+    for group_id in group_ids:
+        added = 2 + broker.group_coordinator.member_count(group_id)
+        if some and size + added > _PER_PART:
+            yield some
+            some, size = [], 0
+        some.append(group_id)
+        size += added
+    if some:
+        yield some
 
 
-def _joined(topics: list[Any], following: list[Any]) -> list[Any]:
-    """Returns the topics of two responses; one that was divided becomes one entry again."""
-    if topics and following and topics[-1].name == following[0].name:
-        topics[-1].partitions += following[0].partitions
-        following = following[1:]
-    topics += following
-    return topics
+def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGroupsRequest) -> Steps:
+    """Deletes many groups, or groups with many offsets."""
+    responses: list[ApiMessage] = []
+    some: list[str] = []
+    size = 0
+    names = list(dict.fromkeys(request.groups_names))
+    for number, group_id in enumerate(names, 1):
+        size += _fetched(broker, group_id, None)
+        yield from broker.group_coordinator.deletion_steps(context.node_id, group_id)
+        some.append(group_id)  # of a large group, the rest is deleted before another request runs
+        if size >= _PER_PART or number == len(names):
+            responses.append(broker.group_coordinator.handle_part(context, DeleteGroupsRequest(groups_names=some)))
+            some, size = [], 0
+            yield None
+    return merge_responses(request, context.api_version, responses)
 
 
-def _group_parts(groups: Sequence[_FetchGroup]) -> Iterator[_FetchGroup]:
-    for group in groups:
-        parts = (
-            [group.topics] if not group.topics else _topic_parts(group.topics, "partition_indexes", _FetchGroupTopic)
-        )
-        for topics in parts:
-            yield _FetchGroup(
-                group_id=group.group_id, member_id=group.member_id, member_epoch=group.member_epoch, topics=topics
-            )
+def list_groups(broker: Broker, context: ApiRequestContext, request: ListGroupsRequest) -> Steps:
+    """Lists the groups of one shard after another."""
+    responses = yield from broker.group_coordinator.list_groups(context, request)
+    return merge_responses(request, context.api_version, responses)
 
 
-def _has_many(topics: Sequence[Any], field: str) -> bool:
-    return sum(len(getattr(topic, field)) for topic in topics) > _PARTITIONS_PER_PART
+# --- parts ---
 
 
-def _topic_parts(topics: Sequence[Any], field: str, topic_class: Any) -> Iterator[list[Any]]:
-    """Divides topics into lists with a bounded number of partitions."""
+def _topic_parts(topics: Sequence[Any], field: str) -> Iterator[list[Any]]:
+    """Divides topics into lists with a bounded number of topics and partitions."""
     part: list[Any] = []
     size = 0
     for topic in topics:
-        for partitions in _slices(getattr(topic, field), _PARTITIONS_PER_PART):
-            if part and size + len(partitions) > _PARTITIONS_PER_PART:
+        for partitions in portions(getattr(topic, field), _PER_PART) if getattr(topic, field) else [[]]:
+            if part and size + len(partitions) >= _PER_PART:
                 yield part
                 part, size = [], 0
-            divided = topic_class(name=topic.name, **{field: partitions})
+            divided = type(topic)(name=topic.name, **{field: list(partitions)})
             if hasattr(topic, "topic_id"):
                 divided.topic_id = topic.topic_id
             part.append(divided)
-            size += len(partitions)
+            size += 1 + len(partitions)
     if part:
         yield part
-
-
-def _slices(values: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    return (list(values[start : start + size]) for start in range(0, len(values), size))

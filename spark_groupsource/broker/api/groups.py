@@ -8,18 +8,21 @@ Source: Kafka `KafkaApis`.
 from __future__ import annotations
 
 import uuid
-from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
+from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import GroupRequest
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     ApiMessage,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     ListGroupsRequest,
@@ -48,10 +51,8 @@ _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 _GROUPS_PER_STEP = 200
 _INLINE_NS = 1_000_000
-_DIVIDED_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS})
 
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
-CompleteResponse = Callable[[Any], None]
 
 
 def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest) -> Steps:
@@ -92,18 +93,14 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResp
     )
 
 
-def group_request(
-    broker: Broker, context: ApiRequestContext, request: GroupRequest, complete: CompleteResponse | None = None
-) -> ResponseAction | Steps:
-    """Passes a request to the group coordinator without further checks, a large one in parts.
-
-    `complete` adds to the response the partitions that were not passed to the coordinator.
-    """
-    if request.API_KEY in _DIVIDED_APIS:
-        parts = group_parts.parts_of(request, context.api_version)
-        if len(parts) > 1:
-            return group_parts.in_parts(broker, context, request, parts, complete)
-    broker.group_coordinator.handle(context, request, complete)
+def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> ResponseAction | Steps:
+    """Passes a request to the group coordinator without further checks, a large one in parts."""
+    if isinstance(request, (DescribeGroupsRequest, DeleteGroupsRequest)):
+        if group_parts.has_many_groups(broker, request):
+            if isinstance(request, DescribeGroupsRequest):
+                return group_parts.describe_groups(broker, context, request)
+            return group_parts.delete_groups(broker, context, request)
+    broker.group_coordinator.handle(context, request)
     return DELAYED
 
 
@@ -116,18 +113,34 @@ def list_groups(
     return run_inline(group_parts.list_groups(broker, context, request), _INLINE_NS)
 
 
+def pass_on(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> ApiMessage | ResponseAction:
+    """Passes a checked request to the group coordinator, if there is one."""
+    if not isinstance(checked, Checked):
+        return checked
+    broker.group_coordinator.handle(context, checked.request, checked.complete)
+    return DELAYED
+
+
 # --- offsets ---
 
 
 def offset_commit(
     broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse | ResponseAction | Steps:
+) -> ApiMessage | ResponseAction | Steps:
     """Commits offsets; partitions that do not exist get an error each."""
+    if group_parts.has_many_partitions(request):
+        return group_parts.change_offsets(broker, context, request, _check_commit)
+    return pass_on(broker, context, _check_commit(broker, context, request))
+
+
+def _check_commit(
+    broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
+) -> Checked | OffsetCommitResponse:
     by_id = context.api_version >= _TOPIC_ID_VERSION
     topics, unknown_ids = _resolve_commit_topics(broker, request.topics) if by_id else (request.topics, [])
     existing, missing = split_by_existence(broker, topics, _CommitTopic)
     if not missing and not by_id:
-        return group_request(broker, context, request)
+        return Checked(request)
     add_missing = add_topics(missing_topics(missing, _CommittedTopic, _CommittedTopic.OffsetCommitResponsePartition))
 
     def complete(response: OffsetCommitResponse) -> None:
@@ -148,7 +161,7 @@ def offset_commit(
         retention_time_ms=request.retention_time_ms,
         topics=existing,
     )
-    return group_request(broker, context, checked, complete)
+    return Checked(checked, complete)
 
 
 def _resolve_commit_topics(
@@ -165,10 +178,18 @@ def _resolve_commit_topics(
     return resolved, unknown
 
 
-def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> ResponseAction | Steps:
+def offset_fetch(
+    broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest
+) -> ApiMessage | ResponseAction | Steps:
     """Returns committed offsets; topics have names, and ids from version 10."""
+    if group_parts.has_many_offsets(broker, context, request):
+        return group_parts.fetch_offsets(broker, context, request, _check_fetch)
+    return pass_on(broker, context, _check_fetch(broker, context, request))
+
+
+def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> Checked:
     if context.api_version < _TOPIC_ID_VERSION:
-        return group_request(broker, context, request)
+        return Checked(request)
     resolved: list[_FetchGroup] = []
     unknown_ids: dict[str, list[_FetchTopic]] = {}
     for group in request.groups:
@@ -197,16 +218,22 @@ def offset_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
                 group.topics = [*group.topics, *map(_fetch_unknown_id, unknown_ids[group.group_id])]
 
     checked = OffsetFetchRequest(groups=resolved, require_stable=request.require_stable)
-    return group_request(broker, context, checked, complete)
+    return Checked(checked, complete)
 
 
-def offset_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> ResponseAction:
+def offset_delete(
+    broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest
+) -> ApiMessage | ResponseAction | Steps:
     """Deletes committed offsets; partitions that do not exist get an error each."""
+    if group_parts.has_many_partitions(request):
+        return group_parts.change_offsets(broker, context, request, _check_delete)
+    return pass_on(broker, context, _check_delete(broker, context, request))
+
+
+def _check_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> Checked:
     existing, missing = split_by_existence(broker, request.topics, _DeleteTopic)
     errors = missing_topics(missing, _DeletedTopic, _DeletedTopic.OffsetDeleteResponsePartition)
-    checked = OffsetDeleteRequest(group_id=request.group_id, topics=existing)
-    broker.group_coordinator.handle(context, checked, add_topics(errors))
-    return DELAYED
+    return Checked(OffsetDeleteRequest(group_id=request.group_id, topics=existing), add_topics(errors))
 
 
 # --- topics of requests and responses ---
@@ -239,7 +266,8 @@ def missing_topics(
         topic_class(
             name=topic.name,
             partitions=[
-                partition_class(partition_index=each.partition_index, error_code=code) for each in topic.partitions
+                new_struct(partition_class, partition_index=each.partition_index, error_code=code)
+                for each in topic.partitions
             ],
         )
         for topic in topics

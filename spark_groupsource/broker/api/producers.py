@@ -15,10 +15,12 @@ from typing import Collection, Mapping
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.producer_state import ProducerStateEntry
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -29,6 +31,7 @@ from spark_groupsource.wire.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from spark_groupsource.wire.transaction_records import TransactionValue
 
 _Topic = DescribeProducersResponse.TopicResponse
 _Partition = _Topic.PartitionResponse
@@ -39,11 +42,15 @@ _MarkerResult = WriteTxnMarkersResponse.WritableTxnMarkerResult
 _MarkedTopic = _MarkerResult.WritableTxnMarkerTopicResult
 _PATTERN_SINCE, _TRANSACTION_VERSION_SINCE = 2, 2
 _ENTRIES_PER_STEP = 200
+_MAX_ENTRIES = 40_000
 
 
 def describe_producers(broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest) -> Steps:
-    """Returns the producer states of each partition."""
-    topics, described = [], 0
+    """Returns the producer states of each partition.
+
+    Partitions beyond the largest size of a response get LEADER_NOT_AVAILABLE, so that a client requests them again.
+    """
+    topics, described, left = [], 0, _MAX_ENTRIES
     for topic in request.topics:
         results = []
         for number in topic.partition_indexes:
@@ -51,13 +58,21 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
                 partition_index=number, error_code=ErrorCode.NONE, error_message=None, active_producers=[]
             )
             try:
+                if left <= 0:
+                    raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, "The response has too many producers.")
                 partition = broker.partitions.partition(topic.name, number)
                 broker.leaders.check_leader(context.node_id, partition.topic_partition)
-                entry.active_producers = [_producer(*each) for each in partition.producers().items()]
+                producers = []
+                for some in portions(list(partition.producers().items()), _ENTRIES_PER_STEP):
+                    producers += [_producer(*each) for each in some]
+                    if len(some) == _ENTRIES_PER_STEP:
+                        yield None
+                entry.active_producers = producers
             except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
             results.append(entry)
-            described += 1 + len(entry.active_producers)
+            left -= 1 + len(entry.active_producers)
+            described += 1
             if described >= _ENTRIES_PER_STEP:
                 described = 0
                 yield None
@@ -66,7 +81,8 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
 
 
 def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.ProducerState:
-    return _Partition.ProducerState(
+    return new_struct(
+        _Partition.ProducerState,
         producer_id=producer_id,
         producer_epoch=entry.epoch,
         last_sequence=entry.batches[-1].last_sequence if entry.batches else -1,
@@ -77,11 +93,23 @@ def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.Produce
 
 
 def describe_transactions(broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest) -> Steps:
-    """Returns the state of each transactional id."""
+    """Returns the state of each transactional id.
+
+    Those beyond the largest size of a response get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again.
+    """
     described, entries = [], 0
+    known: dict[str, _Described] = {}
+    left = _MAX_ENTRIES
     for transactional_id in request.transactional_ids:
-        described.append(_describe(broker, context.node_id, transactional_id))
-        entries += 1 + sum(len(topic.partitions) for topic in described[-1].topics)
+        if left <= 0:
+            state = _description(transactional_id, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, None)
+        else:
+            state = known.get(transactional_id) or _describe(broker, context.node_id, transactional_id)
+            known[transactional_id] = state
+        described.append(state)
+        size = 1 + sum(len(topic.partitions) for topic in state.topics)
+        left -= size
+        entries += size
         if entries >= _ENTRIES_PER_STEP:
             entries = 0
             yield None
@@ -98,6 +126,10 @@ def _describe(broker: Broker, node_id: int, transactional_id: str) -> _Described
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     except ApiError as error:
         code = error.code
+    return _description(transactional_id, code, value)
+
+
+def _description(transactional_id: str, code: ErrorCode, value: TransactionValue | None) -> _Described:
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(value.partitions) if value else ():
         topics.setdefault(topic, []).append(partition)
@@ -134,19 +166,23 @@ def list_transactions(
         )
     states, producer_ids = set(request.state_filters), set(request.producer_id_filters)
     timestamp_ms, duration_ms = broker.clock.timestamp_ms(), request.duration_filter
-    found = [
-        _Listed(
-            transactional_id=name,
-            producer_id=value.producer_id,
-            transaction_state=TRANSACTION_STATE_NAMES[value.status],
-        )
-        for shard in shards
-        for name, value in shard.transactions.items()
-        if (not states or TRANSACTION_STATE_NAMES[value.status] in states)
-        and (not producer_ids or value.producer_id in producer_ids)
-        and name in matches
-        and (duration_ms < 0 or timestamp_ms - value.start_ms > duration_ms)
-    ]
+    found: list[_Listed] = []
+    for shard in shards:
+        for some in portions(list(shard.transactions.items()), 5 * _ENTRIES_PER_STEP):
+            found += [
+                new_struct(
+                    _Listed,
+                    transactional_id=name,
+                    producer_id=value.producer_id,
+                    transaction_state=TRANSACTION_STATE_NAMES[value.status],
+                )
+                for name, value in some
+                if (not states or TRANSACTION_STATE_NAMES[value.status] in states)
+                and (not producer_ids or value.producer_id in producer_ids)
+                and name in matches
+                and (duration_ms < 0 or timestamp_ms - value.start_ms > duration_ms)
+            ]
+            yield None
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,

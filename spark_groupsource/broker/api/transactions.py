@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import logging
 
-from spark_groupsource.broker.api.groups import add_topics, group_request, missing_topics, split_by_existence
+from spark_groupsource.broker.api.group_parts import Checked, change_offsets, has_many_partitions
+from spark_groupsource.broker.api.groups import add_topics, missing_topics, pass_on, split_by_existence
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    ApiMessage,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
@@ -32,6 +36,7 @@ from spark_groupsource.wire.messages import (
 # earlier versions get INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED
 _INIT_FENCED_SINCE = 4
 _FENCED_SINCE = 2
+_PARTITIONS_PER_STEP = 1_000
 _AddedTopic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 _AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
 _CommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -72,13 +77,18 @@ def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
         return ErrorCode.KAFKA_STORAGE_ERROR, ProducerIdAndEpoch(-1, -1)
 
 
-def add_partitions(
-    broker: Broker, context: ApiRequestContext, request: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+def add_partitions(broker: Broker, context: ApiRequestContext, request: AddPartitionsToTxnRequest) -> Steps:
     """Adds partitions to a transaction: all, or none if one does not exist."""
-    topics = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
-    requested = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
-    unknown = {topic_partition for topic_partition in requested if topic_partition not in broker.partitions}
+    topics = request.v3_and_below_topics
+    requested: set[TopicPartition] = set()
+    unknown: set[TopicPartition] = set()
+    for topic in topics:
+        for numbers in portions(topic.partitions, _PARTITIONS_PER_STEP):
+            named = [TopicPartition(topic.name, number) for number in numbers]
+            requested.update(named)
+            unknown.update(each for each in named if each not in broker.partitions)
+            if len(requested) % _PARTITIONS_PER_STEP == 0:
+                yield None
     if unknown:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     else:
@@ -89,21 +99,18 @@ def add_partitions(
         except ApiError as error:
             code = error.code
     code = _fencing_error(code, context.api_version)
-    results = [
-        _AddedTopic(
-            name=name,
-            results_by_partition=[
-                _AddedPartition(
-                    partition_index=number,
-                    partition_error_code=(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if TopicPartition(name, number) in unknown else code
-                    ),
-                )
-                for number in numbers
-            ],
-        )
-        for name, numbers in topics
-    ]
+    results: list[_AddedTopic] = []
+    added = 0
+    for topic in topics:
+        entries: list[_AddedPartition] = []
+        for number in topic.partitions:
+            is_unknown = bool(unknown) and TopicPartition(topic.name, number) in unknown
+            error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else code
+            entries.append(new_struct(_AddedPartition, partition_index=number, partition_error_code=error_code))
+            added += 1
+            if added % _PARTITIONS_PER_STEP == 0:
+                yield None
+        results.append(new_struct(_AddedTopic, name=topic.name, results_by_partition=entries))
     return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
 
@@ -131,8 +138,16 @@ def end(broker: Broker, context: ApiRequestContext, request: EndTxnRequest) -> E
 
 def commit_offsets(
     broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse | ResponseAction | Steps:
+) -> ApiMessage | ResponseAction | Steps:
     """Commits offsets with a transaction; partitions that do not exist get an error each."""
+    if has_many_partitions(request):
+        return change_offsets(broker, context, request, _check_commit)
+    return pass_on(broker, context, _check_commit(broker, context, request))
+
+
+def _check_commit(
+    broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest
+) -> Checked | TxnOffsetCommitResponse:
     existing, missing = split_by_existence(broker, request.topics, _CommitTopic)
     errors = missing_topics(missing, _CommittedTopic, _CommittedTopic.TxnOffsetCommitResponsePartition)
     if not existing:
@@ -152,10 +167,7 @@ def commit_offsets(
         response: TxnOffsetCommitResponse = error_response(checked, code, context.api_version)
         response.topics = [*response.topics, *errors]
         return response
-    if not missing:
-        return group_request(broker, context, request)
-    broker.group_coordinator.handle(context, checked, add_topics(errors))
-    return DELAYED
+    return Checked(checked, add_topics(errors)) if missing else Checked(request)
 
 
 def _verify(broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:

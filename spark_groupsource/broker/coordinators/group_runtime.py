@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import defaultdict
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
+from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
     GroupEvent,
@@ -29,8 +31,10 @@ from spark_groupsource.group import (
     GroupTimer,
     LogRecord,
     Outcome,
+    Reply,
     RequestContext,
     SetTimer,
+    coordinator_partition,
     error_response,
     merge_responses,
     split_request,
@@ -41,7 +45,16 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
-from spark_groupsource.wire.messages import ApiMessage, JoinGroupRequest, ListGroupsRequest
+from spark_groupsource.wire.group_records import OffsetValue
+from spark_groupsource.wire.messages import (
+    ApiMessage,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetFetchRequest,
+)
 
 # of the encoded record: length, attributes, timestamp and offset deltas (Kafka `DefaultRecord.MAX_RECORD_OVERHEAD`),
 # then the lengths of key and value and the number of headers
@@ -49,6 +62,8 @@ _RECORD_OVERHEAD = 21 + 5 + 5 + 1
 
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
 _FULL_REPORT_MS = 60_000
+_REPLIES_PER_STEP = 50
+_GROUPS_PER_STEP = 200
 
 
 class _ShardToken(NamedTuple):
@@ -86,6 +101,17 @@ def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[L
     yield records[start:]
 
 
+def _changed_groups(request: GroupRequest) -> Iterable[str]:
+    """The groups whose members or offsets a request may change or read."""
+    if isinstance(request, DeleteGroupsRequest):
+        return request.groups_names
+    if isinstance(request, OffsetFetchRequest) and request.groups:
+        return [group.group_id for group in request.groups]
+    if isinstance(request, (DescribeGroupsRequest, ListGroupsRequest)):
+        return ()
+    return (request.group_id,)
+
+
 class GroupRuntime:
     """The group coordinator of all nodes. Called by the broker's event loop only."""
 
@@ -102,19 +128,27 @@ class GroupRuntime:
             {"compression.type": "producer"},
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
-        self._expiry_timer = services.timers.timer(self._expire_offsets)
+        self._background = BackgroundSteps(services.timers, services.clock)
+        self.removal = OffsetRemoval(self.shards, self._apply, lambda: self._clock.instant())
+        self._expiry = PeriodicSteps(
+            services.timers,
+            services.clock,
+            self.removal.expire,
+            lambda: self._config.offsets_retention_check_interval_ms,
+        )
         self._state_size = GroupStateSize(config.group.group_coordinator_max_state_bytes)
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
+        self._deleting: set[str] = set()  # groups whose offsets are being removed before the group
 
     # --- shard lifecycle ---
 
     def start(self) -> None:
         """Schedules loading of all shards and the periodic expiration of offsets."""
         self.shards.load_all()
-        self._set_expiry_timer()
+        self._expiry.start()
 
     def new_state_machine(self, partition: int) -> GroupShard:
         return GroupShard(partition, self._config)
@@ -142,7 +176,7 @@ class GroupRuntime:
         """Starts the timers of loaded groups and removes offsets of partitions that were deleted during loading."""
         self._apply(shard, shard.state_machine.on_loaded(self._clock.instant()))
         if shard.partition in self._deleted:
-            self._remove_offsets(shard, self._deleted.pop(shard.partition))
+            self._background.add(self.removal.partitions_deleted(shard, self._deleted.pop(shard.partition)))
 
     def on_timer(self, shard: _Shard, key: GroupTimer) -> None:
         self._apply(shard, shard.state_machine.expire(key, self._clock.instant()))
@@ -170,20 +204,62 @@ class GroupRuntime:
             self._complete_response[context.token] = complete_response
         self._handle(context, request, context.token)
 
-    def handle_part(
-        self, context: ApiRequestContext, request: GroupRequest, partition: int | None = None
-    ) -> ApiMessage:
-        """Returns the response to a part of a request: a commit or fetch of offsets, a description, a deletion, a list.
+    def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
+        """Returns the response to a part of a request: a commit, fetch or deletion of offsets, or groups to describe.
 
-        The coordinator responds to these at once. With `partition` the part is for the shard of this partition only.
+        The coordinator responds to these at once.
         """
         token = _PartToken([])
-        if partition is None:
-            self._handle(context, request, token)
-        else:
-            self._handle_part(context, partition, request, token)
+        self._handle(context, request, token)
         (response,) = token.responses
         return response
+
+    def list_groups(
+        self, context: ApiRequestContext, request: ListGroupsRequest
+    ) -> Generator[None, None, list[ListGroupsResponse]]:
+        """Returns responses that together have the groups of the shards of a node, in steps."""
+        responses = []
+        for partition in self.led_partitions(context.node_id):
+            shard = self.shards.get_or_load(partition)
+            if shard is None or not shard.is_loaded:
+                code = ErrorCode.NOT_COORDINATOR if shard is None else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                responses.append(ListGroupsResponse(throttle_time_ms=0, error_code=code, groups=[]))
+                continue
+            for group_ids in portions(shard.state_machine.group_ids(), _GROUPS_PER_STEP):
+                listed = shard.state_machine.list_groups(group_ids, request)
+                responses.append(ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
+                yield None
+            yield None
+        return responses
+
+    def member_count(self, group_id: str) -> int:
+        """The number of members of a group, 0 if its shard is not loaded."""
+        shard = self._loaded_shard_of(group_id)
+        group = None if shard is None else shard.state_machine.groups.get(group_id)
+        return 0 if group is None else len(group.members)
+
+    def committed_offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
+        """The committed offsets of a group, none if its shard is not loaded."""
+        shard = self._loaded_shard_of(group_id)
+        return {} if shard is None else shard.state_machine.store.offsets_of(group_id)
+
+    def deletion_steps(self, node_id: int, group_id: str) -> Iterator[None]:
+        """Removes most offsets of a group that can be deleted, before its deletion.
+
+        Meanwhile, requests that may change the group or read its offsets get COORDINATOR_LOAD_IN_PROGRESS.
+        """
+        shard = self._loaded_shard_of(group_id)
+        if shard is None or group_id in self._deleting or not self.shards.is_leader(node_id, shard.partition):
+            return
+        self._deleting.add(group_id)
+        try:
+            yield from self.removal.delete_group(shard, group_id)
+        finally:
+            self._deleting.discard(group_id)
+
+    def _loaded_shard_of(self, group_id: str) -> _Shard | None:
+        count = self.shards.partition_count
+        return self.shards.find_loaded(coordinator_partition(group_id, count)) if count else None
 
     def led_partitions(self, node_id: int) -> list[int]:
         """The partitions of `__consumer_offsets` whose leader is a node."""
@@ -210,12 +286,12 @@ class GroupRuntime:
         for partition, part in parts.items():
             self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
 
-    def partitions_deleted(self, topic_partitions: tuple[TopicPartition, ...]) -> None:
-        """Removes the committed offsets of deleted partitions from every group."""
+    def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
+        """Removes the committed offsets of deleted partitions from every group, in steps."""
         for partition in range(self.shards.partition_count):
             shard = self.shards.get_or_load(partition)
             if shard is not None and shard.is_loaded:
-                self._remove_offsets(shard, topic_partitions)
+                yield from self.removal.partitions_deleted(shard, topic_partitions)
             else:
                 self._deleted[partition] += topic_partitions
 
@@ -228,15 +304,15 @@ class GroupRuntime:
         if shard is not None:
             shard.state_machine.end_transaction(producer_id, committed)
 
-    def _remove_offsets(self, shard: _Shard, topic_partitions: Sequence[TopicPartition]) -> None:
-        outcome = shard.state_machine.on_partitions_deleted(topic_partitions, self._clock.instant())
-        self._apply(shard, outcome)
-
     def _handle_part(self, context: ApiRequestContext, partition: int, request: GroupRequest, token: object) -> None:
         is_leader = self.shards.is_leader(context.node_id, partition)
         shard = self.shards.get_or_load(partition) if is_leader else None
         if shard is None:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, context.api_version))
+            return
+        if self._deleting and not self._deleting.isdisjoint(_changed_groups(request)):
+            error = error_response(request, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, context.api_version)
+            self._reply(token, error)
             return
         # a random uuid takes as long as a whole heartbeat, and only a join may need one
         new_uuid = str(uuid.uuid4()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
@@ -270,8 +346,10 @@ class GroupRuntime:
 
     # --- decide, append, replay, reply ---
 
-    def _apply(self, shard: _Shard, outcome: Outcome | None) -> None:
+    def _apply(self, shard: _Shard, outcome: Outcome | None) -> bool:
+        """Applies an outcome and those that follow it; returns whether all records were appended."""
         state_machine = shard.state_machine
+        is_appended = True
         while outcome is not None:
             self._apply_timers(shard, outcome)
             for event in outcome.events:
@@ -283,12 +361,23 @@ class GroupRuntime:
                 try:
                     self._append_and_replay(shard, outcome)
                 except ApiError as error:
+                    is_appended = False
                     outcome = state_machine.append_failed(outcome, error.code, self._clock.instant())
                     continue
                 following = state_machine.append_succeeded(outcome, self._clock.instant())
-            for reply in outcome.replies:
-                self._reply(reply.token, reply.response)
+            if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
+                self._background.add(self._reply_steps(outcome.replies))
+            else:
+                for reply in outcome.replies:
+                    self._reply(reply.token, reply.response)
             outcome = following
+        return is_appended
+
+    def _reply_steps(self, replies: Sequence[Reply]) -> Iterator[None]:
+        for some in portions(replies, _REPLIES_PER_STEP):
+            for reply in some:
+                self._reply(reply.token, reply.response)
+            yield
 
     def _report_event(self, partition: int, event: GroupEvent) -> None:
         entity = f"group={event.group_id}" if event.group_id else f"partition={OFFSETS_TOPIC}-{partition}"
@@ -337,14 +426,3 @@ class GroupRuntime:
         responses = [each for each in fan_out.responses.values() if each is not None]
         if len(responses) == len(fan_out.responses):
             self._reply(fan_out.token, merge_responses(fan_out.request, fan_out.api_version, responses))
-
-    # --- offset expiration ---
-
-    def _expire_offsets(self) -> None:
-        for shard in self.shards.loaded_shards():
-            self._apply(shard, shard.state_machine.expire_offsets(self._clock.instant()))
-        self._set_expiry_timer()
-
-    def _set_expiry_timer(self) -> None:
-        interval_ms = self._config.offsets_retention_check_interval_ms
-        self._expiry_timer.set(self._clock.now_ms() + interval_ms)

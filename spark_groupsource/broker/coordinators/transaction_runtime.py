@@ -16,7 +16,7 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Callable, Collection, Iterator, Protocol, Tuple
+from typing import Callable, Collection, Iterator, NamedTuple, Protocol, Tuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
@@ -33,7 +33,7 @@ from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
 _RETRY_MS = 1_000
-_MARKERS_PER_SLICE = 100
+_MARKERS_PER_SLICE = 25
 # Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
 _TOPIC_SETTINGS = {
     "compression.type": "uncompressed", "min.insync.replicas": "1", "unclean.leader.election.enable": "false",
@@ -58,6 +58,17 @@ class MarkerListener(Protocol):
     """Is called after a transaction marker was appended to a partition."""
 
     def __call__(self, topic_partition: TopicPartition, size: int, producer_id: int, committed: bool) -> None: ...
+
+
+class _MarkerRound(NamedTuple):
+    """An attempt to write all markers of an ending transaction, which takes several slices.
+
+    Attributes: `untried`, partitions, the last one first; `failure`, why one of the others must be retried.
+    """
+
+    value: TransactionValue
+    untried: list[TopicPartition]
+    failure: str = ""
 
 
 class TransactionRuntime:
@@ -88,6 +99,7 @@ class TransactionRuntime:
         self.shards: ShardRegistry[TransactionShard, TimerKey] = ShardRegistry(services, topic, self)
         self._expiration_timer = services.timers.timer(self.expire_transactional_ids)
         self._reported_incomplete: set[str] = set()
+        self._marker_rounds: dict[str, _MarkerRound] = {}  # by transactional id
 
     # --- shard lifecycle ---
 
@@ -164,7 +176,7 @@ class TransactionRuntime:
         return self._apply(shard, transactional_id, decision)
 
     def end(self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, committed: bool) -> ErrorCode:
-        """Ends a transaction; its markers are written on return, up to 100, except to partitions that are offline.
+        """Ends a transaction; its markers are written on return, unless it has many partitions or some are offline.
 
         Until all of them are written, later requests of the producer get CONCURRENT_TRANSACTIONS, as in Kafka.
         """
@@ -231,7 +243,10 @@ class TransactionRuntime:
         shard.state_machine.on_stored(transactional_id, decision)
         self._set_timeout(shard, transactional_id)
         if is_ending(decision.value.status):
-            self._complete(shard, transactional_id)
+            if len(decision.value.partitions) > _MARKERS_PER_SLICE:
+                shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms())
+            else:
+                self._complete(shard, transactional_id)
         return decision.error
 
     def _store(self, shard: _Shard, transactional_id: str, value: TransactionValue | None) -> None:
@@ -276,12 +291,16 @@ class TransactionRuntime:
 
         Returns: whether it has tried all of them, and the cause if one must be retried, else "".
         """
-        failure, written = "", 0
+        known = self._marker_rounds.pop(transactional_id, None)
+        if known is None or known.value is not value:
+            known = _MarkerRound(value, shard.state_machine.unmarked_partitions(transactional_id)[::-1])
+        failure, untried = known.failure, known.untried
         committed = value.status is PREPARE_COMMIT
         producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
-        for topic_partition in shard.state_machine.unmarked_partitions(transactional_id):
-            if written >= _MARKERS_PER_SLICE:
-                return False, failure
+        for _ in range(_MARKERS_PER_SLICE):
+            if not untried:
+                break
+            topic_partition = untried.pop()
             try:
                 self.write_marker(topic_partition, producer, committed, shard.epoch)
             except ApiError as error:
@@ -289,8 +308,9 @@ class TransactionRuntime:
                     failure = failure or f"{topic_partition}: {error.code.name}: {error}"
                     continue
             shard.state_machine.marker_written(transactional_id, topic_partition)
-            written += 1
-        return True, failure
+        if untried:
+            self._marker_rounds[transactional_id] = _MarkerRound(value, untried, failure)
+        return not untried, failure
 
     def write_marker(
         self,
