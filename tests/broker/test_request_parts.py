@@ -9,22 +9,33 @@ import time
 import pytest
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
+from support.waiting import wait_until
 
+from spark_groupsource.broker.api.group_parts import delete_groups
 from spark_groupsource.broker.api.inline_steps import run_inline
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DescribeGroupsRequest,
+    DescribeTransactionsRequest,
     ElectLeadersRequest,
+    EndTxnRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    InitProducerIdRequest,
     ListGroupsRequest,
     MetadataRequest,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
     OffsetFetchRequest,
+    TxnOffsetCommitRequest,
 )
 
 PARTITIONS = 1_200
@@ -97,6 +108,105 @@ def test_offsets_of_many_partitions_are_committed_and_fetched_in_parts(connectio
     (older,) = connection.call(OffsetFetchRequest(group_id="g", topics=[topic]), 5).topics
     assert [each.committed_offset for each in older.partitions] == list(range(PARTITIONS))
     assert max(slices) < _LIMIT_MS
+
+
+@pytest.mark.parametrize("version", [5, 8, 10])
+def test_all_offsets_of_a_group_are_fetched_in_parts(broker, connection, slices, version):
+    _commit(connection, PARTITIONS, "all")
+    if version < 8:
+        request = OffsetFetchRequest(group_id="all", topics=None, require_stable=False)
+        (topic,) = connection.call(request, version).topics
+    else:
+        request = OffsetFetchRequest(groups=[_FetchGroup(group_id="all", topics=None)], require_stable=False)
+        (group,) = connection.call(request, version).groups
+        (topic,) = group.topics
+    topic_id = broker.call(lambda b: b.partitions.topic("many").topic_id)
+    assert topic.topic_id == topic_id if version >= 10 else topic.name == "many"
+    assert sorted((each.partition_index, each.committed_offset) for each in topic.partitions) == [
+        (number, number) for number in range(PARTITIONS)
+    ]
+    assert max(slices) < _LIMIT_MS
+
+
+def test_a_response_has_a_group_of_many_offsets_a_limited_number_of_times(connection):
+    _commit(connection, PARTITIONS, "named")
+    groups = [_FetchGroup(group_id="named", topics=None)] * 200
+    fetched = connection.call(OffsetFetchRequest(groups=groups, require_stable=False), 8).groups
+    assert [group.group_id for group in fetched] == ["named"] * 200
+    codes = [group.error_code for group in fetched]
+    assert codes[0] == 0 and codes == sorted(codes) and codes[-1] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert sum(len(topic.partitions) for group in fetched for topic in group.topics) < 150_000
+
+
+def _transactional_commit(producer, group_id: str):
+    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    partitions = [
+        topic.TxnOffsetCommitRequestPartition(
+            partition_index=number, committed_offset=7, committed_leader_epoch=-1, committed_metadata=""
+        )
+        for number in range(PARTITIONS + 1)
+    ]
+    return TxnOffsetCommitRequest(
+        transactional_id="t", group_id=group_id, producer_id=producer.producer_id, generation_id=-1, member_id="",
+        producer_epoch=producer.producer_epoch, group_instance_id=None,
+        topics=[topic(name="many", partitions=partitions)],
+    )  # fmt: skip
+
+
+def test_a_transaction_of_many_partitions_and_offsets_is_handled_in_steps(connection, slices):
+    init = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=60_000)
+    producer = connection.call(init, 2)
+    ids = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="many", partitions=list(range(PARTITIONS)))
+    added = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id="t", v3_and_below_topics=[topic],
+        **{f"v3_and_below_{name}": value for name, value in ids.items()},
+    )  # fmt: skip
+    (result,) = connection.call(added, 3).results_by_topic_v3_and_below
+    assert [each.partition_error_code for each in result.results_by_partition] == [0] * PARTITIONS
+    assert connection.call(AddOffsetsToTxnRequest(transactional_id="t", group_id="in-t", **ids), 3).error_code == 0
+    (committed,) = connection.call(_transactional_commit(producer, "in-t"), 3).topics
+    codes = {each.partition_index: each.error_code for each in committed.partitions}
+    assert codes == {number: 3 * (number == PARTITIONS) for number in range(PARTITIONS + 1)}
+    assert connection.call(EndTxnRequest(transactional_id="t", committed=True, **ids), 3).error_code == 0
+    described = DescribeTransactionsRequest(transactional_ids=["t"])
+    wait_until(
+        lambda: connection.call(described, 0).transaction_states[0].transaction_state == "CompleteCommit",
+        "the markers are written",
+        60,
+    )
+    every = OffsetFetchRequest(groups=[_FetchGroup(group_id="in-t", topics=None)], require_stable=True)
+    (topic,) = connection.call(every, 8).groups[0].topics
+    assert [each.committed_offset for each in topic.partitions] == [7] * PARTITIONS
+    requested = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    partitions = [requested.OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS)]
+    deletion = OffsetDeleteRequest(group_id="in-t", topics=[requested(name="many", partitions=partitions)])
+    assert connection.call(deletion, 0).error_code == 0
+    assert connection.call(every, 8).groups[0].topics == []
+    assert max(slices) < _LIMIT_MS
+
+
+def test_a_group_of_many_offsets_is_not_changed_while_it_is_deleted(broker, connection):
+    _commit(connection, PARTITIONS, "deleted")
+    deletion = DeleteGroupsRequest(groups_names=["deleted"])
+    context = ApiRequestContext(0, 42, 1, "test", "127.0.0.1", 0)
+
+    def delete_partly(node):
+        (only,) = node.nodes
+        steps = delete_groups(node, context._replace(node_id=only.node_id), deletion)
+        next(steps)
+        return steps
+
+    steps = broker.call(delete_partly)
+    every = OffsetFetchRequest(groups=[_FetchGroup(group_id="deleted", topics=None)], require_stable=False)
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert connection.call(every, 8).groups[0].error_code == loading
+    assert connection.call(deletion, 1).results[0].error_code == loading
+    assert {each.error_code for each in _commit(connection, 1, "deleted").topics[0].partitions} == {loading}
+    assert _commit(connection, 1, "other").topics[0].partitions[0].error_code == 0
+    (result,) = broker.call(lambda node: run_inline(steps, 10**10)).results
+    assert (result.group_id, result.error_code) == ("deleted", 0)
+    assert connection.call(every, 8).groups[0].topics == []
 
 
 def test_many_groups_are_described_and_deleted_in_the_order_of_the_request(connection, slices):
