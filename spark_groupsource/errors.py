@@ -23,6 +23,7 @@ from typing import Mapping
 from spark_groupsource.log_text import escaped, shortened
 
 _MAX_MESSAGE_CHARS = 1_000
+_BROKERS_MESSAGE = "The broker's message: "
 
 
 class ErrorCode(IntEnum):
@@ -174,9 +175,44 @@ def error_name(code: int) -> str:
         return f"ERROR_{code}"
 
 
+REMEDIES: Mapping[int, str] = {
+    ErrorCode.MESSAGE_TOO_LARGE: (
+        "Increase max.message.bytes of the topic (message.max.bytes of the broker), or send smaller records."
+    ),
+    ErrorCode.RECORD_LIST_TOO_LARGE: "Increase segment.bytes of the topic, or send smaller batches.",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: (
+        "Grant the user the operation on the topic: DESCRIBE and READ to read it, WRITE to write, ALTER, DELETE or "
+        "ALTER_CONFIGS to change it (kafka-acls --add --allow-principal User:NAME --operation READ --topic TOPIC)."
+    ),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: (
+        "Grant the user the operation on the group: READ to join it and to commit, DESCRIBE to describe it, DELETE to "
+        "delete it (kafka-acls --add --allow-principal User:NAME --operation READ --group GROUP)."
+    ),
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
+        "Grant the user the operation on the cluster: DESCRIBE to list groups, CREATE to create topics, "
+        "IDEMPOTENT_WRITE to write to brokers before 2.8 (kafka-acls --add --allow-principal User:NAME --cluster)."
+    ),
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant the user WRITE on the transactional id (kafka-acls).",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "Start the missing brokers, or lower min.insync.replicas of the topic.",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "Choose another name, or skip existing topics (groupsource: --if-not-exists).",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "Set it to at most the number of brokers.",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "A topic name has 1 to 249 letters, digits, '.', '_', '-'.",
+    ErrorCode.NON_EMPTY_GROUP: "Stop the members of the group first.",
+    ErrorCode.GROUP_ID_NOT_FOUND: "The group does not exist. List the groups to find its name.",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "Stop the members that subscribe to the topic first.",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "Increase group.max.size of the broker, or start fewer members.",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "Choose another compression, or upgrade the broker.",
+    ErrorCode.INVALID_RECORD: "A compacted topic requires a key for each record; other rules are those of the topic.",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "The topic or partition does not exist. Create it, or correct the name.",
+    ErrorCode.KAFKA_STORAGE_ERROR: "Check the disks and the log of the broker.",
+}
+"""Error code -> what to do, for the errors whose message otherwise is only the name of the code."""
+
+
 def as_sentence(message: str | None) -> str:
     """Returns a broker's error message as a sentence in quotes, empty if there is none."""
-    return f"The broker's message: {escaped(shortened(message, _MAX_MESSAGE_CHARS)).rstrip('.')}." if message else ""
+    text = escaped(shortened(message or "", _MAX_MESSAGE_CHARS)).rstrip(".")
+    return f"{_BROKERS_MESSAGE}{text}." if message else ""
 
 
 class GroupSourceError(Exception):
@@ -217,7 +253,8 @@ class BrokerError(GroupSourceError):
     """
 
     def __init__(self, code: int, operation: str, hint: str = "") -> None:
-        super().__init__(f"{operation} failed: {error_name(code)} ({code}).{' ' + hint if hint else ''}")
+        parts = (f"{operation} failed: {error_name(code)} ({code}).", hint, _remedy(code, hint))
+        super().__init__(" ".join(filter(None, parts)))
         self.code = code
         self.operation = operation
         self.hint = hint
@@ -228,6 +265,11 @@ class BrokerError(GroupSourceError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return BrokerError, (self.code, self.operation, self.hint)
+
+
+def _remedy(code: int, hint: str) -> str:
+    """Returns what to do, unless the hint says it; the broker's message states the cause only."""
+    return REMEDIES.get(code, "") if not hint or hint.startswith(_BROKERS_MESSAGE) else ""
 
 
 class ApiError(GroupSourceError):

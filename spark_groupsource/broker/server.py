@@ -60,7 +60,8 @@ def _log(line: str, level: int) -> None:
 class BrokerServer:
     """A broker with one listener per node. Everything runs in the event loop that calls `start`.
 
-    Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise.
+    Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise. `listen_option`
+    is the caller's name of `address`, for messages.
 
     Attributes: `warning`, set by `start` if other machines can connect without authentication, else empty.
     """
@@ -75,11 +76,13 @@ class BrokerServer:
         node_count: int = 1,
         adopt: bool = False,
         add_scram: Collection[str] = (),
+        listen_option: str = "--listen",
     ) -> None:
         def report(text: str, level: int = logging.WARNING, /) -> None:
             write_line(log_line(text), level)
 
         self.config = config
+        self._listen_option = listen_option
         self._scheduler = Scheduler(self._schedule_timers)
         self._limits = ConnectionLimits(config.queued_max_request_bytes)
         router = ResponseRouter(self._scheduler)
@@ -91,7 +94,7 @@ class BrokerServer:
         self._listeners: dict[int, Listener] = {}
         if address.port + node_count > 65_536:
             raise ConfigurationError(
-                f"Option --listen must have a port of at most {65_536 - node_count} for {node_count} nodes, got "
+                f"Option {listen_option} must have a port of at most {65_536 - node_count} for {node_count} nodes, got "
                 f"{address.port}."
             )
         for index, node_id in enumerate(self.broker.leaders.node_ids):
@@ -127,7 +130,7 @@ class BrokerServer:
         listeners = tuple(self._listeners.values())
         try:
             for listener in listeners:
-                listener.bind()
+                listener.bind(self._listen_option)
             self.broker.start()
         except BaseException:
             await self._close_listeners()
@@ -157,7 +160,7 @@ class BrokerServer:
         """
         listener = self._listener(node_id)
         if not listener.is_open:
-            listener.bind()
+            listener.bind(self._listen_option)
             self.broker.node_started(listener.node)
             await listener.serve()
             self._schedule_timers()
@@ -544,7 +547,15 @@ class EmbeddedBroker:
         assert self.data_dir is not None
         clock = SystemClock()
         self._server = BrokerServer(
-            self.data_dir, self._address, self._config, clock, self._note, self._brokers, self._adopt, self._add_scram
+            self.data_dir,
+            self._address,
+            self._config,
+            clock,
+            self._note,
+            self._brokers,
+            self._adopt,
+            self._add_scram,
+            listen_option="port",
         )
         self._stopped = asyncio.Event()
         addresses = await self._server.start()

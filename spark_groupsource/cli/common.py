@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any, Mapping, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.client.network.security import check_stores
+from spark_groupsource.client.settings import ClientSettings, without_prefix
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.model import bounded_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +36,12 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except GroupSourceError as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+            raise click.ClickException(one_line(error)) from error
+
+
+def one_line(error: GroupSourceError) -> str:
+    """Returns the message of an error in one line, with settings named as in properties files."""
+    return without_prefix(" ".join(str(error).split()))
 
 
 class LazyGroup(CommandGroup):
@@ -86,12 +95,34 @@ def open_cluster(
         timeout_ms: how long each operation may take; None for default.api.timeout.ms.
     Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
     """
-    settings = read_properties(command_config) if command_config else {}
+    settings = _client_properties(command_config) if command_config else {}
+    if _is_default("bootstrap"):
+        bootstrap = settings.get("bootstrap.servers", bootstrap)
     if timeout_ms is not None:
         settings |= {"default.api.timeout.ms": str(timeout_ms), "request.timeout.ms": str(timeout_ms)}
     parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
     with Cluster(parsed.bootstrap, parsed) as cluster:
         yield cluster
+
+
+def _is_default(parameter: str) -> bool:
+    """Returns whether the running command has a parameter that the user has not given."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(parameter) is ParameterSource.DEFAULT
+
+
+def _client_properties(path: Path) -> dict[str, str]:
+    """Reads the settings of a Kafka client; those without effect here are skipped with one warning.
+
+    Raises: ConfigurationError.
+    """
+    settings = read_properties(path)
+    # a store that must be converted is reported before its password is skipped
+    check_stores(settings)
+    skipped = sorted(name for name in settings if is_ignored(name))
+    if skipped:
+        click.echo(f"Warning: Settings of {path} without effect here are skipped: {bounded_names(skipped)}.", err=True)
+    return {name: value for name, value in settings.items() if not is_ignored(name)}
 
 
 def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:

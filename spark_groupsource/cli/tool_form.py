@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import click
 
-from spark_groupsource.cli.common import LazyGroup
+from spark_groupsource.cli.common import LazyGroup, one_line
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
 
 ACTIONS = ("list", "describe", "delete", "reset-offsets", "delete-offsets", "validate-regex")
@@ -87,7 +87,7 @@ class ToolGroup(LazyGroup):
         except click.UsageError as error:
             raise _InvalidCommandLine(error.format_message()) from error
         except ConfigurationError as error:
-            raise _InvalidCommandLine(str(error)) from error
+            raise _InvalidCommandLine(one_line(error)) from error
         except GroupSourceError as error:
             print_error(f"Executing consumer group command failed due to {_tool_text(error)}")
             return None
@@ -130,7 +130,7 @@ def _tool_text(error: GroupSourceError) -> str:
         return error.tool_text
     if isinstance(error, BrokerError) and error.code in _JAVA_ERRORS:
         return java_message(error.code)
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def _with_verb(args: Sequence[str]) -> list[str]:

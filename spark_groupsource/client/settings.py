@@ -9,7 +9,12 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Mapping
 
-from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS, SecuritySettings
+from spark_groupsource.client.network.security import (
+    OPTION_PREFIX,
+    SECURITY_KEYS,
+    SecuritySettings,
+    check_stores,
+)
 from spark_groupsource.config_def import (
     INT32_MAX,
     NO_DEFAULT_VALUE,
@@ -176,6 +181,7 @@ class ClientSettings:
 
         Raises: ConfigurationError for missing, malformed, unknown and rejected settings.
         """
+        check_stores(settings)
         check_names(settings)
         values = parse_given(config_keys(cls), settings, OPTION_PREFIX)
         parse_given(FIXED_KEYS, settings, OPTION_PREFIX)
@@ -332,6 +338,7 @@ ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
 
 _COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
 _SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."
+_PEM_TEXT = "PEM text in a setting is not read. Write it to a file and set kafka.ssl.{}.location instead."
 _CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
 REJECTED_SETTINGS: Mapping[str, str] = {
     "auto.offset.reset": "the source decides where partitions start. Set the option startingOffsets instead.",
@@ -360,11 +367,20 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "enable.ssl.certificate.verification": (
         "certificates are always verified. Set ssl.ca.location to the certificate authority."
     ),
+    "ssl.truststore.certificates": _PEM_TEXT.format("truststore"),
+    "ssl.keystore.certificate.chain": _PEM_TEXT.format("keystore"),
+    "ssl.keystore.key": _PEM_TEXT.format("keystore"),
 }
 """Settings that are rejected: name -> reason and what to do instead."""
 
 _KNOWN_NAMES = frozenset(
     {*ACCEPTED_SETTINGS, *(alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases)}
+)
+
+
+_PREFIXED = re.compile(
+    rf"(?:(?<=Option )|(?<=Did you mean ))kafka\.|"
+    rf"\bkafka\.(?=(?:{'|'.join(map(re.escape, sorted(_KNOWN_NAMES, reverse=True)))})\b)"
 )
 
 
@@ -380,3 +396,8 @@ def check_names(settings: Mapping[str, str]) -> None:
             near = closest(name, _KNOWN_NAMES)
             remedy = "Remove it." if near is None else f"Did you mean {OPTION_PREFIX}{near}?"
             raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is unknown. {remedy}")
+
+
+def without_prefix(text: str) -> str:
+    """Returns a message with settings named as in a properties file, without the prefix of the data source."""
+    return _PREFIXED.sub("", text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from spark_groupsource.cli.common import key_values, open_cluster, read_properties
+from spark_groupsource.cli.main import main
 from spark_groupsource.errors import ConfigurationError
 
 
@@ -60,6 +62,39 @@ def test_unknown_setting_is_reported(tmp_path: Path) -> None:
     path.write_text("color=blue\n")
     with pytest.raises(ConfigurationError, match="color"), open_cluster("localhost:9092", path):
         pass
+
+
+def test_settings_of_other_clients_are_skipped_with_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(
+        "key.serializer=org.apache.kafka.common.serialization.StringSerializer\nenable.auto.commit=true\n"
+        "acks=all\nclient.id=me\nsasl.login.class=x\n"
+    )
+    with open_cluster("localhost:9092", path) as cluster:
+        assert cluster.settings.client_id == "me"
+    warning = "acks, enable.auto.commit, key.serializer, sasl.login.class"
+    assert capsys.readouterr().err == f"Warning: Settings of {path} without effect here are skipped: {warning}.\n"
+
+
+def test_trust_store_of_java_is_reported_before_other_settings(tmp_path: Path) -> None:
+    (tmp_path / "ca.jks").write_bytes(b"\xfe\xed\xfe\xed")
+    path = tmp_path / "client.properties"
+    path.write_text(
+        f"security.protocol=SSL\ncolor=blue\nssl.truststore.location={tmp_path}/ca.jks\n"
+        "ssl.truststore.password=secret\n"
+    )
+    result = CliRunner().invoke(main, ["topics", "list", "--command-config", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Option ssl.truststore.location names a store in the format JKS")
+    assert "keytool -list -rfc" in result.stderr and "secret" not in result.stderr
+
+
+def test_bootstrap_servers_of_the_file_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text("bootstrap.servers=127.0.0.1:nothing\n")
+    assert "127.0.0.1:nothing" in CliRunner().invoke(main, ["topics", "list", "--command-config", str(path)]).stderr
 
 
 def test_last_of_two_values_wins() -> None:

@@ -77,6 +77,19 @@ def test_unsupported_version_raises() -> None:
         connection.close()
 
 
+def test_listener_of_a_kraft_controller_is_named() -> None:
+    def serve_controller(request: Any, version: int) -> Any:
+        response = advertise(ApiVersions=(0, 3))
+        row = type(response.api_keys[0])
+        # Vote and BrokerRegistration, no Metadata
+        response.api_keys += [row(api_key=key, min_version=0, max_version=1) for key in (52, 62)]
+        return response
+
+    with fake_broker(ApiVersions=serve_controller) as controller:
+        with pytest.raises(RemoteProtocolError, match="it is a listener of a KRaft controller, .* Set kafka.bootstrap"):
+            connect(controller.address).call(HEARTBEAT)
+
+
 def test_pipelined_responses_are_received_in_order() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=respond_to_heartbeat) as broker:
         connection = connect(broker.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from spark_groupsource.client.settings import (
     REJECTED_SETTINGS,
     ClientSettings,
     GroupSettings,
+    without_prefix,
 )
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import Address
@@ -197,6 +199,38 @@ def test_repr_omits_the_password() -> None:
 def test_security_settings_rejected(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SecuritySettings.parse(settings)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("ca.jks", b"\xfe\xed\xfe\xed\0\0\0\2", "in the format JKS, .*keytool -list -rfc -keystore .*ca.jks > trust"),
+        ("ca.jks", b"\x30\x82\x01\x02", "in the format PKCS12, .*openssl pkcs12 -in .*ca.jks -nokeys"),
+        ("missing.p12", None, "in the format PKCS12"),
+    ],
+)
+def test_java_stores_are_rejected_before_other_settings_with_the_conversion(
+    tmp_path: Path, file: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    settings = {"security.protocol": "SSL", "ssl.truststore.location": str(tmp_path / file), "color": "blue"}
+    with pytest.raises(ConfigurationError, match=message):
+        ClientSettings.parse(settings)
+
+
+def test_pem_store_needs_no_name_of_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_text("-----BEGIN CERTIFICATE-----\n")
+    settings = {"security.protocol": "SSL", "ssl.truststore.location": str(path), "bootstrap.servers": "a:1"}
+    tls = ClientSettings.parse(settings).security.tls
+    assert tls is not None and tls.ca_file == str(path)
+
+
+def test_messages_without_the_prefix_of_the_data_source() -> None:
+    text = "Option kafka.ssl.key.password: topic kafka.events. Check kafka.bootstrap.servers. Did you mean kafka.acks?"
+    expected = "Option ssl.key.password: topic kafka.events. Check bootstrap.servers. Did you mean acks?"
+    assert without_prefix(text) == expected
 
 
 def test_tls_files() -> None:

@@ -150,12 +150,12 @@ class Listener:
         host, port = self.advertised or self.address
         return Node(self.node_id, host, port or self.address.port)
 
-    def bind(self) -> None:
-        """Binds the port; new connections wait until `serve`.
+    def bind(self, option: str) -> None:
+        """Binds the port; new connections wait until `serve`. `option` is the name of the address in messages.
 
         Raises: ConfigurationError when the port is in use.
         """
-        self._socket = listen(self.address, "--listen")
+        self._socket = listen(self.address, option)
         self.address = Address(self.address.host, self._socket.getsockname()[1])
 
     async def serve(self) -> None:

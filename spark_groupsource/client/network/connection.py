@@ -49,6 +49,8 @@ _GROWTH_BYTES = 1 << 24
 _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
+# served by KRaft controllers only (KIP-631)
+_BROKER_REGISTRATION = 62
 _TLS_ALERT = b"\x15\x03"
 
 # a broker may delay the response
@@ -316,6 +318,12 @@ class BrokerConnection:
             fallback = fallback_version(api, response)
             version = None if fallback is None or fallback >= version else fallback
         self._versions = broker_ranges_of(response)
+        if ApiKey.METADATA not in self._versions and _BROKER_REGISTRATION in self._versions:
+            raise RemoteProtocolError(
+                f"Connecting to {self.address} failed: it is a listener of a KRaft controller, which serves brokers "
+                "only. Set kafka.bootstrap.servers to the listeners of brokers (listeners without "
+                "controller.listener.names)."
+            )
 
     def _authenticate(self) -> None:
         # imported here because only authenticated connections need it

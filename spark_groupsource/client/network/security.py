@@ -20,6 +20,18 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
+# (store, whether it is PKCS12) -> commands
+_CONVERSIONS = {
+    ("truststore", True): "openssl pkcs12 -in {path} -nokeys -out truststore.pem",
+    ("truststore", False): "keytool -list -rfc -keystore {path} > truststore.pem",
+    ("keystore", True): "openssl pkcs12 -in {path} -nodes -out keystore.pem",
+    ("keystore", False): (
+        "keytool -importkeystore -srckeystore {path} -destkeystore keystore.p12 -deststoretype PKCS12, and "
+        "openssl pkcs12 -in keystore.p12 -nodes -out keystore.pem"
+    ),
+}
+
+
 def _parse_protocol(name: str, text: str) -> str:
     protocol = text.strip().upper()
     if protocol not in PROTOCOLS:
@@ -110,6 +122,7 @@ class SecuritySettings:
 
         Raises: ConfigurationError for malformed, unsupported or missing settings.
         """
+        check_stores(settings)
         values: dict[str, str] = parse_given(SECURITY_KEYS, settings, OPTION_PREFIX)
         protocol = values.get("security.protocol", "PLAINTEXT")
         tls = _parse_tls(values) if protocol.endswith("SSL") else None
@@ -159,13 +172,6 @@ def parse_jaas(text: str) -> tuple[tuple[str, ...], str, str]:
 
 
 def _parse_tls(settings: Mapping[str, str]) -> TlsSettings:
-    for store in ("truststore", "keystore"):
-        kind = settings.get(f"ssl.{store}.type", "PEM" if _is_pem(settings.get(f"ssl.{store}.location", "")) else "JKS")
-        if f"ssl.{store}.location" in settings and kind.upper() != "PEM":
-            raise ConfigurationError(
-                f"Option kafka.ssl.{store}.type must be PEM, got {kind!r}. Export the {store} as PEM "
-                f"(keytool -exportcert -rfc, or openssl pkcs12) and set kafka.ssl.{store}.type=PEM."
-            )
     certificate = settings.get("ssl.certificate.location") or settings.get("ssl.keystore.location")
     return TlsSettings(
         ca_file=settings.get("ssl.ca.location") or settings.get("ssl.truststore.location"),
@@ -176,5 +182,37 @@ def _parse_tls(settings: Mapping[str, str]) -> TlsSettings:
     )
 
 
+def check_stores(settings: Mapping[str, str]) -> None:
+    """Rejects key and trust stores that are not PEM, with the commands that convert them.
+
+    Raises: ConfigurationError.
+    """
+    for store in ("truststore", "keystore"):
+        path = settings.get(f"ssl.{store}.location")
+        if path is None or not settings.get("security.protocol", "").strip().upper().endswith("SSL"):
+            continue
+        kind = settings.get(f"ssl.{store}.type", "PEM" if _is_pem(path) else _store_type(path)).upper()
+        if kind != "PEM":
+            commands = _CONVERSIONS[store, kind == "PKCS12"].format(path=path)
+            raise ConfigurationError(
+                f"Option kafka.ssl.{store}.location names a store in the format {kind}, which only Java reads: {path}. "
+                f"Convert it to PEM ({commands}), then set kafka.ssl.{store}.location={store}.pem and "
+                f"kafka.ssl.{store}.type=PEM."
+            )
+
+
 def _is_pem(path: str) -> bool:
     return path.lower().endswith((".pem", ".crt", ".cer", ".key"))
+
+
+def _store_type(path: str) -> str:
+    """Returns the type of a store by its first bytes, of an unreadable one by its name; Java's default is JKS."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(11)
+    except OSError:
+        head = b""
+    if head.startswith(b"-----BEGIN "):
+        return "PEM"
+    is_pkcs12 = head.startswith(b"\x30") or (not head and path.lower().endswith((".p12", ".pfx")))
+    return "PKCS12" if is_pkcs12 else "JKS"
