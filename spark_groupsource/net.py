@@ -98,6 +98,8 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
             raise AuthenticationError(
                 f"TLS handshake with {address} failed: {error}. Check kafka.ssl.ca.location and the broker's listener."
             ) from error
+        if isinstance(error, TimeoutError):
+            raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
         raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
 
 

@@ -1,6 +1,7 @@
 """Rejects readers of one application with the same group and topic.
 
-Spark starts a reader process for each query and each ``load()`` in it. Two of them in one group split the records of
+Spark starts a reader process for each query and each ``load()`` in it, and for each side of a self-join whose columns
+have the same names. Two of them in one group split the records of
 a topic, where Spark's Kafka source gives all records to each. Each reader therefore keeps a locked file with its group
 and topics in the directory of its application; its read tasks add the name of the query, which Spark does not pass to
 readers.
@@ -160,8 +161,8 @@ def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> Configuration
     return ConfigurationError(
         f"Joining group '{claim.group_id}' failed: {_describe(path, other)} reads "
         f"{bounded_names(claim.shared_topics(other))} in the group, and each record would be delivered to one of the "
-        "two only. Give each query and each load() its own kafka.group.id, or set option splitBetweenQueries to "
-        "true in both."
+        "two only. Give each query and each load() its own kafka.group.id (in a self-join, one load() for each side), "
+        "or set option splitBetweenQueries to true in both."
     )
 
 
@@ -171,6 +172,9 @@ def _describe(path: Path, other: GroupClaim) -> str:
         query = json.loads(_query_file(path).read_text())
     except (OSError, ValueError):
         # it has read nothing yet
-        return f"another query or load() of this application (reader process {other.reader_pid}, started {started})"
+        return (
+            "another query, load() or side of a self-join of this application "
+            f"(reader process {other.reader_pid}, started {started})"
+        )
     name = f"query {query['name']!r}" if query["name"] else "another query"
     return f"{name} of this application (id {query['id']}, started {started})"

@@ -91,6 +91,12 @@ def test_handshake_that_the_peer_ends_is_a_lost_connection(reply: bytes, expecte
             net.dial(address, 5_000, TlsSettings(check_hostname=False))
 
 
+def test_handshake_without_response_names_the_timeout() -> None:
+    with frozen() as address:
+        with pytest.raises(NetworkError, match=f"TLS handshake with {address} failed: no response within 50 ms"):
+            net.dial(address, 50, TlsSettings(check_hostname=False))
+
+
 # -- deadlines -------------------------------------------------------------------------------------------------------
 
 

@@ -198,7 +198,7 @@ def test_second_query_or_load_of_a_topic_in_one_group_is_refused(harness):
     harness.wait_committed()
     stop_gracefully(again)
     joined = harness.stream(splitBetweenQueries=None).union(harness.stream(splitBetweenQueries=None))
-    with pytest.raises(Exception, match=r"another query or load\(\) of this application"):
+    with pytest.raises(Exception, match=r"another query, load\(\) or side of a self-join of this application"):
         joined.writeStream.format("noop").start().awaitTermination(120)
 
 

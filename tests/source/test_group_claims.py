@@ -58,11 +58,13 @@ def test_second_reader_is_refused_with_the_name_of_the_first(tmp_path, claims, m
         claim_group(tmp_path, CLAIM, clock)
     assert clock.now_ms() == 5_000
     assert str(refused.value).startswith(
-        "Joining group 'g' failed: another query or load() of this application (reader process 1, started "
+        "Joining group 'g' failed: another query, load() or side of a self-join of this application (reader process "
+        "1, started "
     )
     assert str(refused.value).endswith(
         ") reads orders in the group, and each record would be delivered to one of the two only. Give each query and "
-        "each load() its own kafka.group.id, or set option splitBetweenQueries to true in both."
+        "each load() its own kafka.group.id (in a self-join, one load() for each side), or set option "
+        "splitBetweenQueries to true in both."
     )
     properties = {"spark.job.description": "late orders<br/>id = 7f<br/>batch = 3", "sql.streaming.queryId": "7f"}
     context = type("Context", (), {"getLocalProperty": lambda self, key: properties.get(key)})()
