@@ -176,7 +176,8 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
 def abort(connection: socket.socket) -> None:
     """Ends a pending read or write of another thread with NetworkError."""
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        # SSLSocket.shutdown ends TLS first: the other thread would receive encrypted bytes and send plain ones
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
         # not connected, or closed by the peer: no operation is pending
         return

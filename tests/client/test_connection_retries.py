@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +97,27 @@ def test_handshake_without_response_names_the_timeout() -> None:
     with frozen() as address:
         with pytest.raises(NetworkError, match=f"TLS handshake with {address} failed: no response within 50 ms"):
             net.dial(address, 50, TlsSettings(check_hostname=False))
+
+
+def test_aborted_connection_returns_no_encrypted_bytes() -> None:
+    client, server = (ssl.SSLContext(side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+    for context in (client, server):
+        # the cipher needs no certificate
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+    ends = socket.socketpair()
+    with ThreadPoolExecutor() as pool, ends[0], ends[1]:
+        accepting = pool.submit(server.wrap_socket, ends[0], server_side=True)
+        with client.wrap_socket(ends[1]) as connection, accepting.result(10) as peer:
+            peer.sendall(b"response")
+            net.abort(connection)
+            received = bytearray(16)
+            with pytest.raises(NetworkError):
+                net.receive_into(connection, memoryview(received), 1_000)
+            assert bytes(received).rstrip(b"\0") in (b"", b"response")
+            with pytest.raises(NetworkError):
+                net.send_all(connection, b"request", 1_000)
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
