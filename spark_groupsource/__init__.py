@@ -12,20 +12,29 @@ from spark_groupsource.version import __version__
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.server import EmbeddedBroker
-    from spark_groupsource.monitor.notebook import connect
+    from spark_groupsource.notebook.cluster import Cluster, Group, connect
+    from spark_groupsource.notebook.live import watch
+    from spark_groupsource.notebook.timeline_chart import timeline
     from spark_groupsource.source.datasource import register
     from spark_groupsource.source.drain import stop_gracefully
     from spark_groupsource.source.signals import run_until_signal
 
-__all__ = ["__version__", "EmbeddedBroker", "connect", "register", "run_until_signal", "stop_gracefully"]
+__all__ = [
+    "__version__", "Cluster", "EmbeddedBroker", "Group", "connect", "register", "run_until_signal", "stop_gracefully",
+    "timeline", "watch",
+]  # fmt: skip
 
 # name -> module, imported at first use: Spark imports this package at every lookup of a data source
 _MODULES = {
     "EmbeddedBroker": "spark_groupsource.broker.server",
-    "connect": "spark_groupsource.monitor.notebook",
+    "Cluster": "spark_groupsource.notebook.cluster",
+    "Group": "spark_groupsource.notebook.cluster",
+    "connect": "spark_groupsource.notebook.cluster",
     "register": "spark_groupsource.source.datasource",
     "run_until_signal": "spark_groupsource.source.signals",
     "stop_gracefully": "spark_groupsource.source.drain",
+    "timeline": "spark_groupsource.notebook.timeline_chart",
+    "watch": "spark_groupsource.notebook.live",
 }
 
 # Spark starts python3 of the PATH otherwise, which may be another installation. Under spark-submit, which sets the

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 from enum import Enum
+from html import escape
 from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
@@ -22,6 +23,7 @@ from spark_groupsource.monitor.cluster_reads import (
     offsets_at,
 )
 
+_SHOWN_NOTES = 5
 _INACTIVE_STATES = ("Empty", "Dead")
 _EXAMPLES = "earliest, latest, current, an offset, +<n> or -<n> (shift), -<n>m (time back in ms, s, m, h or d)"
 
@@ -131,12 +133,33 @@ class ResetPlan:
         self.is_executed = True
 
     def __repr__(self) -> str:
-        header = ("TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "LOG-START-OFFSET", "LOG-END-OFFSET", "LAG")
-        lines = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(header))]
+        lines = self._lines()
+        widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
         texts = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in lines]
-        state = "executed" if self.is_executed else "not executed"
-        return "\n".join([f"Reset of group {self.group_id!r}, {state}", *texts, *self.warnings])
+        return "\n".join([self._title(), *texts, *self._after()])
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._lines()
+        head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in header)
+        body = "".join(f"<tr>{''.join(_html_cell(cell) for cell in row)}</tr>" for row in rows)
+        after = "".join(f"<p>{escape(text)}</p>" for text in self._after())
+        caption = f"<caption>{escape(self._title())}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{after}"
+
+    def _title(self) -> str:
+        return f"Reset of group {self.group_id!r}, {'executed' if self.is_executed else 'not executed'}"
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        has_restart = any(row.restart is not None for row in self.rows)
+        restart = ("QUERY-CONTINUES-AT", "DECIDED-BY") if has_restart else ()
+        header = ("TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "LOG-START-OFFSET", "LOG-END-OFFSET", "LAG")
+        lines = [(*_cells(row), *(_restart_cells(row) if has_restart else ())) for row in self.rows]
+        return [(*header, *restart), *lines]
+
+    def _after(self) -> list[str]:
+        notes = list(dict.fromkeys(row.note for row in self.rows if row.note))[:_SHOWN_NOTES]
+        call = [] if self.is_executed else ["Call execute() to commit the new offsets."]
+        return [*notes, *self.warnings, *call]
 
 
 def plan(
@@ -320,6 +343,17 @@ def _restart_warnings(rows: Iterable[ResetRow]) -> list[str]:
         f"A query that restarts with the checkpoint does not continue at the new offset in {len(others)} partitions: "
         f"{bounded_names(texts)}."
     ]
+
+
+def _restart_cells(row: ResetRow) -> tuple[str, ...]:
+    if row.restart is None:
+        return "-", "-"
+    return "-" if row.restart.offset is None else str(row.restart.offset), row.restart.source
+
+
+def _html_cell(cell: str) -> str:
+    align = "right" if cell.isdigit() or cell == "-" else "left"
+    return f'<td style="text-align:{align}">{escape(cell)}</td>'
 
 
 def _cells(row: ResetRow) -> tuple[str, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
+import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import escaped, shortened
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 _CELL_CHARS = 80
+_LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 
 
 class Result:
@@ -31,6 +35,18 @@ class Result:
         schema = arrow_schema(table)
         self._title = table.name
         self._table = pa.Table.from_batches(record_batches(rows, schema), schema)
+
+    @classmethod
+    def of_table(cls, title: str, table: pa.Table) -> Result:
+        """Returns a result with the rows of an Arrow table."""
+        result = cls.__new__(cls)
+        result._title, result._table = title, table
+        return result
+
+    def sorted_by(self, column: str) -> Result:
+        """Returns the rows with the largest values of a column first, nulls last."""
+        order = pc.sort_indices(self._table, sort_keys=[(column, "descending")])
+        return self.of_table(self._title, self._table.take(order))
 
     def arrow(self) -> pa.Table:
         """Returns the rows as an Arrow table."""
@@ -80,9 +96,11 @@ class Result:
         return "\n".join([*texts, *self._rest()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self._table.column_names)
+        head = "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in self._table.column_names)
+        styles = [_RIGHT if _is_number(field.type) else _LEFT for field in self._table.schema]
         body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._shown()
+            f"<tr>{''.join(f'<td{style}>{html.escape(cell)}</td>' for style, cell in zip(styles, row))}</tr>"
+            for row in self._shown()
         )
         rest = "".join(f"<p>{html.escape(text)}</p>" for text in self._rest())
         caption = f"<caption>{html.escape(self._title)}</caption>"
@@ -98,7 +116,15 @@ class Result:
         return [] if len(self) else ["no rows"]
 
 
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, datetime):
+        value = value.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False, default=str)
     return escaped(shortened(f"{value:.1f}" if isinstance(value, float) else str(value), _CELL_CHARS))

@@ -29,31 +29,43 @@ def query_rows(driver: int, group: NameSelection | None) -> list[Row]:
 
     Raises: ConfigurationError as `control_directory`.
     """
-    paths = control_sockets(driver)
-    if not paths:
-        return []
-    with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
-        found = [status for status in pool.map(_request_status, paths) if status is not None]
-    recorded = recorded_queries(control_directory(driver))
-    rows = [_row(status, recorded.get(status["reader_pid"], {})) for status in found]
+    rows = [_row(status) for status in reader_statuses(driver)]
     return sorted(
         (row for row in rows if group is None or (row["group"] is not None and group.matches(row["group"]))),
         key=lambda row: (row["group"] or "", row["reader_pid"]),
     )
 
 
-def _row(status: Mapping[str, Any], recorded: Mapping[str, Any]) -> Row:
+def reader_statuses(driver: int) -> list[dict[str, Any]]:
+    """Returns the state of each running reader of the application, with the query that it has read for.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    paths = control_sockets(driver)
+    if not paths:
+        return []
+    with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
+        found = [status for status in pool.map(_request_status, paths) if status is not None]
+    recorded = recorded_queries(control_directory(driver))
+    return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
+
+
+def _query(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    return {"query": recorded.get("name"), "query_id": recorded.get("id"), "last_batch": recorded.get("batch")}
+
+
+def _row(status: Mapping[str, Any]) -> Row:
     partitions = [TopicPartition(*each) for each in status.get("partitions", ())]
     generation = status.get("generation", -1)
     return {
-        "query": recorded.get("name") or None,
-        "query_id": recorded.get("id"),
+        "query": status["query"] or None,
+        "query_id": status["query_id"],
         "group": status["group"],
         "state": status["state"],
         "generation": generation if generation >= 0 else None,
         "partitions": len(partitions),
         "assignment": assignment_text(partitions),
-        "last_batch": recorded.get("batch"),
+        "last_batch": status["last_batch"],
         "last_offsets": json.dumps(status["end"]) if status.get("end") else None,
         "reader_pid": status["reader_pid"],
     }

@@ -151,7 +151,8 @@ class ReaderProcess:
     def _status(self) -> dict[str, Any]:
         session = self._session
         status = {"state": "starting"} if session is None or not self._has_started else session.status()
-        return {"group": self.options.group_id, "reader_pid": os.getpid(), **status}
+        names = {"group": self.options.group_id, "bootstrap_servers": self._bootstrap_servers}
+        return {**names, "reader_pid": os.getpid(), **status}
 
     def _reply_not_started(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Replies to a co-reader before Spark's first call: joins the group together with it."""
@@ -178,7 +179,7 @@ class ReaderProcess:
         from spark_groupsource.source.session import StreamSession
 
         options = self.options
-        bootstrap_servers = resolve_bootstrap(options.bootstrap_servers, self._driver)
+        bootstrap_servers = self._bootstrap_servers = resolve_bootstrap(options.bootstrap_servers, self._driver)
         settings = options.client_settings(bootstrap_servers)
         cluster = Cluster(settings.bootstrap, settings)
         self._availability = cluster.report_availability(f"group={options.group_id}")

@@ -27,7 +27,7 @@ def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
         head, row = repr(lag).splitlines()
         assert head.split()[:6] == ["group", "topic", "partition", "current_offset", "log_end_offset", "lag"]
         assert row.split()[:6] == [group, topic, "0", "3", "5", "2"]
-        assert f"<td>{topic}</td>" in lag._repr_html_()
+        assert f">{topic}</td>" in lag._repr_html_()
         assert len(found.group(group).members()) == 0
         assert [row["current_offset"] for row in found.group(group).offsets(topic)] == [3]
         assert [row["partition_count"] for row in found.topics(topic)] == [2]
@@ -50,7 +50,8 @@ def test_invalid_settings_and_addresses() -> None:
 
 
 def test_only_public_names_are_shown() -> None:
-    public = ["EmbeddedBroker", "__version__", "connect", "register", "run_until_signal", "stop_gracefully"]
+    functions = ["connect", "register", "run_until_signal", "stop_gracefully", "timeline", "watch"]
+    public = ["Cluster", "EmbeddedBroker", "Group", "__version__", *functions]
     assert dir(gs) == sorted(gs.__all__) == public
     text = pydoc.render_doc(gs, renderer=pydoc.plaintext)
     assert "connect(bootstrap" in text and "class EmbeddedBroker" in text and gs.__version__ in text

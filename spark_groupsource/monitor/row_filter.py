@@ -1,0 +1,92 @@
+"""Filter expressions over rows: a small part of Python's syntax, without calls. Pure."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from typing import Any, Callable, Mapping
+
+from spark_groupsource.errors import ConfigurationError
+
+_EXAMPLE = "delay > 60 and carrier == 'UA'"
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def parse_filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Parses an expression of names, constants, comparisons, ``and``, ``or``, ``not``, ``in``, ``+ - / %`` and ``[]``.
+
+    A name is a column, or a field of a decoded value. A row for which the expression fails does not match.
+
+    Raises: ConfigurationError.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        _check(tree)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"Argument where must be a function or an expression such as {_EXAMPLE}, got {text!r}: {error}."
+        ) from error
+
+    def matches(row: Mapping[str, Any]) -> bool:
+        try:
+            return bool(_value(tree, row))
+        except (KeyError, TypeError, IndexError, ZeroDivisionError, AttributeError):
+            return False
+
+    return matches
+
+
+_ALLOWED = (
+    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Name, ast.Load, ast.Constant,
+    ast.Subscript, ast.Attribute, ast.List, ast.Tuple, ast.BinOp, *_COMPARE, *_BINARY,
+)  # fmt: skip
+
+
+def _check(tree: ast.expr) -> None:
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            raise ValueError(f"{type(node).__name__} is not supported")
+
+
+def _value(node: ast.expr, row: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.BoolOp):
+        values = (_value(each, row) for each in node.values)
+        return all(values) if isinstance(node.op, ast.And) else any(values)
+    if isinstance(node, ast.UnaryOp):
+        value = _value(node.operand, row)
+        return not value if isinstance(node.op, ast.Not) else -value
+    if isinstance(node, ast.Compare):
+        left = _value(node.left, row)
+        for operation, right_node in zip(node.ops, node.comparators):
+            right = _value(right_node, row)
+            if not _COMPARE[type(operation)](left, right):
+                return False
+            left = right
+        return True
+    if isinstance(node, ast.BinOp):
+        return _BINARY[type(node.op)](_value(node.left, row), _value(node.right, row))
+    if isinstance(node, ast.Name):
+        return _named(node.id, row)
+    if isinstance(node, ast.Attribute):
+        return _value(node.value, row)[node.attr]
+    if isinstance(node, ast.Subscript):
+        return _value(node.value, row)[_value(node.slice, row)]
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(each, row) for each in node.elts]
+    assert isinstance(node, ast.Constant)
+    return node.value
+
+
+def _named(name: str, row: Mapping[str, Any]) -> Any:
+    for column in ("value", "key"):
+        fields = row.get(column)
+        if isinstance(fields, Mapping) and name in fields:
+            return fields[name]
+    return row[name]

@@ -1,0 +1,236 @@
+"""Python interface to clusters and groups, for notebooks and scripts."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from spark_groupsource.client.cluster.client import Cluster as ClusterClient
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.explanation import Explanation
+from spark_groupsource.monitor.offset_reset import (
+    ALL_COMMITTED,
+    ResetPlan,
+    TargetKind,
+    parse_scope,
+    parse_target,
+    plan,
+)
+from spark_groupsource.monitor.peek import MAX_RECORDS, PeekQuery, peek
+from spark_groupsource.monitor.rebalance_sources import read_history
+from spark_groupsource.monitor.record_decoding import decoders
+from spark_groupsource.monitor.results import Result
+from spark_groupsource.monitor.row_filter import parse_filter
+from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.monitor.tables import TableQuery, read_rows
+
+
+def connect(bootstrap: Any, **kafka: Any) -> Cluster:
+    """Returns a client of a cluster.
+
+    Args:
+        bootstrap: ``host:port`` of one or more brokers, separated by commas, or an `EmbeddedBroker`.
+        kafka: settings of the Kafka client, with ``_`` or ``.`` in their names (``security_protocol="SASL_SSL"``).
+    Raises: ConfigurationError for an invalid address and unknown or invalid settings; NetworkError if no broker is
+        reachable.
+
+    Examples:
+        >>> cluster = connect("localhost:9092")
+        >>> cluster.group("billing").lag()
+    """
+    address = str(getattr(bootstrap, "bootstrap_servers", bootstrap))
+    settings = {name.replace("_", "."): _text(value) for name, value in kafka.items()}
+    parsed = ClientSettings.parse({**settings, "bootstrap.servers": address})
+    client = ClusterClient(parsed.bootstrap, parsed)
+    try:
+        client.metadata(())
+    except BaseException:
+        client.close()
+        raise
+    return Cluster(client, address)
+
+
+class Cluster:
+    """Topics and groups of a cluster; each call reads them again. A context manager.
+
+    `topic` and `group` are names or regular expressions, separated by commas; None selects all.
+    """
+
+    def __init__(self, client: ClusterClient, address: str) -> None:
+        self._client = client
+        self._address = address
+
+    def topics(self, topic: str | None = None) -> Result:
+        """Returns the topics; internal ones only if `topic` selects them."""
+        return self._read("topics", topic=topic)
+
+    def partitions(self, topic: str | None = None) -> Result:
+        """Returns the partitions of the topics with their offsets and sizes."""
+        return self._read("partitions", topic=topic)
+
+    def groups(self, group: str | None = None) -> Result:
+        """Returns the consumer groups."""
+        return self._read("groups", group=group)
+
+    def peek(
+        self,
+        topic: str,
+        last: int = 20,
+        at: str | int | datetime | timedelta | None = None,
+        where: str | Callable[[dict[str, Any]], Any] | None = None,
+        decode: str | Mapping[str, str] = "auto",
+        *,
+        schema: Any = None,
+        partition: int | None = None,
+    ) -> Result:
+        """Returns the last records of a topic, or the first ones since a time; joins no group, commits nothing.
+
+        At most 10,000 records and about 64 MB are read, also with a filter.
+
+        Args:
+            last: number of records, at most 10,000.
+            at: None for the end of the topic. Otherwise the first records at or after this time are returned: ``-10m``
+                (time back), an ISO time, a datetime, or epoch milliseconds.
+            where: function of a row (a dictionary with key, value, topic, partition, offset and timestamp), or an
+                expression such as ``delay > 60 and carrier == 'UA'`` over columns and fields of decoded values.
+            decode: ``auto``, ``utf-8``, ``json``, ``avro`` or ``hex``; ``{"key": "utf-8", "value": "json"}`` by
+                column. ``auto`` chooses JSON, text or hexadecimal by the bytes.
+            schema: Avro schema, with ``decode="avro"``.
+            partition: None for all partitions.
+        Raises: ConfigurationError for an invalid argument and records that cannot be decoded; BrokerError,
+            NetworkError.
+        """
+        if not 0 <= last <= MAX_RECORDS:
+            raise ConfigurationError(f"Argument last must be between 0 and {MAX_RECORDS}, got {last}.")
+        matches = parse_filter(where) if isinstance(where, str) else where
+        timestamp_ms = None if at is None else _timestamp_ms(at, self._client.clock.timestamp_ms())
+        query = PeekQuery(topic, last, timestamp_ms, partition, matches)
+        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema)))
+
+    def group(self, name: str) -> Group:
+        """Returns one consumer group, which need not exist yet."""
+        return Group(self, name)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self._address!r})"
+
+    def _read(
+        self, table: str, *, group: str | None = None, topic: str | None = None, columns: tuple[str, ...] = ()
+    ) -> Result:
+        definition = TABLES[table]
+        if columns:
+            definition = definition._replace(columns=tuple(map(definition.column, columns)))
+        query = TableQuery(
+            table,
+            frozenset(column.name for column in definition.columns),
+            None if group is None else parse_selection("group", group),
+            None if topic is None else parse_selection("topic", topic),
+        )
+        return Result(definition, read_rows(self._client, query))
+
+
+class Group:
+    """One consumer group; each call reads it again."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+
+    def lag(self, topic: str | None = None, by: str | None = None) -> Result:
+        """Returns the partitions of the group with their lag.
+
+        Args:
+            by: ``offsets``, ``time`` or ``bytes``: the columns of this measure only, the largest lag first. Time and
+                bytes require reads of records.
+        """
+        if by is None:
+            return self._cluster._read("lag", group=self.name, topic=topic)
+        if by not in _MEASURES:
+            raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {by!r}.")
+        columns = (*_LAG_COLUMNS, *_MEASURES[by])
+        found = self._cluster._read("lag", group=self.name, topic=topic, columns=columns)
+        return found.sorted_by(_MEASURES[by][0] if _MEASURES[by] else "lag")
+
+    def members(self) -> Result:
+        """Returns the members with their partitions."""
+        return self._cluster._read("members", group=self.name)
+
+    def offsets(self, topic: str | None = None) -> Result:
+        """Returns the committed offsets."""
+        return self._cluster._read("offsets", group=self.name, topic=topic)
+
+    def history(self) -> Result:
+        """Returns the rebalances: from events where there are some, else from the history in `__consumer_offsets`."""
+        return self._cluster._read("rebalances", group=self.name)
+
+    def why(self, last: int | None = 5) -> Explanation:
+        """Explains the last rebalances in sentences and names the settings to change; None for all."""
+        return read_history(self._cluster._client, self.name).explain(last)
+
+    def reset(
+        self,
+        to: str | int | datetime | timedelta,
+        topic: str | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> ResetPlan:
+        """Plans new committed offsets; only `ResetPlan.execute` commits them, and only without running members.
+
+        Args:
+            to: ``earliest``, ``latest``, ``current``, an offset (``100``), a shift (``"+10"``, ``"-10"``), a time back
+                (``"-1h"``, a timedelta) or a time (``"2026-01-31T10:00:00"``, a datetime).
+            topic: ``flights`` or ``flights:0,1``; None for all partitions with a committed offset.
+            checkpoint: directory of the checkpoint of a Spark query: the plan then says where the query continues, and
+                which offset decides.
+        Raises: ConfigurationError, GroupSourceError for an impossible reset; BrokerError, NetworkError.
+        """
+        client = self._cluster._client
+        scope = ALL_COMMITTED if topic is None else parse_scope([topic])
+        rule = None
+        if checkpoint is not None:
+            from spark_groupsource.source.checkpoint import read_checkpoint
+
+            rule = read_checkpoint(checkpoint).restart_rule(client, self.name)
+        return plan(client, self.name, scope, parse_target(to, client.clock.timestamp_ms()), rule)
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r})"
+
+
+_LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
+_MEASURES: Mapping[str, tuple[str, ...]] = {
+    "offsets": (),
+    "time": ("lag_ms", "records_per_second", "catch_up_ms"),
+    "bytes": ("lag_bytes",),
+}
+
+
+def _timestamp_ms(at: str | int | datetime | timedelta, now_ms: int) -> int:
+    if isinstance(at, int):
+        return at
+    try:
+        target = parse_target(at, now_ms)
+    except ConfigurationError:
+        target = None
+    if target is None or target.kind is not TargetKind.TIMESTAMP:
+        raise ConfigurationError(
+            "Argument at must be a time back such as -10m (ms, s, m, h or d), an ISO time, a datetime or epoch ms, "
+            f"got {at!r}."
+        )
+    return target.value
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

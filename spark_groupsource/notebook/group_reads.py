@@ -1,0 +1,78 @@
+"""Reads of timelines and lag: from a cluster, a query or a file."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.event_sources import application_events, file_events, group_events
+from spark_groupsource.monitor.group_history import group_records
+from spark_groupsource.monitor.history_events import events_of_history
+from spark_groupsource.monitor.rebalances import rebalances
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.monitor.timeline import Timeline, timeline
+from spark_groupsource.notebook.cluster import Cluster, Group, connect
+from spark_groupsource.wire.group_events import GroupEvent
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def group_timeline(group: Group) -> Timeline:
+    """Reads the timeline of a group: events of the embedded coordinator, else the history in `__consumer_offsets`.
+
+    What applications of this package report is added.
+
+    Raises: BrokerError, NetworkError.
+    """
+    client, selection = group._cluster._client, NameSelection((group.name,))
+    applications = application_events(client, selection).get(group.name, [])
+    coordinator = group_events(client, selection).get(group.name, [])
+    if coordinator:
+        events = [*coordinator, *applications]
+        return timeline(group.name, events, rebalances_from_events(events))
+    records = group_records(client, selection).get(group.name, [])
+    found = list(rebalances(group.name, records))
+    history = list(events_of_history(group.name, records, found))
+    return timeline(group.name, [*history, *applications], found)
+
+
+def file_timelines(path: Path) -> dict[str, Timeline]:
+    """Reads the timeline of each group of a file of group events. Raises: OSError, CorruptRecordError."""
+    by_group: dict[str, list[GroupEvent]] = {}
+    for event in file_events(path):
+        by_group.setdefault(event.group, []).append(event)
+    return {name: timeline(name, events, rebalances_from_events(events)) for name, events in by_group.items()}
+
+
+@contextmanager
+def query_group(query: StreamingQuery, cluster: Cluster | None = None) -> Iterator[Group]:
+    """Connects to the group of a running query of this driver.
+
+    Args:
+        cluster: None to connect without security settings.
+    Raises: ConfigurationError for another object, and for a query that has not read yet.
+    """
+    from spark_groupsource.source.drain import driver_jvm_pid
+    from spark_groupsource.source.queries import reader_statuses
+
+    query_id = getattr(query, "id", None)
+    if query_id is None or not hasattr(query, "recentProgress"):
+        raise ConfigurationError(
+            f"A streaming query, a group of connect() or a file is required, got {type(query).__name__}."
+        )
+    statuses = [status for status in reader_statuses(driver_jvm_pid()) if status.get("query_id") == str(query_id)]
+    if not statuses or not statuses[0]["group"]:
+        raise ConfigurationError(
+            f"Query {query.name or query_id} has no group yet: it has read nothing with groupsource. Wait for its "
+            "first batch, or pass connect(...).group(...)."
+        )
+    status: dict[str, Any] = statuses[0]
+    if cluster is not None:
+        yield cluster.group(status["group"])
+        return
+    with connect(status["bootstrap_servers"]) as opened:
+        yield opened.group(status["group"])

@@ -1,0 +1,268 @@
+"""Rows, colors and texts of the chart of a timeline. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Iterable, Mapping, NamedTuple, Sequence
+
+from spark_groupsource.log_text import escaped, shortened
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.timeline import (
+    MemberPeriod,
+    MemberState,
+    Ownership,
+    Phase,
+    PhaseBand,
+    RebalanceMarker,
+    Timeline,
+)
+
+MAX_ROWS = 60
+_LEGEND_OWNERS = 12
+_LABEL_CHARS = 22
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+# Okabe and Ito, then Tol's muted colors: distinguishable with every kind of color blindness
+_OWNER_COLORS = (
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442",
+    "#332288", "#999933", "#882255", "#88ccee", "#ddcc77", "#117733", "#aa4499",
+)  # fmt: skip
+UNOWNED_COLOR = "#e53935"
+PHASE_COLORS: Mapping[Phase, str] = {
+    Phase.BATCH: "#d8c9a0",
+    Phase.JOIN: "#c3b1e1",
+    Phase.SYNC: "#8e6bbf",
+    Phase.FIRST_RECORD: "#5e3c99",
+}
+# states without a color have that of the member
+_STATE_COLORS: Mapping[MemberState, str] = {
+    MemberState.IDLE: "#d0d0d0",
+    MemberState.JOINING: "#a0a0a0",
+    MemberState.SYNCING: "#707070",
+}
+
+
+class Segment(NamedTuple):
+    """Part of a row; `style` is ``solid``, ``light`` or ``hatch``."""
+
+    start_ms: int
+    end_ms: int
+    color: str
+    style: str
+    text: str
+
+
+class Row(NamedTuple):
+    """One row of the chart."""
+
+    label: str
+    segments: Sequence[Segment]
+
+
+class Mark(NamedTuple):
+    """A rebalance: line at its start; `text` is shown at the mouse pointer."""
+
+    at_ms: int
+    end_ms: int
+    label: str
+    text: str
+
+
+class Picture(NamedTuple):
+    """What the chart shows. `legend` has label, color and style."""
+
+    title: str
+    subtitle: str
+    start_ms: int
+    end_ms: int
+    partitions: Sequence[Row]
+    members: Sequence[Row]
+    bands: Sequence[Segment]
+    marks: Sequence[Mark]
+    lag: Sequence[tuple[int, int]]
+    legend: Sequence[tuple[str, str, str]]
+
+
+def picture(timeline: Timeline, generation: int | None = None) -> Picture:
+    """Lays out a timeline.
+
+    Above `MAX_ROWS` partitions, those that moved are shown, and those with the same owners at the same times share a
+    row.
+
+    Args:
+        generation: shows the time of this rebalance only.
+    Raises: KeyError for a generation that is not in the timeline.
+    """
+    start_ms, end_ms = _window(timeline, generation)
+    colors = {name: _OWNER_COLORS[at % len(_OWNER_COLORS)] for at, name in enumerate(timeline.members)}
+    groups, note = _folded(timeline, start_ms, end_ms)
+    rows = [
+        Row(label, [_owner_segment(label, period, timeline, colors) for period in periods])
+        for label, periods in groups
+    ]
+    members = [
+        Row(
+            _label(timeline.names.get(name, name)),
+            [_state_segment(name, period, timeline, colors) for period in _within(periods, start_ms, end_ms)],
+        )
+        for name, periods in timeline.members.items()
+    ]
+    bands = [_band_segment(band) for band in timeline.bands if start_ms <= band.end_ms and band.start_ms <= end_ms]
+    marks = [_mark(m) for m in timeline.markers if start_ms <= (m.completed_ms or end_ms) and m.started_ms <= end_ms]
+    times = f"{clock_text(start_ms)} to {clock_text(end_ms)} UTC"
+    return Picture(
+        headline(timeline),
+        " · ".join(filter(None, (times, note))),
+        start_ms,
+        max(end_ms, start_ms + 1),
+        rows,
+        [row for row in members if row.segments][-MAX_ROWS:],
+        bands,
+        marks,
+        [point for point in timeline.lag if start_ms <= point[0] <= end_ms],
+        _legend(timeline, colors, bool(rows)),
+    )
+
+
+def headline(timeline: Timeline) -> str:
+    """Returns the title: group, number of rebalances, partition-seconds without an owner."""
+    count, seconds = len(timeline.markers), timeline.unowned_seconds
+    group = escaped(shortened(timeline.group, 60))
+    amount = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    rebalances = f"{count:,} rebalance{'' if count == 1 else 's'}"
+    return f"Group {group}: {rebalances}, {amount} partition-seconds without an owner"
+
+
+def clock_text(at_ms: float) -> str:
+    """Returns the time of day in UTC, with milliseconds where they are not zero."""
+    at = _EPOCH + timedelta(milliseconds=at_ms)
+    text = at.strftime("%H:%M:%S")
+    return f"{text}.{at.microsecond // 1000:03d}" if at.microsecond >= 1000 else text
+
+
+def duration_text(ms: float) -> str:
+    """Returns a duration with a unit that fits."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    return f"{ms / 1000:.3g} s" if ms < 120_000 else f"{ms / 60_000:.3g} min"
+
+
+def _window(timeline: Timeline, generation: int | None) -> tuple[int, int]:
+    if generation is None:
+        return timeline.start_ms, timeline.end_ms
+    marker = next((m for m in timeline.markers if m.generation == generation), None)
+    if marker is None:
+        raise KeyError(f"Generation {generation} is not in the timeline of group {timeline.group!r}.")
+    ends = [band.end_ms for band in timeline.bands if band.generation == generation]
+    starts = [band.start_ms for band in timeline.bands if band.generation == generation]
+    first, last = min([marker.started_ms, *starts]), max([marker.completed_ms or marker.started_ms, *ends])
+    margin = max((last - first) // 4, 20)
+    return first - margin, last + margin
+
+
+def _within(periods: Iterable[MemberPeriod], start_ms: int, end_ms: int) -> list[MemberPeriod]:
+    return [
+        p._replace(start_ms=max(p.start_ms, start_ms), end_ms=min(p.end_ms, end_ms))
+        for p in periods
+        if p.start_ms < end_ms and p.end_ms > start_ms
+    ]
+
+
+def _folded(
+    timeline: Timeline, start_ms: int, end_ms: int
+) -> tuple[list[tuple[str, Sequence[Ownership]]], str]:
+    """Returns the rows with their periods, and a note about the partitions that have no row of their own."""
+    shown: Mapping[TopicPartition, Sequence[Ownership]] = timeline.partitions
+    if (start_ms, end_ms) != (timeline.start_ms, timeline.end_ms):
+        shown = {partition: _clipped(periods, start_ms, end_ms) for partition, periods in shown.items()}
+    if len(shown) <= MAX_ROWS:
+        return [(_label(str(partition)), periods) for partition, periods in shown.items()], ""
+    same: dict[tuple[Ownership, ...], list[TopicPartition]] = {}
+    for partition, periods in shown.items():
+        same.setdefault(tuple(periods), []).append(partition)
+    by_moves = sorted(same.items(), key=lambda each: -_moves(each[0]))
+    moved = [partitions for periods, partitions in by_moves if _moves(periods)]
+    chosen = (moved or [partitions for _, partitions in by_moves])[:MAX_ROWS]
+    rows = [(_group_label(partitions), shown[partitions[0]]) for partitions in sorted(chosen)]
+    count, moved_count = sum(map(len, chosen)), sum(map(len, moved))
+    what = "that moved" if moved else "of the group (none moved)"
+    left = f" (of {moved_count:,})" if count < moved_count else ""
+    return rows, f"{count:,}{left} partitions {what}, {len(shown):,} in all"
+
+
+def _clipped(periods: Sequence[Ownership], start_ms: int, end_ms: int) -> list[Ownership]:
+    return [
+        Ownership(max(p.start_ms, start_ms), min(p.end_ms, end_ms), p.owner)
+        for p in periods
+        if p.start_ms < end_ms and p.end_ms > start_ms
+    ]
+
+
+def _moves(periods: Sequence[Ownership]) -> int:
+    owners = [period.owner for period in periods if period.owner is not None]
+    return sum(before != after for before, after in zip(owners, owners[1:]))
+
+
+def _group_label(partitions: Sequence[TopicPartition]) -> str:
+    first = _label(str(partitions[0]))
+    return first if len(partitions) == 1 else f"{first} +{len(partitions) - 1:,}"
+
+
+def _owner_segment(label: str, period: Ownership, timeline: Timeline, colors: Mapping[str, str]) -> Segment:
+    start_ms, end_ms, owner = period
+    times = f"{duration_text(end_ms - start_ms)}, {clock_text(start_ms)} to {clock_text(end_ms)}"
+    if owner is None:
+        return Segment(start_ms, end_ms, UNOWNED_COLOR, "hatch", f"{label}: nobody reads for {times}")
+    name = _label(timeline.names.get(owner, owner), 60)
+    return Segment(start_ms, end_ms, colors.get(owner, "#808080"), "solid", f"{label}: {name} for {times}")
+
+
+def _state_segment(name: str, period: MemberPeriod, timeline: Timeline, colors: Mapping[str, str]) -> Segment:
+    start_ms, end_ms, state = period
+    style = "light" if state is MemberState.WAITING else "hatch" if state is MemberState.EXPIRED else "solid"
+    color = UNOWNED_COLOR if state is MemberState.EXPIRED else _STATE_COLORS.get(state, colors.get(name, "#808080"))
+    times = f"{duration_text(end_ms - start_ms)}, {clock_text(start_ms)} to {clock_text(end_ms)}"
+    text = f"{_label(timeline.names.get(name, name), 60)}: {state.value} for {times}"
+    return Segment(start_ms, end_ms, color, style, text)
+
+
+def _band_segment(band: PhaseBand) -> Segment:
+    generation = "" if band.generation is None else f", generation {band.generation}"
+    text = f"{band.phase.value}: {duration_text(band.end_ms - band.start_ms)}{generation}"
+    style = "light" if band.phase is Phase.BATCH else "solid"
+    return Segment(band.start_ms, band.end_ms, PHASE_COLORS[band.phase], style, text)
+
+
+def _mark(marker: RebalanceMarker) -> Mark:
+    lines = [
+        f"{marker.cause} at {clock_text(marker.started_ms)}",
+        f"generation {marker.generation}" if marker.generation is not None else "not completed",
+        f"took {duration_text(marker.completed_ms - marker.started_ms)}" if marker.completed_ms is not None else "",
+        f"reason: {_label(marker.reason, 120)}" if marker.reason else "",
+        f"actor: {_label(marker.actor, 60)}" if marker.actor else "",
+        f"slowest member: {_label(marker.slowest_member, 60)}" if marker.slowest_member else "",
+        f"{marker.partitions_moved:,} partitions moved" if marker.partitions_moved is not None else "",
+        f"{marker.repeated_records:,} rows repeated" if marker.repeated_records is not None else "",
+    ]
+    end_ms = marker.started_ms if marker.completed_ms is None else marker.completed_ms
+    return Mark(marker.started_ms, end_ms, marker.cause, "\n".join(filter(None, lines)))
+
+
+def _legend(timeline: Timeline, colors: Mapping[str, str], has_rows: bool) -> list[tuple[str, str, str]]:
+    names = list(timeline.members)
+    legend = [(_label(timeline.names.get(name, name)), colors[name], "solid") for name in names[:_LEGEND_OWNERS]]
+    if len(names) > _LEGEND_OWNERS:
+        legend.append((f"and {len(names) - _LEGEND_OWNERS:,} more members", "#808080", "solid"))
+    if has_rows:
+        legend.append(("nobody reads", UNOWNED_COLOR, "hatch"))
+    states = {period.state for periods in timeline.members.values() for period in periods}
+    if MemberState.WAITING in states:
+        legend.append((MemberState.WAITING.value, colors[names[0]], "light"))
+    legend += [(state.value, color, "solid") for state, color in _STATE_COLORS.items() if state in states]
+    phases = {band.phase for band in timeline.bands}
+    return legend + [(f"phase: {phase.value}", PHASE_COLORS[phase], "solid") for phase in Phase if phase in phases]
+
+
+def _label(text: str, limit: int = _LABEL_CHARS) -> str:
+    clean = escaped(text)
+    return clean if len(clean) <= limit else f"{clean[: limit - 8]}…{clean[-7:]}"

@@ -1,0 +1,115 @@
+"""``Cluster.peek``: the last records, records since a time, filters, decoding; and plans of resets."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import timedelta
+from typing import Any, Iterator
+
+import fastavro
+import pytest
+
+import spark_groupsource as gs
+from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
+from spark_groupsource.monitor.record_decoding import decoders
+from spark_groupsource.monitor.row_filter import parse_filter
+
+SCHEMA = {"type": "record", "name": "Flight", "fields": [{"name": "n", "type": "int"}]}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    flights = [{"n": n, "carrier": "UA" if n % 2 else "DL"} for n in range(50)]
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, SCHEMA, {"n": 5})
+    topics: dict[str, Any] = {
+        "flights": flights, "empty": 2, "mixed": [{"a": 1}, "text", {"a": "x"}], "fields": [{"a": 1}, {"a": "x"}],
+        "avro": [("k", data.getvalue()), ("k", b"\0\0\0\0\7" + data.getvalue())], "bytes": [(None, b"\xff\0"), None],
+    }  # fmt: skip
+    with gs.EmbeddedBroker(topics=topics) as broker, gs.connect(broker) as opened:
+        yield opened
+
+
+def numbers(result: Any) -> list[int]:
+    return [row["value"]["n"] for row in result]
+
+
+def test_the_last_records(cluster: Any) -> None:
+    found = cluster.peek("flights", last=3)
+    assert numbers(found) == [47, 48, 49] and list(found.pandas().columns) == found.arrow().column_names
+    assert found.arrow().column_names == ["partition", "offset", "timestamp", "key", "value"]
+    assert len(cluster.peek("flights")) == 20 and len(cluster.peek("flights", last=100)) == 50
+    assert len(cluster.peek("flights", last=0)) == len(cluster.peek("empty")) == 0
+    assert {row["group"] for row in cluster.groups()} <= {"reset"}
+
+
+def test_records_since_a_time(cluster: Any) -> None:
+    assert numbers(cluster.peek("flights", last=2, at="-10m")) == [0, 1]
+    assert numbers(cluster.peek("flights", 1, timedelta(hours=1))) == [0]
+    assert numbers(cluster.peek("flights", 1, "2020-01-01T00:00:00")) == [0]
+    assert len(cluster.peek("flights", at=4_000_000_000_000)) == 0
+    with pytest.raises(ConfigurationError, match="Argument at must be a time back"):
+        cluster.peek("flights", at="soon")
+
+
+def test_filters(cluster: Any) -> None:
+    assert numbers(cluster.peek("flights", last=2, where="n < 10 and carrier == 'UA'")) == [7, 9]
+    assert numbers(cluster.peek("flights", where=lambda row: row["offset"] == 3)) == [3]
+    assert len(cluster.peek("flights", where="missing > 3")) == 0
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "n >", "n.__class__()", "[x for x in y]", "lambda: 1", "2 ** 9"])
+def test_other_expressions_are_rejected(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="Argument where must be a function or an expression"):
+        parse_filter(text)
+
+
+def test_expressions() -> None:
+    row = {"value": {"a": 1, "b": {"c": [5, 6]}, "s": "x"}, "key": "k", "partition": 3}
+    for text in ("a == 1 and not b.c[1] < 6", "value['s'] in ['x', 'y']", "partition - 1 == 2 or a", "-a < 0 <= 1"):
+        assert parse_filter(text)(row), text
+    for text in ("s > 1", "b.d == 1", "nothing", "a != 1", "1 > a > 0"):
+        assert not parse_filter(text)(row), text
+
+
+def test_decoding(cluster: Any) -> None:
+    found = list(cluster.peek("avro", decode="avro", schema=json.dumps(SCHEMA)))
+    assert [(row["key"], row["value"]) for row in found] == [("k", {"n": 5})] * 2
+    assert [row["value"] for row in cluster.peek("mixed")] == ['{"a":1}', "text", '{"a":"x"}']
+    assert [row["value"] for row in cluster.peek("fields")] == ['{"a": 1}', '{"a": "x"}']
+    assert [row["value"] for row in cluster.peek("bytes")] == ["ff00", None]
+    assert [row["value"] for row in cluster.peek("bytes", decode={"value": "utf-8"})] == ["\\xff\0", None]
+    assert cluster.peek("flights", 1, decode="hex").arrow()["value"][0].as_py().startswith("7b22")
+    with pytest.raises(ConfigurationError, match="Decoding column value as JSON failed"):
+        cluster.peek("bytes", decode="json")
+    with pytest.raises(ConfigurationError, match="as Avro failed"):
+        cluster.peek("flights", decode="avro", schema=SCHEMA)
+
+
+def test_invalid_arguments(cluster: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Argument decode must be one of auto, utf-8, json, hex, avro"):
+        decoders("xml")
+    with pytest.raises(ConfigurationError, match="requires a schema"):
+        decoders("avro")
+    with pytest.raises(ConfigurationError, match="Argument last must be between 0 and 10000"):
+        cluster.peek("flights", last=-1)
+    with pytest.raises(ConfigurationError, match="one of the 1 partitions of topic flights, got 9"):
+        cluster.peek("flights", partition=9)
+    with pytest.raises(BrokerError, match="The topic does not exist"):
+        cluster.peek("unknown")
+
+
+def test_a_reset_acts_only_when_it_is_executed(cluster: Any) -> None:
+    group = cluster.group("reset")
+    plan = group.reset("-1h", topic="flights")
+    assert "not executed" in repr(plan) and "Call execute()" in repr(plan) and ">50</td>" in plan._repr_html_()
+    assert len(group.offsets()) == 0
+    plan.execute()
+    assert [row["current_offset"] for row in group.offsets()] == [0] and "not executed" not in repr(plan)
+    assert [row["lag"] for row in group.lag(by="time")] == [50]
+    assert group.lag(by="bytes").arrow().column_names[-2:] == ["lag", "lag_bytes"]
+    with pytest.raises(ConfigurationError, match="Argument by must be one of offsets, time, bytes"):
+        group.lag(by="age")
+    with pytest.raises(GroupSourceError):
+        group.reset("earliest", topic="flights:9")

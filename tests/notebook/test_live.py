@@ -1,0 +1,101 @@
+"""``watch``: the view of a group as text and HTML, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any
+
+import pytest
+from support.waiting import wait_until
+
+import spark_groupsource as gs
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.notebook import live
+from spark_groupsource.notebook.live import GroupReader, View, Watch, html, sparkline, text, watch_terminal
+
+VIEW = View("g", "Stable", 2, "12:00:00", (3, 9, 0), [("flights", "0", "1", "4", "3", "<app>")], 5, ["JOINED: app-0"])
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def test_text_and_html() -> None:
+    lines = text(VIEW).splitlines()
+    assert lines[0] == "g  Stable, 2 members, lag 0, 12:00:00" and lines[1] == "▃█▁"
+    assert lines[2].split() == ["topic", "partition", "current", "offset", "log", "end", "offset", "lag", "member"]
+    assert "and 5 more partitions" in lines and lines[-1] == "JOINED: app-0"
+    page = html(VIEW)
+    assert "&lt;app&gt;" in page and "<polyline" in page and "http" not in page
+    assert sparkline([]) == "" and sparkline([0, 0]) == "▁▁"
+
+
+def test_a_group_of_a_broker() -> None:
+    with gs.EmbeddedBroker(topics={"flights": 30}) as broker, gs.connect(broker) as cluster:
+        broker.produce("flights", range(60))
+        cluster._client.commit("g", {TopicPartition("flights", n): OffsetAndMetadata(n % 2) for n in range(30)})
+        reader = GroupReader(cluster.group("g"))
+        view = reader.read()
+        assert (view.state, view.members, view.lags, len(view.rows), view.omitted) == ("Empty", 0, (45,), 20, 10)
+        assert view.rows[0] == ("flights", "0", "0", "2", "2", "-")
+        reader.close()
+
+
+def test_a_terminal_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "find_spec", lambda name: None)
+    output = Terminal(is_terminal=True)
+    watch_terminal(lambda: VIEW, 0.001, output, rounds=2)
+    assert output.getvalue().count("\x1b[H\x1b[2J") == 2
+    piped = Terminal(is_terminal=False)
+    watch_terminal(lambda: VIEW, 0.001, piped, rounds=3)
+    assert piped.getvalue() == "12:00:00  g: Stable, 2 members, lag 0\n"
+
+
+def test_ctrl_c_ends_the_view() -> None:
+    def interrupted() -> View:
+        raise KeyboardInterrupt
+
+    watch_terminal(interrupted, 1, Terminal(is_terminal=False))
+    watch_terminal(interrupted, 1, Terminal(is_terminal=True))
+
+
+def test_a_terminal_with_rich(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    live._rich(lambda: VIEW, 0.001, threading.Event(), 1)
+    assert "flights" in capsys.readouterr().out
+
+
+def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "find_spec", lambda name: None)
+    count = [0]
+    closed = []
+
+    def read() -> View:
+        count[0] += 1
+        return VIEW._replace(members=count[0])
+
+    shown = Watch(read, 0.001, lambda: closed.append(True))
+    wait_until(lambda: shown.view.members > 3, "the view is updated")
+    shown.stop()
+    last = shown.view.members
+    assert closed == [True] and repr(shown).startswith("g  Stable") and f"{last} members" in shown._repr_html_()
+
+
+def test_a_widget() -> None:
+    pytest.importorskip("anywidget")
+    widget: Any = live._widget("<b>x</b>")
+    assert widget.body == "<b>x</b>" and "http" not in widget._esm
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigurationError, match="Argument interval_s must be positive"):
+        gs.watch(None, interval_s=0)
+    with pytest.raises(ConfigurationError, match="A streaming query, a group"):
+        gs.watch("x")

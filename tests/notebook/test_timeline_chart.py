@@ -1,0 +1,162 @@
+"""The chart of a timeline: rows, folding, texts, SVG, pages and files without a network."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import spark_groupsource as gs
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.timeline import (
+    MemberPeriod,
+    MemberState,
+    Ownership,
+    Phase,
+    PhaseBand,
+    RebalanceMarker,
+    Timeline,
+)
+from spark_groupsource.notebook import timeline_chart
+from spark_groupsource.notebook.layout import MAX_ROWS, clock_text, duration_text, picture
+from spark_groupsource.notebook.timeline_chart import TimelineChart
+
+START = 1_795_348_800_000
+
+
+def periods_of(change: int, end: int, first: MemberState, then: MemberState) -> list[MemberPeriod]:
+    return [MemberPeriod(START, change, first), MemberPeriod(change, end, then)]
+
+
+def sample(partitions: int = 4, rebalances: int = 1, kept: int = 0) -> Timeline:
+    """Two members exchange all partitions but the first `kept` at each rebalance, 10 s apart, 1 s without owner."""
+    owners: dict[TopicPartition, list[Ownership]] = {}
+    end = START + 10_000 * (rebalances + 1)
+    for number in range(partitions):
+        periods = []
+        for at in range(rebalances + 1):
+            first, last = START + 10_000 * at, START + 10_000 * (at + 1)
+            moving = number >= kept
+            owner = "a" if not moving or (number + at * (number % 7 + 1)) % 2 else "b"
+            gap = 1_000 if at < rebalances else 0
+            periods.append(Ownership(first, last - gap, owner))
+            if gap:
+                periods.append(Ownership(last - gap, last, None))
+        owners[TopicPartition("flights", number)] = periods
+    members = {
+        "a": periods_of(START + 9_000, end, MemberState.READING, MemberState.IDLE),
+        "b": periods_of(START + 5_000, end, MemberState.WAITING, MemberState.EXPIRED),
+    }
+    markers = [
+        RebalanceMarker(done - 1_000, done, at + 2, "JOINED", "<new>", "app-1", "app-0", partitions, 7, 4.0)
+        for at in range(rebalances)
+        for done in [START + 10_000 * (at + 1)]
+    ]
+    started = START + 9_000
+    bands = [PhaseBand(2, Phase.JOIN, started, started + 500), PhaseBand(2, Phase.BATCH, started, started + 200)]
+    names = {"a": "app-0", "b": "app-1"}
+    lag = [(START + at * 1_000, at * 10) for at in range(20)]
+    return Timeline("flight-delays", START, end, owners, members, names, bands, markers, lag)
+
+
+def test_headline_rows_and_texts() -> None:
+    drawn = picture(sample())
+    assert drawn.title == "Group flight-delays: 1 rebalance, 4 partition-seconds without an owner"
+    assert drawn.subtitle == "12:00:00 to 12:00:20 UTC"
+    assert [row.label for row in drawn.partitions] == [f"flights-{n}" for n in range(4)]
+    gap = drawn.partitions[1].segments[1]
+    assert gap.style == "hatch" and gap.text == "flights-1: nobody reads for 1 s, 12:00:09 to 12:00:10"
+    assert drawn.members[1].segments[1].style == "hatch" and "expired" in drawn.members[1].segments[1].text
+    lines = drawn.marks[0].text.splitlines()
+    assert lines == [
+        "JOINED at 12:00:09", "generation 2", "took 1 s", "reason: <new>", "actor: app-1", "slowest member: app-0",
+        "4 partitions moved", "7 rows repeated",
+    ]  # fmt: skip
+
+
+def test_one_rebalance() -> None:
+    drawn = picture(sample(rebalances=3), 3)
+    assert drawn.start_ms == START + 18_750 and drawn.end_ms == START + 20_250 and len(drawn.marks) == 1
+    with pytest.raises(KeyError, match="Generation 9 is not in the timeline of group 'flight-delays'"):
+        picture(sample(), 9)
+
+
+def test_many_partitions_are_folded_to_those_that_moved() -> None:
+    drawn = picture(sample(100, 1, kept=90))
+    labels = [row.label for row in drawn.partitions]
+    assert len(labels) == 3 or len(labels) < 10
+    assert drawn.subtitle.endswith("5 partitions that moved, 100 in all") or " that moved, 100 in all" in drawn.subtitle
+    assert all(int(re.findall(r"\d+", label)[0]) >= 90 for label in labels)
+    assert len(picture(sample(1_000, 5)).partitions) <= MAX_ROWS
+    assert "none moved" in picture(sample(100, 1, kept=100)).subtitle
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "notebook"])
+def test_svg_is_well_formed_and_has_no_links(theme: str) -> None:
+    text = TimelineChart(sample()).svg(theme)
+    root = ElementTree.fromstring(text)
+    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title and "reason: <new>" in title for title in titles)
+    assert re.findall(r"https?://(?!www.w3.org)", text) == [] and ("currentColor" in text)
+
+
+def test_an_empty_timeline_is_drawn() -> None:
+    empty = Timeline("g", 0, 0, {}, {}, {}, [], [], [])
+    assert "0 rebalances, 0 partition-seconds" in TimelineChart(empty).svg()
+    assert repr(TimelineChart(empty)) == "Group g: 0 rebalances, 0 partition-seconds without an owner"
+
+
+def test_text_of_the_chart() -> None:
+    lines = repr(TimelineChart(sample(rebalances=25))).splitlines()
+    assert lines[1].startswith("12:00:59  generation 7: JOINED by app-1 in 1 s, 4 partitions moved")
+    assert lines[-1] == "and 5 earlier rebalances"
+    assert (duration_text(20), duration_text(1_500), duration_text(600_000)) == ("20 ms", "1.5 s", "10 min")
+    assert clock_text(START + 5) == "12:00:00.005"
+
+
+def test_a_large_timeline_is_drawn_within_two_seconds() -> None:
+    large = sample(1_000, 100)
+    started = time.process_time()
+    assert len(TimelineChart(large).svg()) > 10_000
+    assert time.process_time() - started < 2
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timeline_chart, "find_spec", lambda name: None)
+    monkeypatch.setitem(__import__("sys").modules, "altair", None)
+    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    chart = gs.timeline(sample())
+    assert chart._repr_html_().startswith("<svg") and chart.unowned_seconds == 4
+    for name in ("c.svg", "c.html"):
+        chart.save(tmp_path / name, "dark")
+        assert "partition-seconds" in (tmp_path / name).read_text()
+    with pytest.raises(ModuleNotFoundError, match=r"altair is not installed. Run: pip install 'spark-group"):
+        chart.altair()
+    with pytest.raises(ModuleNotFoundError, match="vl_convert is not installed"):
+        chart.save(tmp_path / "c.png")
+    with pytest.raises(ConfigurationError, match=r"Chart files end with .html, .svg, .png, .json, got 'c.gif'"):
+        chart.save(tmp_path / "c.gif")
+
+
+def test_with_the_extra(tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    chart: Any = TimelineChart(sample(rebalances=2))
+    page = chart._repr_html_()
+    assert page.startswith("<iframe srcdoc=") and 'src="http' not in chart.html()
+    assert chart.altair().to_dict(validate=False)["datasets"]["partitions"]
+    chart.save(tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_other_sources_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="A streaming query, a group of .* or a file is required"):
+        gs.timeline(3)
+    (tmp_path / "events").write_text("")
+    with pytest.raises(ConfigurationError, match="has no events of a group"):
+        gs.timeline(tmp_path / "events")
