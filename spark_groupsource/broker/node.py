@@ -23,7 +23,14 @@ from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicEntry
+from spark_groupsource.storage.catalog import (
+    COORDINATOR_TOPICS,
+    INTERNAL_TOPICS,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    UNLISTED_TOPICS,
+    TopicEntry,
+)
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.log_manager import CreationSteps, LogManager
@@ -123,6 +130,7 @@ class Broker:
         Raises: StorageError.
         """
         self.cleaner.stop()
+        self.group_coordinator.stop()
         self.data.close(is_clean=self.partitions.close_all())
 
     def next_deadline_ms(self) -> int | None:
@@ -176,7 +184,8 @@ class Broker:
         return entry
 
     def _check_partition_limit(self, name: str, added: int) -> None:
-        limit, count = self.config.max_broker_partitions, len(self.partitions)
+        limit = self.config.max_broker_partitions
+        count = len(self.partitions) - len(UNLISTED_TOPICS & self.partitions.topics.keys())
         if name not in INTERNAL_TOPICS and count + added > limit:
             text = (
                 f"The broker has {count:,} partitions, {added:,} more exceed max.broker.partitions={limit}. Delete "
@@ -213,7 +222,7 @@ class Broker:
         moved = [topic_partition for topic_partition in offsets if topic_partition not in errors]
         self.fetch_manager.complete_all(moved)
         for topic, number in moved:
-            if topic in INTERNAL_TOPICS:
+            if topic in COORDINATOR_TOPICS:
                 self._coordinators[topic].shards.clear_load_error(number)
         return errors
 
@@ -225,7 +234,7 @@ class Broker:
         Raises: ApiError.
         """
         log = self.partitions.partition(*topic_partition).log
-        if topic_partition.topic in INTERNAL_TOPICS and log.corrupt_range is None:
+        if topic_partition.topic in COORDINATOR_TOPICS and log.corrupt_range is None:
             topic = topic_partition.topic
             text = f"Topic {topic} stores the state of groups or transactions. Delete groups instead."
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
@@ -276,7 +285,7 @@ class Broker:
         moved = set(topic_partitions)
         self._assign_leader_epochs(partition for partition in self.partitions if partition.topic_partition in moved)
         for topic, number in topic_partitions:
-            if topic in INTERNAL_TOPICS:
+            if topic in COORDINATOR_TOPICS:
                 self._coordinators[topic].unload(number)
         self.fetch_manager.complete_all(topic_partitions)
 

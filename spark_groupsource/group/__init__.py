@@ -6,7 +6,7 @@ from spark_groupsource.group.error_responses import error_response, verification
 from spark_groupsource.group.group_shard import GroupShard, ShardState
 from spark_groupsource.group.outcome import (
     CancelTimer,
-    GroupEvent,
+    GroupLogLine,
     LogRecord,
     Outcome,
     Reply,
@@ -21,7 +21,7 @@ from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, 
 __all__ = [
     "CancelTimer",
     "GroupConfig",
-    "GroupEvent",
+    "GroupLogLine",
     "GroupRequest",
     "GroupShard",
     "GroupState",

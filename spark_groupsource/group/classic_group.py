@@ -41,6 +41,7 @@ class ClassicGroup:
         pending_syncs: members of the current generation that have not sent SyncGroup yet.
         awaiting_join_count: members whose JoinGroup awaits its response.
         subscribed_topics: topics of all members, None if unknown.
+        is_loaded: whether the group was loaded from the log and no rebalance has completed since.
         is_initial_rebalance: whether the join phase began in Empty and therefore waits for the initial rebalance delay.
         protocol_support: protocol name -> number of members that support it.
         new_member_added: whether a member joined during the current window of the initial rebalance delay.
@@ -62,6 +63,7 @@ class ClassicGroup:
         self.pending_syncs: set[str] = set()
         self.awaiting_join_count = 0
         self.subscribed_topics: frozenset[str] | None = None
+        self.is_loaded = False
         self.is_initial_rebalance = False
         self.new_member_added = False
         self.initial_remaining_ms = 0
@@ -315,6 +317,7 @@ class ClassicGroup:
         group.leader_id = value.leader if group.members else None
         # a stored group with members has completed its rebalance; no transition leads here
         group.state = STABLE if group.members else EMPTY
+        group.is_loaded = bool(group.members)
         group.subscribed_topics = group.compute_subscribed_topics()
         return group
 

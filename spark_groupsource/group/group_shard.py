@@ -32,11 +32,13 @@ from spark_groupsource.group.outcome import (
     StoreRemoval,
     StoreReplacement,
 )
+from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
 from spark_groupsource.group.states import DEAD, EMPTY
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.group_records import GroupValue, OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
@@ -170,7 +172,7 @@ class GroupShard:
         builder = self._builder(instant)
         error = append_error(error_code)
         stored = outcome.after_append
-        builder.event("append_failed", "", f"Appending to __consumer_offsets-{self.partition} failed: {error.name}")
+        builder.log("append_failed", "", f"Appending to __consumer_offsets-{self.partition} failed: {error.name}")
         if isinstance(stored, StoreOffsets):
             for reply in outcome.replies:
                 response = cast("OffsetCommitResponse | TxnOffsetCommitResponse", reply.response)
@@ -219,9 +221,10 @@ class GroupShard:
             for member in group.members.values():
                 builder.set_timer(SessionTimer(group_id, member.member_id), member.session_timeout_ms)
             if len(group.members) > self.config.group_max_size:
-                rebalance.prepare_rebalance(builder, group, "freshly-loaded group is over capacity")
+                trigger = Trigger(Cause.COORDINATOR_MOVED)
+                rebalance.prepare_rebalance(builder, group, "freshly-loaded group is over capacity", trigger)
         skipped = self.store.unknown_records
-        builder.event(
+        builder.log(
             "loaded",
             "",
             f"Finished loading offsets and group metadata from __consumer_offsets-{self.partition}"
@@ -245,7 +248,7 @@ class GroupShard:
         self.groups.clear()
         self.store = GroupStore()
         self.state = ShardState.CLOSED
-        builder.event("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
+        builder.log("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
         return builder.outcome()
 
     def on_partitions_deleted(
@@ -284,7 +287,7 @@ class GroupShard:
             else:
                 self._remove_offsets(builder, group_id, removable)
         if count:
-            builder.event("offsets_expired", "", f"Removed {count} expired offsets.")
+            builder.log("offsets_expired", "", f"Removed {count} expired offsets.")
         self._remove_when_stored(builder, removed)
         return builder.outcome()
 

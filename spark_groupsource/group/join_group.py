@@ -13,6 +13,7 @@ Source: KIP-394, KIP-345, KIP-800, KIP-814; Kafka's GroupMetadataManager, `class
 from __future__ import annotations
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import NO_LEADER, UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.members import DelayedRequest, Member, Protocols, new_member_id
 from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreReplacement
@@ -22,15 +23,25 @@ from spark_groupsource.group.rebalance import (
     rebalance_or_complete,
     remove_member,
 )
+from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import (
     join_error_response,
     join_response,
     join_success_response,
     sync_error_response,
 )
-from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupAction, GroupOperation
+from spark_groupsource.group.states import (
+    DEAD,
+    EMPTY,
+    PREPARING_REBALANCE,
+    STABLE,
+    GroupAction,
+    GroupOperation,
+    can_rebalance,
+)
 from spark_groupsource.group.timers import JoinTimer, SessionTimer
 from spark_groupsource.wire.decoder import MAX_STRING_BYTES
+from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.messages import JoinGroupRequest
 
 # from this version on, a dynamic member without id gets one and must send JoinGroup again
@@ -53,8 +64,10 @@ def join_group(
             group.pending_joins.discard(request.member_id)
             builder.cancel_timer(SessionTimer(group.group_id, request.member_id))
         elif request.member_id in group.members:
-            remove_member(builder, group, request.member_id)
-            builder.event(
+            removed = remove_member(builder, group, request.member_id)
+            limit = f"group.max.size={builder.config.group_max_size}"
+            rebalance_events.add_left(builder, group, Trigger(Cause.UNKNOWN, removed, limit))
+            builder.log(
                 "member_kicked",
                 group.group_id,
                 f"Member {request.member_id} is removed from group {group.group_id}: group.max.size is "
@@ -97,7 +110,7 @@ def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRe
             return _require_member_id(builder, group, request, context, member_id)
         return _add_member(builder, group, request, context, member_id)  # N4
     if instance_id not in group.static_members:  # N5
-        builder.event(
+        builder.log(
             "member_added",
             group.group_id,
             f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} "
@@ -112,7 +125,7 @@ def _require_member_id(
 ) -> None:
     group.add_pending_join(member_id)
     builder.set_timer(SessionTimer(group.group_id, member_id), request.session_timeout_ms)
-    builder.event(
+    builder.log(
         "member_pending",
         group.group_id,
         f"Dynamic member with unknown member id joins group {group.group_id} in {group.state.value} state. "
@@ -154,8 +167,12 @@ def _join_known(
         reason = f"updating metadata for member {member_id} during {group.state.value}"
     else:  # K10
         reason = f"leader {member_id} re-joining group during {group.state.value}"
+    starts = can_rebalance(group.state)
+    cause = rebalance_events.rejoin_cause(group, member, protocols, request.reason) if starts else Cause.UNKNOWN
     _update_and_await_join(builder, group, member, request, context)
-    rebalance_or_complete(builder, group, _with_client_reason(reason, request))
+    rebalance_events.add_joining(builder, group, member, request)
+    trigger = Trigger(cause, member, request.reason)
+    rebalance_or_complete(builder, group, _with_client_reason(reason, request), trigger)
 
 
 def _with_client_reason(reason: str, request: JoinGroupRequest) -> str:
@@ -200,7 +217,9 @@ def _add_member(
     # the client sends no heartbeat before its first response, so its session has not started
     builder.set_timer(SessionTimer(group.group_id, member_id), builder.config.group_new_member_join_timeout_ms)
     instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
-    rebalance_or_complete(builder, group, _with_client_reason(f"adding new member {member_id}{instance}", request))
+    rebalance_events.add_joining(builder, group, member, request)
+    reason = _with_client_reason(f"adding new member {member_id}{instance}", request)
+    rebalance_or_complete(builder, group, reason, Trigger(Cause.JOINED, member, request.reason))
 
 
 def _replace_static(
@@ -224,15 +243,18 @@ def _replace_static(
     builder.cancel_timer(SessionTimer(group.group_id, old.member_id))
     _update_and_await_join(builder, group, new, request, context)
     builder.set_timer(SessionTimer(group.group_id, member_id), new.session_timeout_ms)
-    builder.event(
+    builder.log(
         "static_member_replaced",
         group.group_id,
         f"Static member with groupInstanceId={instance_id} and unknown member id joins group {group.group_id} in "
         f"{old_state} state. Replacing previously mapped member {old.member_id} with this groupInstanceId",
     )
+    rebalance_events.add_joining(builder, group, new, request, old.member_id)
     if rule.action is GroupAction.AWAIT_JOIN:
         return
+    trigger = Trigger(Cause.STATIC_REPLACED, new, request.reason)
     if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT and group.select_protocol() == group.protocol_name:
+        rebalance_events.add_started(builder, group, trigger)
         builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))
         builder.after_append = StoreReplacement(
             group_id=group.group_id,
@@ -249,7 +271,7 @@ def _replace_static(
     else:
         reason = "updating metadata for static member"
     reason = f"{reason} {member_id} with instance id {instance_id} joined"
-    prepare_rebalance(builder, group, _with_client_reason(reason, request))
+    prepare_rebalance(builder, group, _with_client_reason(reason, request), trigger)
 
 
 def _fence(builder: OutcomeBuilder, old: Member) -> None:
@@ -267,6 +289,7 @@ def replacement_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: Sto
     if member is None:
         return
     group.take_awaiting_join(member)
+    rebalance_events.add_assigned(builder, group)
     is_leader = group.leader_id == member.member_id
     if stored.api_version >= _SKIP_ASSIGNMENT_VERSION:
         response = join_response(

@@ -10,13 +10,16 @@ from __future__ import annotations
 from typing import Sequence
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext
 from spark_groupsource.group.rebalance import maybe_complete_join, rebalance_or_complete, remove_member
+from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import heartbeat_response, leave_error_response, leave_response
 from spark_groupsource.group.states import DEAD, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.model import bounded_names
+from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
 
@@ -58,18 +61,23 @@ def leave(builder: OutcomeBuilder, group: ClassicGroup, request: LeaveGroupReque
         builder.reply(context.token, leave_error_response(rule.error))
         return
     entries = []
-    left: list[str] = []
+    left: list[Trigger] = []
     for identity in identities(request, context.api_version):
-        entries.append((identity, _leave_one(builder, group, identity, left)))
+        entries.append((identity, _leave_one(builder, group, identity, context, left)))
     builder.reply(context.token, leave_response(entries, context.api_version))
     if left:
-        rebalance_or_complete(builder, group, f"removing member {bounded_names(left)} on LeaveGroup")
+        names = bounded_names(trigger.member.member_id for trigger in left if trigger.member is not None)
+        rebalance_or_complete(builder, group, f"removing member {names} on LeaveGroup", left[0])
     else:
         maybe_complete_join(builder, group)  # the join phase may have waited only for a pending member id that has left
 
 
 def _leave_one(
-    builder: OutcomeBuilder, group: ClassicGroup, identity: LeaveGroupRequest.MemberIdentity, left: list[str]
+    builder: OutcomeBuilder,
+    group: ClassicGroup,
+    identity: LeaveGroupRequest.MemberIdentity,
+    context: RequestContext,
+    left: list[Trigger],
 ) -> ErrorCode:
     member_id, instance_id = identity.member_id, identity.group_instance_id
     if member_id == UNKNOWN_MEMBER and instance_id is not None:
@@ -78,20 +86,22 @@ def _leave_one(
     if member_id in group.pending_joins:
         group.pending_joins.discard(member_id)
         builder.cancel_timer(SessionTimer(group.group_id, member_id))
-        _add_left_event(builder, group, member_id, identity, "Pending member")
+        _log_left(builder, group, member_id, identity, "Pending member")
         return ErrorCode.NONE
     error = group.validate_member(member_id, instance_id)
     if error is ErrorCode.NONE:
-        remove_member(builder, group, member_id)
-        _add_left_event(builder, group, member_id, identity, "Member")
-        left.append(member_id)
+        trigger = rebalance_events.leave_trigger(remove_member(builder, group, member_id), identity, context)
+        is_operator = trigger.cause is Cause.REMOVED_BY_OPERATOR
+        rebalance_events.add_left(builder, group, trigger, operator=context if is_operator else None)
+        _log_left(builder, group, member_id, identity, "Member")
+        left.append(trigger)
     return error
 
 
-def _add_left_event(
+def _log_left(
     builder: OutcomeBuilder, group: ClassicGroup, member_id: str, identity: LeaveGroupRequest.MemberIdentity, kind: str
 ) -> None:
-    builder.event(
+    builder.log(
         "member_left",
         group.group_id,
         f"{kind} {member_id} has left group {group.group_id} through explicit LeaveGroup; client reason: "
@@ -105,7 +115,7 @@ def expire_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str)
         return
     if member_id in group.pending_joins:
         group.pending_joins.discard(member_id)
-        builder.event(
+        builder.log(
             "pending_member_expired",
             group.group_id,
             f"Pending member {member_id} in group {group.group_id} has been removed after session timeout expiration.",
@@ -116,9 +126,12 @@ def expire_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str)
     if member is None or member.has_satisfied_heartbeat:
         return
     remove_member(builder, group, member_id)
-    builder.event(
+    trigger = Trigger(Cause.SESSION_EXPIRED, member)
+    last_heartbeat_ms = None if member.is_new else builder.instant.timestamp_ms - member.session_timeout_ms
+    rebalance_events.add_left(builder, group, trigger, is_expired=True, last_heartbeat_ms=last_heartbeat_ms)
+    builder.log(
         "member_failed",
         group.group_id,
         f"Member {member_id} in group {group.group_id} has failed, removing it from the group",
     )
-    rebalance_or_complete(builder, group, f"removing member {member_id} on heartbeat expiration")
+    rebalance_or_complete(builder, group, f"removing member {member_id} on heartbeat expiration", trigger)

@@ -1,8 +1,9 @@
-"""Outcome of a coordinator call: records, responses, timers, log lines.
+"""Outcome of a coordinator call: records, responses, timers, log lines, events.
 
 A call of the shard returns an `Outcome`. The caller, in this order:
 
-1. sets and cancels `timers` and logs `events`, even if the append fails: the in-memory state has changed;
+1. sets and cancels `timers`, logs `log_lines` and records `events`, even if the append fails: the in-memory state has
+   changed;
 2. appends `records`, all or none if `is_atomic`; without records it sends `replies` and is done;
 3. after a successful append replays each record into the shard, calls `append_succeeded(outcome, ...)` when the records
    are durable, and sends `outcome.replies`; after a failed append calls `append_failed(outcome, ...)` instead and does
@@ -22,6 +23,7 @@ from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
 from spark_groupsource.model import ProducerIdAndEpoch
+from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -77,7 +79,7 @@ class CancelTimer(NamedTuple):
     key: GroupTimer
 
 
-class GroupEvent(NamedTuple):
+class GroupLogLine(NamedTuple):
     """A log line about a group; `kind` is a fixed word for programs."""
 
     kind: str
@@ -145,6 +147,7 @@ class Outcome(NamedTuple):
     records: tuple[LogRecord, ...] = ()
     replies: tuple[Reply, ...] = ()
     timers: tuple[SetTimer | CancelTimer, ...] = ()
+    log_lines: tuple[GroupLogLine, ...] = ()
     events: tuple[GroupEvent, ...] = ()
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
@@ -161,6 +164,7 @@ class OutcomeBuilder:
     records: list[LogRecord] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     timers: list[SetTimer | CancelTimer] = field(default_factory=list)
+    log_lines: list[GroupLogLine] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
@@ -177,9 +181,9 @@ class OutcomeBuilder:
     def cancel_timer(self, key: GroupTimer) -> None:
         self.timers.append(CancelTimer(key))
 
-    def event(self, kind: str, group_id: str, text: str) -> None:
-        """Adds a log line; `group_id` is empty for events of the whole partition."""
-        self.events.append(GroupEvent(kind, group_id, text))
+    def log(self, kind: str, group_id: str, text: str) -> None:
+        """Adds a log line; `group_id` is empty for lines about the whole partition."""
+        self.log_lines.append(GroupLogLine(kind, group_id, text))
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
         """Adds the record of a group, a tombstone for None."""
@@ -192,6 +196,6 @@ class OutcomeBuilder:
 
     def outcome(self) -> Outcome:
         return Outcome(
-            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.events), self.after_append,
-            self.producer, self.is_atomic,
+            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines), tuple(self.events),
+            self.after_append, self.producer, self.is_atomic,
         )  # fmt: skip

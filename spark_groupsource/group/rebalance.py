@@ -9,34 +9,38 @@ Source: Kafka's GroupMetadataManager, `prepareRebalance` to `completeClassicGrou
 from __future__ import annotations
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.outcome import OutcomeBuilder
+from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import join_error_response, join_success_response, sync_error_response
 from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE, can_rebalance
 from spark_groupsource.group.timers import JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import bounded_names
+from spark_groupsource.wire.group_events import Cause
 
 
-def rebalance_or_complete(builder: OutcomeBuilder, group: ClassicGroup, reason: str) -> None:
+def rebalance_or_complete(builder: OutcomeBuilder, group: ClassicGroup, reason: str, trigger: Trigger) -> None:
     """Starts a join phase if the state allows it, else completes the current one if all members have joined."""
     if can_rebalance(group.state):
-        prepare_rebalance(builder, group, reason)
+        prepare_rebalance(builder, group, reason, trigger)
     else:
         maybe_complete_join(builder, group)
 
 
-def prepare_rebalance(builder: OutcomeBuilder, group: ClassicGroup, reason: str) -> None:
+def prepare_rebalance(builder: OutcomeBuilder, group: ClassicGroup, reason: str, trigger: Trigger) -> None:
     """Starts a join phase; from Empty it waits for the initial rebalance delay, else for the known members."""
     if group.state is COMPLETING_REBALANCE:
         reset_assignments(builder, group, ErrorCode.REBALANCE_IN_PROGRESS)
     builder.cancel_timer(SyncTimer(group.group_id))
-    builder.event(
+    builder.log(
         "rebalance_started",
         group.group_id,
         f"Preparing to rebalance group {group.group_id} in state {group.state.value} with old generation "
         f"{group.generation_id} (__consumer_offsets-{builder.partition}) (reason: {reason})",
     )
+    rebalance_events.add_started(builder, group, trigger)
     group.is_initial_rebalance = group.state is EMPTY
     group.transition(PREPARING_REBALANCE, builder.instant.timestamp_ms)
     if group.is_initial_rebalance:
@@ -76,7 +80,7 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     group.is_initial_rebalance = False
     _remove_unjoined(builder, group)
     if group.members and not group.maybe_elect_joined_leader():
-        builder.event(
+        builder.log(
             "rebalance_prolonged",
             group.group_id,
             f"Group {group.group_id} could not complete rebalance because no members rejoined",
@@ -85,12 +89,13 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
         return
     builder.cancel_timer(JoinTimer(group.group_id))
     group.init_next_generation(builder.instant.timestamp_ms)
+    rebalance_events.add_join_completed(builder, group)
     generation = f"generation {group.generation_id} (__consumer_offsets-{builder.partition})"
     if not group.members:
-        builder.event("group_emptied", group.group_id, f"Group {group.group_id} with {generation} is now empty")
+        builder.log("group_emptied", group.group_id, f"Group {group.group_id} with {generation} is now empty")
         builder.store_group(group.group_id, group.to_empty_value())
         return
-    builder.event(
+    builder.log(
         "rebalance_stabilized",
         group.group_id,
         f"Stabilized group {group.group_id} {generation} with {len(group.members)} members",
@@ -111,12 +116,18 @@ def _remove_unjoined(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     if not absent:
         return
     for member_id in absent:
-        remove_member(builder, group, member_id)
-    builder.event(
+        _remove_late(builder, group, member_id)
+    builder.log(
         "members_not_rejoined",
         group.group_id,
         f"Group {group.group_id} removed dynamic members who haven't joined: {bounded_names(absent)}",
     )
+
+
+def _remove_late(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> Member:
+    member = remove_member(builder, group, member_id)
+    rebalance_events.add_left(builder, group, Trigger(Cause.JOIN_TIMED_OUT, member), is_expired=True)
+    return member
 
 
 def remove_member(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> Member:
@@ -156,11 +167,11 @@ def expire_sync(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     if group.state not in (COMPLETING_REBALANCE, STABLE) or not group.pending_syncs:
         return
     late = sorted(group.pending_syncs)
-    for member_id in late:
-        remove_member(builder, group, member_id)
-    builder.event(
+    removed = [_remove_late(builder, group, member_id) for member_id in late]
+    builder.log(
         "members_not_synced",
         group.group_id,
         f"Group {group.group_id} removed members who haven't sent their sync request: {bounded_names(late)}",
     )
-    prepare_rebalance(builder, group, f"removing {bounded_names(late)} on pending sync request expiration")
+    reason = f"removing {bounded_names(late)} on pending sync request expiration"
+    prepare_rebalance(builder, group, reason, Trigger(Cause.JOIN_TIMED_OUT, removed[0]))

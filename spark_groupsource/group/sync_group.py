@@ -11,10 +11,12 @@ Source: Kafka's GroupMetadataManager, `classicGroupSync`.
 from __future__ import annotations
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.members import DelayedRequest, Member
 from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreAssignment
 from spark_groupsource.group.rebalance import prepare_rebalance, remove_pending_sync, reset_assignments
+from spark_groupsource.group.rebalance_events import UNKNOWN_TRIGGER
 from spark_groupsource.group.responses import sync_error_response, sync_success_response
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, STABLE, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
@@ -35,6 +37,8 @@ def sync_group(
     if rule.action is GroupAction.REJECT:
         builder.reply(context.token, sync_error_response(rule.error))
         return
+    if member.member_id in group.pending_syncs:
+        rebalance_events.add_syncing(builder, group, member)
     remove_pending_sync(builder, group, member.member_id)
     if rule.renews_session:
         builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
@@ -71,7 +75,7 @@ def _await_sync(builder: OutcomeBuilder, member: Member, context: RequestContext
 
 def _store_assignment(builder: OutcomeBuilder, group: ClassicGroup, request: SyncGroupRequest) -> None:
     assignments = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
-    builder.event(
+    builder.log(
         "assignment_received",
         group.group_id,
         f"Assignment received from leader {group.leader_id} for group {group.group_id} for generation "
@@ -93,12 +97,14 @@ def assignment_stored(builder: OutcomeBuilder, group: ClassicGroup, stored: Stor
         return
     assignments = {member.member_id: member.assignment for member in value.members}
     group.transition(STABLE, value.state_timestamp_ms)
+    group.is_loaded = False
     for member in group.members.values():
         member.assignment = assignments.get(member.member_id, b"")
         if member.awaiting_sync is not None:
             builder.reply(member.awaiting_sync.token, sync_success_response(group, member.assignment))
             member.awaiting_sync = None
             builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
+    rebalance_events.add_assigned(builder, group)
 
 
 def assignment_failed(builder: OutcomeBuilder, group: ClassicGroup, stored: StoreAssignment, error: ErrorCode) -> None:
@@ -106,4 +112,4 @@ def assignment_failed(builder: OutcomeBuilder, group: ClassicGroup, stored: Stor
     if not _is_current(group, stored):
         return
     reset_assignments(builder, group, error)
-    prepare_rebalance(builder, group, f"error {error.name} when storing group assignment")
+    prepare_rebalance(builder, group, f"error {error.name} when storing group assignment", UNKNOWN_TRIGGER)

@@ -2,18 +2,326 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from spark_groupsource.monitor.rebalance import Rebalance
-from spark_groupsource.wire.group_events import GroupEvent
+from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.monitor.application_reports import ApplicationReport, application_reports, reported_rebalance
+from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
+
+_Owners = Mapping[TopicPartition, str]
 
 
 def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
-    """Yields the rebalances of one group by generation, fields SEEN unless the docstring of a field says otherwise.
+    """Yields the rebalances of one group by generation, fields SEEN unless the events do not show them.
 
     `events` are those of the embedded coordinator (`group_events`), of applications (`application_events`, a file), or
-    both together in any order: what the applications report is added to the rebalance of its generation. A generation
-    that only applications report has the fields that they know. A rebalance is complete when every member has received
-    its assignment.
+    both together: what the applications report is added to the rebalance of its generation. A generation that only
+    applications report has the fields that they know. Events of one reporter are in order.
+
+    A rebalance begins with the first change since the group was Stable or Empty, and is yielded when every member has
+    received its assignment, or at the next change. `cause` is INFERRED for a leader that sent no reason and whose
+    assignment has other partitions than before (PARTITIONS_CHANGED), and for an assignor that has changed.
     """
-    yield from ()
+    listed = list(events)
+    reports = application_reports(event for event in listed if event.application is not None)
+    history = _GroupHistory()
+    for event in listed:
+        if event.application is None:
+            for rebalance in history.add(event):
+                yield from _before(reports, rebalance.generation)
+                yield _with_reports(rebalance, reports.pop(rebalance.generation, []))
+    for rebalance in history.finish():
+        yield from _before(reports, rebalance.generation)
+        yield _with_reports(rebalance, reports.pop(rebalance.generation, []))
+    for generation in sorted(reports):
+        yield reported_rebalance(reports[generation])
+
+
+def _before(reports: dict[int, list[ApplicationReport]], generation: int) -> Iterator[Rebalance]:
+    for earlier in sorted(number for number in reports if number < generation):
+        yield reported_rebalance(reports.pop(earlier))
+
+
+@dataclass
+class _Trigger:
+    cause: Cause
+    actor: Actor | None
+    reason: str | None
+
+
+@dataclass
+class _Open:
+    """A rebalance in progress.
+
+    Attributes:
+        triggers: changes that started a join phase; the first one is the cause.
+        left: members that were removed, with the cause.
+        joins, syncs: member id -> time of its first JoinGroup and SyncGroup of the generation.
+    """
+
+    started_ms: int
+    triggers: list[_Trigger] = field(default_factory=list)
+    left: list[_Trigger] = field(default_factory=list)
+    joins: dict[str, int] = field(default_factory=dict)
+    syncs: dict[str, int] = field(default_factory=dict)
+    generation: int | None = None
+    joined_ms: int | None = None
+    protocol: str | None = None
+    members: dict[str, Actor] | None = None
+    assigned: GroupEvent | None = None
+
+
+class _GroupHistory:
+    """Members, owners and released partitions of one group, as its coordinator reports them.
+
+    Attributes:
+        owners: partition -> member id; None before the first assignment that is known.
+        released_ms: partition -> time since which no member reads it.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[str, Actor] = {}
+        self.owners: _Owners | None = None
+        self._owned: dict[str, list[TopicPartition]] = {}
+        self.released_ms: dict[TopicPartition, int] = {}
+        self.protocol: str | None = None
+        self.open: _Open | None = None
+
+    def add(self, event: GroupEvent) -> Iterator[Rebalance]:
+        """Applies an event; yields the rebalance that it ends."""
+        if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_JOINING, EventKind.MEMBER_LEFT):
+            if self.open is not None and self.open.assigned is not None:
+                yield from self.finish()
+            self.open = self.open or _Open(event.at_ms)
+            self._change(self.open, event)
+        elif event.kind is EventKind.JOIN_COMPLETED:
+            self.open = self.open or _Open(event.at_ms)
+            self.open.generation, self.open.joined_ms = event.generation, event.at_ms
+            self.open.protocol = event.detail.get("protocol")
+            self.open.members = _members(event.detail.get("members"))
+            self.open.syncs = {}
+        elif event.kind is EventKind.MEMBER_SYNCING and self.open is not None and event.member_id is not None:
+            self.open.syncs.setdefault(event.member_id, event.at_ms)
+            yield from self._maybe_finish()
+        elif event.kind is EventKind.ASSIGNED:
+            self.open = self.open or _Open(event.at_ms)
+            self.open.assigned = event
+            yield from self._maybe_finish()
+
+    def finish(self) -> Iterator[Rebalance]:
+        """Yields the rebalance whose assignment is known, if there is one."""
+        ended = self.open
+        if ended is not None and ended.assigned is not None:
+            self.open = None
+            yield self._end(ended, ended.assigned)
+
+    def _maybe_finish(self) -> Iterator[Rebalance]:
+        current = self.open
+        if current is not None and current.assigned is not None:
+            # a static member that returned is in the same generation, without a join phase
+            if current.joined_ms is None or (current.members or {}).keys() <= current.syncs.keys():
+                yield from self.finish()
+
+    def _change(self, current: _Open, event: GroupEvent) -> None:
+        actor = _actor(event)
+        if event.kind is EventKind.MEMBER_JOINING:
+            if current.joined_ms is not None:
+                # another join phase follows before the assignment
+                current.joins, current.joined_ms = {}, None
+            self._joining(current, event)
+            return
+        trigger = _Trigger(_cause(event), actor if event.member_id else None, event.detail.get("reason"))
+        if event.kind is EventKind.REBALANCE_STARTED:
+            current.triggers.append(trigger)
+        else:
+            current.left.append(trigger)
+            self._release(event.member_id, event.detail.get("last_heartbeat_ms", event.at_ms))
+
+    def _joining(self, current: _Open, event: GroupEvent) -> None:
+        if event.member_id is None:
+            return
+        current.joins.setdefault(event.member_id, event.at_ms)
+        replaced = event.detail.get("replaced")
+        if replaced is not None:
+            self._replace(str(replaced), event.member_id, _actor(event))
+        revoked = event.detail.get("revoked")
+        if revoked is not None:
+            for partition in _partitions(revoked):
+                self.released_ms.setdefault(partition, event.at_ms)
+        elif not event.detail.get("retained"):
+            self._release(event.member_id, event.at_ms)
+
+    def _replace(self, old_id: str, new_id: str, actor: Actor) -> None:
+        if old_id in self.members:
+            self.members = {new_id if key == old_id else key: each for key, each in self.members.items()}
+            self.members[new_id] = actor
+        if self.owners is not None:
+            self._assign({p: new_id if owner == old_id else owner for p, owner in self.owners.items()})
+
+    def _release(self, member_id: str | None, at_ms: int) -> None:
+        for partition in self._owned.get(member_id or "", ()):
+            self.released_ms.setdefault(partition, at_ms)
+
+    def _assign(self, owners: _Owners | None) -> None:
+        self.owners, self._owned = owners, {}
+        for partition, owner in (owners or {}).items():
+            self._owned.setdefault(owner, []).append(partition)
+
+    def _end(self, ended: _Open, assigned: GroupEvent) -> Rebalance:
+        members = self.members if ended.members is None else ended.members
+        assignment = assigned.detail.get("assignment")
+        known = assignment is not None
+        after: _Owners = {p: member for member, topics in (assignment or {}).items() for p in _partitions(topics)}
+        before = self.owners
+        origins = dict.fromkeys(("generation", "completed_ms", "members"), Origin.SEEN)
+        trigger, origins["cause"] = self._cause_of(ended, before, after if known else None)
+        if trigger.cause is Cause.UNKNOWN:
+            del origins["cause"]
+        if ended.triggers or ended.joins:
+            origins |= dict.fromkeys(("started_ms", "phases", "reason", "difference"), Origin.SEEN)
+        if trigger.actor is not None:
+            origins["actor"] = Origin.SEEN
+        slowest = self._slowest(ended)
+        if slowest is not None:
+            origins["slowest_member"] = Origin.SEEN
+        moves: Mapping[str, MemberMove] = {}
+        moved = unassigned = 0
+        unowned: float | None = None
+        if known and before is not None:
+            moves = _moves(before, after)
+            moved = sum(1 for p, owner in after.items() if before.get(p, owner) != owner)
+            unassigned = len(before.keys() - after.keys())
+            unowned = self._unowned_seconds(ended, assigned.at_ms, before, after)
+            effects = ("moves", "partitions_moved", "partitions_unassigned", "unowned_seconds")
+            origins |= dict.fromkeys(effects, Origin.SEEN)
+        if not known or not members:
+            # a group without members is not in need of owners
+            self.released_ms = {}
+        rebalance = Rebalance(
+            group=assigned.group,
+            generation=assigned.generation or 0,
+            cause=trigger.cause,
+            reason=trigger.reason,
+            difference=_difference(self.members, members, ended, trigger),
+            actor=trigger.actor,
+            started_ms=ended.started_ms,
+            completed_ms=assigned.at_ms,
+            phases=_phases(ended, assigned.at_ms),
+            slowest_member=slowest,
+            members=len(members),
+            moves=moves,
+            partitions_moved=moved,
+            partitions_unassigned=unassigned,
+            unowned_seconds=unowned,
+            repeated_records=None,
+            lag_added=None,
+            origins=origins,
+        )
+        self.members, self.protocol = members, ended.protocol or self.protocol
+        self._assign(after if known else None)
+        return rebalance
+
+    def _cause_of(self, ended: _Open, before: _Owners | None, after: _Owners | None) -> tuple[_Trigger, Origin]:
+        late = [left for left in ended.left if left.cause is Cause.JOIN_TIMED_OUT]
+        if late:
+            return late[0], Origin.SEEN
+        if not ended.triggers:
+            return _Trigger(Cause.UNKNOWN, None, None), Origin.UNKNOWN
+        first = ended.triggers[0]
+        if first.reason is None and first.cause is Cause.LEADER_REJOINED and before is not None and after is not None:
+            is_eager = "cooperative" not in (ended.protocol or "")
+            if after.keys() - before.keys() or (is_eager and before.keys() - after.keys()):
+                return _Trigger(Cause.PARTITIONS_CHANGED, first.actor, None), Origin.INFERRED
+        if first.cause is Cause.UNKNOWN and self.protocol and ended.protocol and self.protocol != ended.protocol:
+            return _Trigger(Cause.ASSIGNOR_CHANGED, first.actor, first.reason), Origin.INFERRED
+        return first, Origin.SEEN
+
+    def _slowest(self, ended: _Open) -> str | None:
+        late = [left for left in ended.left if left.cause is Cause.JOIN_TIMED_OUT and left.actor is not None]
+        if late and late[0].actor is not None:
+            return late[0].actor.member_id
+        return max(ended.joins, key=lambda member_id: ended.joins[member_id], default=None)
+
+    def _unowned_seconds(self, ended: _Open, assigned_ms: int, before: _Owners, after: _Owners) -> float:
+        total_ms = 0
+        for partition, owner in after.items():
+            released_ms = self.released_ms.pop(partition, None)
+            if released_ms is not None:
+                total_ms += max(max(assigned_ms, ended.syncs.get(owner, assigned_ms)) - released_ms, 0)
+        for partition, owner in before.items():
+            if partition not in after:
+                self.released_ms.setdefault(partition, max(assigned_ms, ended.syncs.get(owner, assigned_ms)))
+        return total_ms / 1000
+
+
+def _with_reports(rebalance: Rebalance, reports: Sequence[ApplicationReport]) -> Rebalance:
+    for report in reports:
+        rebalance = report.added_to(rebalance)
+    return rebalance
+
+
+def _phases(ended: _Open, assigned_ms: int) -> Phases:
+    if ended.joined_ms is None:
+        return Phases(join_ms=0, sync_ms=assigned_ms - ended.started_ms)
+    return Phases(join_ms=ended.joined_ms - ended.started_ms, sync_ms=assigned_ms - ended.joined_ms)
+
+
+def _moves(before: _Owners, after: _Owners) -> dict[str, MemberMove]:
+    gained: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    for partition in before.keys() | after.keys():
+        old, new = before.get(partition), after.get(partition)
+        if old != new:
+            if old is not None:
+                lost[old] = lost.get(old, 0) + 1
+            if new is not None:
+                gained[new] = gained.get(new, 0) + 1
+    return {member: MemberMove(gained.get(member, 0), lost.get(member, 0)) for member in sorted(gained.keys() | lost)}
+
+
+def _difference(
+    before: Mapping[str, Actor], after: Mapping[str, Actor], ended: _Open, trigger: _Trigger
+) -> str:
+    """Returns the changes of the member list, and further causes than the first."""
+    removed = {left.actor.member_id: left.cause for left in ended.left if left.actor is not None}
+    joined = sorted(member_name(after[member]) for member in after.keys() - before.keys())
+    gone = sorted(
+        f"{member_name(before[member])} ({removed[member].value})" if member in removed else member_name(before[member])
+        for member in before.keys() - after.keys()
+    )
+    texts = [f"joined: {bounded_names(joined)}"] * bool(joined)
+    texts += [f"no longer a member: {bounded_names(gone)}"] * bool(gone)
+    others = [each for each in ended.triggers if each is not trigger and each.cause is not trigger.cause]
+    also = [f"{each.cause.value} {member_name(each.actor)}" if each.actor else each.cause.value for each in others]
+    texts += [f"also: {bounded_names(dict.fromkeys(also))}"] * bool(also)
+    text = "; ".join(texts) or "same members"
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def member_name(actor: Actor) -> str:
+    """Returns the group instance id, client id or member id of a member, the first that is known."""
+    return actor.group_instance_id or actor.client_id or actor.member_id or "unknown member"
+
+
+def _actor(event: GroupEvent) -> Actor:
+    return Actor(event.member_id, event.client_id, event.host, event.group_instance_id)
+
+
+def _cause(event: GroupEvent) -> Cause:
+    try:
+        return Cause(event.detail.get("cause", "UNKNOWN"))
+    except ValueError:
+        return Cause.UNKNOWN
+
+
+def _members(form: Any) -> dict[str, Actor]:
+    return {
+        member_id: Actor(member_id, client_id, host, instance_id)
+        for member_id, (client_id, host, instance_id) in (form or {}).items()
+    }
+
+
+def _partitions(topics: Mapping[str, Sequence[int]]) -> Iterator[TopicPartition]:
+    return (TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers)

@@ -17,6 +17,7 @@ from typing import Collection, Mapping, Sequence
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.metadata_files import corrupt_file, read_json
+from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC
 
 # Kafka's block size (`ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE`): a crash wastes at most one block.
 PRODUCER_ID_BLOCK_SIZE = 1000
@@ -24,7 +25,11 @@ _FILE = "topics.json"
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+COORDINATOR_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+INTERNAL_TOPICS = COORDINATOR_TOPICS | {GROUP_EVENTS_TOPIC}
+"""Topics to which clients cannot produce."""
+UNLISTED_TOPICS = frozenset({GROUP_EVENTS_TOPIC})
+"""Topics that Kafka does not have: described if they are named, but not listed with all topics."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS, TopicEntry
+from spark_groupsource.storage.catalog import COORDINATOR_TOPICS, TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.log import PartitionLog
@@ -219,7 +219,7 @@ class LogManager:
             config = topic_config(settings, self._topic_defaults)
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
-        if name in INTERNAL_TOPICS and config.cleanup_policy != ("compact",):
+        if name in COORDINATOR_TOPICS and config.cleanup_policy != ("compact",):
             text = f"cleanup.policy of internal topic {name} must be compact."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if validate_only:

@@ -59,7 +59,7 @@ def test_event_has_the_number_of_removed_offsets(context: GroupContext) -> None:
     context.commit(2, partitions=(2,), group="other")
     context.clock.advance_ms(RETENTION_MS)
     expire(context)
-    assert [e.text for e in context.events if e.kind == "offsets_expired"] == ["Removed 3 expired offsets."]
+    assert [e.text for e in context.log_lines if e.kind == "offsets_expired"] == ["Removed 3 expired offsets."]
 
 
 @pytest.mark.conformance("SM-051", "ST-026", "ST-068")

@@ -282,7 +282,7 @@ def test_reason_of_the_client_is_logged(context: GroupContext) -> None:
     context.join(version=9, reason="topic metadata has changed")
     newcomer = context.join(version=9)
     context.join(newcomer.member_id, version=9, reason="need to join")
-    assert any("adding new member" in e.text and "client reason: need to join" in e.text for e in context.events)
+    assert any("adding new member" in e.text and "client reason: need to join" in e.text for e in context.log_lines)
 
 
 def test_protocol_bytes_reach_the_leader(context: GroupContext) -> None:

@@ -101,7 +101,7 @@ def test_value_of_an_unknown_version_is_an_error(key: bytes) -> None:
 def test_records_of_unknown_types_are_skipped_and_logged() -> None:
     context = GroupContext(log=[(b"\x00\x03\x00\x01g", b"\x00\x00"), (KEY, offset_value(1)), (b"\x00\x63", None)])
     assert list(context.list()) == ["g1"]
-    assert any("skipping 2 records of unknown types" in event.text for event in context.events)
+    assert any("skipping 2 records of unknown types" in event.text for event in context.log_lines)
 
 
 @pytest.mark.conformance("SM-056", "SM-058", "SM-059", "SM-060")

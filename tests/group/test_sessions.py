@@ -128,7 +128,7 @@ def test_dynamic_member_that_does_not_rejoin_is_removed(context: GroupContext) -
     context.advance(REBALANCE_MS)
     assert newcomer.error is ErrorCode.NONE
     assert list(context.group().members) == [newcomer.member_id]
-    assert any(member.member_id in e.text for e in context.events if e.kind == "members_not_rejoined")
+    assert any(member.member_id in e.text for e in context.log_lines if e.kind == "members_not_rejoined")
 
 
 def test_member_with_a_delayed_request_does_not_expire(context: GroupContext) -> None:

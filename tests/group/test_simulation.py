@@ -122,7 +122,7 @@ def join_phases_do_not_end(patch: Patch) -> None:
 
 
 def leaving_starts_no_rebalance(patch: Patch) -> None:
-    patch.setattr(member_sessions, "rebalance_or_complete", lambda builder, group, reason: None)
+    patch.setattr(member_sessions, "rebalance_or_complete", lambda builder, group, reason, trigger: None)
 
 
 def loading_starts_no_sessions(patch: Patch) -> None:

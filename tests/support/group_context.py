@@ -25,6 +25,7 @@ from spark_groupsource.group.states import GroupState
 from spark_groupsource.model import Subscription
 from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import encode_subscription
+from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -122,7 +123,8 @@ class GroupContext:
         # the same, with the producer of each record (-1 none), and markers: (producer, committed)
         self.history: list[tuple[Any, ...]] = []
         self.timers: dict[GroupTimer, int] = {}
-        self.events: list[Any] = []
+        self.log_lines: list[Any] = []
+        self.events: list[GroupEvent] = []
         self.append_error: ErrorCode | None = None
         self.hold_appends = False
         self.held_appends: list[Outcome] = []
@@ -154,6 +156,7 @@ class GroupContext:
         return GroupContext(self.config, history=self.history, now_ms=self.clock.now_ms())
 
     def settle(self, outcome: Outcome) -> None:
+        self.log_lines.extend(outcome.log_lines)
         self.events.extend(outcome.events)
         for timer in outcome.timers:
             if isinstance(timer, SetTimer):
@@ -229,7 +232,7 @@ class GroupContext:
         return self.timers.get(SessionTimer(group_id, member_id))
 
     def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
+        return [line.kind for line in self.log_lines]
 
     def kill(self, group_id: str = GROUP) -> None:
         """Makes a group Dead without removing it."""

@@ -22,6 +22,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
+from spark_groupsource.storage.catalog import UNLISTED_TOPICS
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
@@ -260,7 +261,7 @@ def list_config_resources(
     """Lists the resources with settings: brokers and topics. Version 0 lists client metrics only, which have none."""
     nodes = [str(node.node_id) for node in broker.nodes]
     known = {
-        _TOPIC_RESOURCE: list(broker.partitions.topics),
+        _TOPIC_RESOURCE: [name for name in broker.partitions.topics if name not in UNLISTED_TOPICS],
         _BROKER_RESOURCE: nodes,
         _BROKER_LOGGER_RESOURCE: nodes,
         _CLIENT_METRICS_RESOURCE: [],
@@ -403,7 +404,8 @@ def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Descr
     for number, partition in enumerate(broker.partitions):
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
-        if requested is not None and tuple(partition.topic_partition) not in requested:
+        topic = partition.topic_partition.topic
+        if topic in UNLISTED_TOPICS if requested is None else tuple(partition.topic_partition) not in requested:
             continue
         described = _LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition(
             partition_index=partition.topic_partition.partition,
@@ -411,7 +413,7 @@ def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Descr
             offset_lag=0,
             is_future_key=False,
         )
-        topics.setdefault(partition.topic_partition.topic, []).append(described)
+        topics.setdefault(topic, []).append(described)
     try:
         usage = shutil.disk_usage(broker.data.path)
         code, total, free = ErrorCode.NONE, usage.total, usage.free

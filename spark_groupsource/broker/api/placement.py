@@ -16,7 +16,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS
 from spark_groupsource.wire.messages import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
@@ -57,7 +57,7 @@ def describe_topic_partitions(
         return _page([_describe(topic.name, code, operations=_NO_OPERATIONS) for topic in request.topics], None)
     left = max(min(request.response_partition_limit, _MAX_PARTITIONS), 1)
     topics: list[_Topic] = []
-    for name in sorted(each for each in named or broker.partitions.topics if each >= start):
+    for name in sorted(each for each in named or broker.partitions.topics.keys() - UNLISTED_TOPICS if each >= start):
         if left <= 0:
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:

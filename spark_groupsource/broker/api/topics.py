@@ -14,7 +14,13 @@ from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Step
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicEntry
+from spark_groupsource.storage.catalog import (
+    INTERNAL_TOPICS,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    UNLISTED_TOPICS,
+    TopicEntry,
+)
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
@@ -75,6 +81,8 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
     described = 0
     if requested is None or (context.api_version == 0 and not requested):
         for entry in tuple(broker.partitions.topics.values()):
+            if entry.name in UNLISTED_TOPICS:
+                continue
             try:
                 topics.append((yield from _describe_topic(broker, entry, request)))
             except ApiError:
@@ -152,6 +160,8 @@ def _auto_create(
         yield from broker.group_coordinator.shards.ensure_topic_steps()
     elif name == TRANSACTIONS_TOPIC:
         yield from broker.transaction_coordinator.shards.ensure_topic_steps()
+    elif name in UNLISTED_TOPICS:
+        broker.group_coordinator.event_log.ensure_topic()
     else:
         yield from broker.create_topic_steps(name, broker.config.num_partitions, {})
 

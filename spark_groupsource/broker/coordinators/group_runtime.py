@@ -17,6 +17,7 @@ from collections import defaultdict
 from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
 from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
@@ -25,7 +26,7 @@ from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
-    GroupEvent,
+    GroupLogLine,
     GroupRequest,
     GroupShard,
     GroupTimer,
@@ -128,6 +129,7 @@ class GroupRuntime:
             {"compression.type": "producer"},
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
+        self.event_log = GroupEventLog(services)
         self._background = BackgroundSteps(services.timers, services.clock)
         self.removal = OffsetRemoval(self.shards, self._apply, lambda: self._clock.instant())
         self._expiry = PeriodicSteps(
@@ -149,6 +151,10 @@ class GroupRuntime:
         """Schedules loading of all shards and the periodic expiration of offsets."""
         self.shards.load_all()
         self._expiry.start()
+
+    def stop(self) -> None:
+        """Writes what is kept in memory."""
+        self.event_log.flush()
 
     def new_state_machine(self, partition: int) -> GroupShard:
         return GroupShard(partition, self._config)
@@ -352,10 +358,12 @@ class GroupRuntime:
         is_appended = True
         while outcome is not None:
             self._apply_timers(shard, outcome)
-            for event in outcome.events:
+            for line in outcome.log_lines:
                 # fifty partitions are loaded at each start, most of them without groups
-                if event.kind != "loaded" or state_machine.store.groups or state_machine.store.offsets:
-                    self._report_event(shard.partition, event)
+                if line.kind != "loaded" or state_machine.store.groups or state_machine.store.offsets:
+                    self._report_line(shard.partition, line)
+            if outcome.events:
+                self.event_log.add(outcome.events)
             following = None
             if outcome.records:
                 try:
@@ -379,10 +387,10 @@ class GroupRuntime:
                 self._reply(reply.token, reply.response)
             yield
 
-    def _report_event(self, partition: int, event: GroupEvent) -> None:
-        entity = f"group={event.group_id}" if event.group_id else f"partition={OFFSETS_TOPIC}-{partition}"
-        level = logging.WARNING if event.kind == "append_failed" else logging.INFO
-        self._services.report(f"[{entity}] {event.text}", level)
+    def _report_line(self, partition: int, line: GroupLogLine) -> None:
+        entity = f"group={line.group_id}" if line.group_id else f"partition={OFFSETS_TOPIC}-{partition}"
+        level = logging.WARNING if line.kind == "append_failed" else logging.INFO
+        self._services.report(f"[{entity}] {line.text}", level)
 
     def _apply_timers(self, shard: _Shard, outcome: Outcome) -> None:
         for timer in outcome.timers:

@@ -1,0 +1,108 @@
+"""Writes the events of groups to the topic `__group_events`.
+
+Events are kept in memory for `_FLUSH_MS` and appended in one batch, so a request of a group does not wait for the disk,
+and a directory that cannot be written delays no group: its events are dropped. A crash loses the events in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Sequence
+
+from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.errors import ApiError, StorageError
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.storage.steps import run_steps
+from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, GroupEvent, encode_event
+
+TOPIC_SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "67108864",
+    "segment.bytes": "8388608",
+}
+"""Seven days, and about 64 MiB. Events of groups are not state: nothing is lost by their deletion."""
+
+_FLUSH_MS = 100
+_MAX_BATCH_BYTES = 524_288
+_MAX_EVENT_BYTES = 393_216
+# until retention applies, clients that rejoin in a loop could write as fast as the disk
+_MAX_BYTES_PER_MINUTE = 16_777_216
+_MAX_BUFFERED = 20_000
+_MINUTE_MS = 60_000
+
+
+class GroupEventLog:
+    """The log of all groups' events. Called by the broker's event loop only."""
+
+    def __init__(self, services: CoordinatorServices) -> None:
+        self._services = services
+        self._timer = services.timers.timer(self.flush)
+        self._buffer: list[GroupEvent] = []
+        self._minute_ends_ms = self._left_bytes = self._dropped = 0
+
+    def add(self, events: Sequence[GroupEvent]) -> None:
+        """Takes events, which are appended within 100 ms."""
+        if len(self._buffer) >= _MAX_BUFFERED:
+            self._dropped += len(events)
+            return
+        if not self._buffer:
+            self._timer.set(self._services.clock.now_ms() + _FLUSH_MS)
+        self._buffer += events
+
+    def flush(self) -> None:
+        """Appends the events in memory; drops them if that fails, or above the limit per minute."""
+        events, self._buffer = self._buffer, []
+        if not events:
+            return
+        self._start_minute()
+        records: list[Record] = []
+        size = 0
+        try:
+            for number, event in enumerate(events):
+                value = _encode(event)
+                if len(value) > self._left_bytes:
+                    self._dropped += len(events) - number
+                    break
+                self._left_bytes -= len(value)
+                if records and size + len(value) > _MAX_BATCH_BYTES:
+                    self._append(records)
+                    records, size = [], 0
+                records.append(Record(event.group.encode(), value, event.at_ms))
+                size += len(value) + len(event.group)
+            if records:
+                self._append(records)
+        except (ApiError, StorageError) as error:
+            # the next attempt is made in the next minute
+            self._left_bytes = 0
+            self._services.report(
+                f"[topic={GROUP_EVENTS_TOPIC}] Recording events of groups failed: {error} Groups are not affected."
+            )
+
+    def ensure_topic(self) -> None:
+        """Creates the topic unless it exists. Raises: ApiError."""
+        if GROUP_EVENTS_TOPIC not in self._services.partitions.topics:
+            run_steps(self._services.create_topic(GROUP_EVENTS_TOPIC, 1, TOPIC_SETTINGS))
+
+    def _start_minute(self) -> None:
+        now_ms = self._services.clock.now_ms()
+        if now_ms < self._minute_ends_ms:
+            return
+        self._minute_ends_ms, self._left_bytes = now_ms + _MINUTE_MS, _MAX_BYTES_PER_MINUTE
+        if self._dropped:
+            text = f"[topic={GROUP_EVENTS_TOPIC}] Events that were not recorded: {self._dropped:,}."
+            self._services.report(text, logging.WARNING)
+            self._dropped = 0
+
+    def _append(self, records: list[Record]) -> None:
+        self.ensure_topic()
+        target = self._services.partitions.partition(GROUP_EVENTS_TOPIC, 0)
+        appended = target.append_from_coordinator(encode_batch(records), self._services.clock.timestamp_ms())
+        self._services.on_append(target.topic_partition, appended.size)
+
+
+def _encode(event: GroupEvent) -> bytes:
+    value = encode_event(event)
+    if len(value) <= _MAX_EVENT_BYTES:
+        return value
+    return encode_event(GroupEvent(event.at_ms, event.group, event.kind, event.generation, event.member_id))

@@ -1,0 +1,192 @@
+"""Events of rebalances: cause, actor, join, sync, assignment.
+
+The cause of a rebalance is what a member did when the group was Stable or Empty, from the requests alone: no event
+depends on a clock other than the time of the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
+from spark_groupsource.group.members import Member, Protocols
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext
+from spark_groupsource.model import Subscription, TopicPartition
+from spark_groupsource.wire.consumer_protocol import (
+    PROTOCOL_TYPE,
+    decode_assignment,
+    decode_subscription,
+    partitions_by_topic,
+)
+from spark_groupsource.wire.group_events import Cause, EventKind, GroupEvent
+from spark_groupsource.wire.member_reasons import bounded_reason, cause_of_join, cause_of_leave
+from spark_groupsource.wire.messages import JoinGroupRequest, LeaveGroupRequest
+
+_MAX_ASSIGNMENT_BYTES = 262_144
+_MAX_MEMBERS = 2_000
+_MAX_NAME = 249  # longest name of a topic; client ids and hosts are cut there, too
+
+
+class Trigger(NamedTuple):
+    """Why a join phase starts: the cause, the member that acted, and the reason that it sent."""
+
+    cause: Cause
+    member: Member | None = None
+    reason: str | None = None
+
+
+UNKNOWN_TRIGGER = Trigger(Cause.UNKNOWN)
+
+
+# --- causes
+
+
+def rejoin_cause(group: ClassicGroup, member: Member, protocols: Protocols, reason: str | None) -> Cause:
+    """Returns the cause of a JoinGroup of a known member with `protocols`; `member` is as before the request.
+
+    What the subscription shows precedes the reason, and both precede that the coordinator has loaded the group since
+    its last rebalance. A client without reasons is known by its owned partitions: those that it revoked since its last
+    JoinGroup show the second round of a cooperative rebalance.
+    """
+    old, new = _subscription(member.protocols), _subscription(protocols)
+    if old is not None and new is not None and set(old.topics) != set(new.topics):
+        return Cause.SUBSCRIPTION_CHANGED
+    # the record of a loaded group has the selected protocol only
+    if not group.is_loaded and [name for name, _ in member.protocols] != [name for name, _ in protocols]:
+        return Cause.ASSIGNOR_CHANGED
+    named = cause_of_join(reason)
+    if named is Cause.COORDINATOR_MOVED and not group.is_loaded:
+        named = None
+    if named is not None:
+        return named
+    if group.is_loaded:
+        return Cause.COORDINATOR_MOVED
+    if old is not None and new is not None and set(old.owned_partitions) - set(new.owned_partitions):
+        if new.owned_partitions or _partitions(member) == []:
+            return Cause.COOPERATIVE_SECOND_ROUND
+    return Cause.LEADER_REJOINED if group.leader_id == member.member_id else Cause.UNKNOWN
+
+
+def leave_trigger(member: Member, identity: LeaveGroupRequest.MemberIdentity, context: RequestContext) -> Trigger:
+    """Returns the cause of a LeaveGroup: REMOVED_BY_OPERATOR if another client than the member sent it."""
+    cause = cause_of_leave(identity.reason)
+    is_own_client = member.client_id == context.client_id or member.client_id.startswith(f"{context.client_id}-")
+    if cause is Cause.LEFT and (identity.member_id == UNKNOWN_MEMBER or not is_own_client):
+        cause = Cause.REMOVED_BY_OPERATOR
+    return Trigger(cause, member, identity.reason)
+
+
+# --- events
+
+
+def add_started(builder: OutcomeBuilder, group: ClassicGroup, trigger: Trigger) -> None:
+    """Adds the start of a join phase."""
+    detail = {"cause": trigger.cause.value, "reason": bounded_reason(trigger.reason)}
+    _add(builder, group, EventKind.REBALANCE_STARTED, trigger.member, detail)
+
+
+def add_joining(
+    builder: OutcomeBuilder,
+    group: ClassicGroup,
+    member: Member,
+    request: JoinGroupRequest,
+    replaced_id: str | None = None,
+) -> None:
+    """Adds a JoinGroup; `member` has its new protocols and the assignment of the previous generation."""
+    detail: dict[str, Any] = {"reason": bounded_reason(request.reason), "replaced": replaced_id}
+    assigned = _partitions(member)
+    subscription = _subscription(member.protocols) if assigned else None
+    if assigned and subscription is not None:
+        retained = set(assigned).intersection(subscription.owned_partitions)
+        detail["retained"] = len(retained) or None
+        if retained and len(retained) < len(assigned):
+            detail["revoked"] = partitions_by_topic([p for p in assigned if p not in retained])
+    _add(builder, group, EventKind.MEMBER_JOINING, member, detail)
+
+
+def add_left(
+    builder: OutcomeBuilder,
+    group: ClassicGroup,
+    trigger: Trigger,
+    *,
+    is_expired: bool = False,
+    last_heartbeat_ms: int | None = None,
+    operator: RequestContext | None = None,
+) -> None:
+    """Adds the removal of a member."""
+    detail = {
+        "cause": trigger.cause.value,
+        "reason": bounded_reason(trigger.reason),
+        "is_expired": is_expired or None,
+        "last_heartbeat_ms": last_heartbeat_ms,
+        "operator": None if operator is None else [_name(operator.client_id), _name(operator.client_host)],
+    }
+    _add(builder, group, EventKind.MEMBER_LEFT, trigger.member, detail)
+
+
+def add_join_completed(builder: OutcomeBuilder, group: ClassicGroup) -> None:
+    """Adds the end of a join phase; a group without members is Empty at once. O(members)."""
+    members = {
+        member.member_id: [_name(member.client_id), _name(member.client_host), member.group_instance_id]
+        for member in list(group.members.values())[:_MAX_MEMBERS]
+    }
+    detail = {"leader": group.leader_id, "protocol": group.protocol_name, "members": members}
+    _add(builder, group, EventKind.JOIN_COMPLETED, None, detail)
+    if not group.members:
+        _add(builder, group, EventKind.ASSIGNED, None, {"assignment": {}})
+
+
+def add_syncing(builder: OutcomeBuilder, group: ClassicGroup, member: Member) -> None:
+    """Adds the first SyncGroup of a member in a generation."""
+    _add(builder, group, EventKind.MEMBER_SYNCING, member, {})
+
+
+def add_assigned(builder: OutcomeBuilder, group: ClassicGroup) -> None:
+    """Adds the assignment of a Stable group. O(partitions)."""
+    detail: dict[str, Any] = {}
+    if sum(len(member.assignment) for member in group.members.values()) <= _MAX_ASSIGNMENT_BYTES:
+        if group.protocol_type == PROTOCOL_TYPE:
+            assigned = ((member.member_id, _partitions(member) or []) for member in group.members.values())
+            detail["assignment"] = {member_id: partitions_by_topic(owned) for member_id, owned in assigned}
+    _add(builder, group, EventKind.ASSIGNED, None, detail)
+
+
+def _add(
+    builder: OutcomeBuilder, group: ClassicGroup, kind: EventKind, member: Member | None, detail: dict[str, Any]
+) -> None:
+    builder.events.append(
+        GroupEvent(
+            at_ms=builder.instant.timestamp_ms,
+            group=group.group_id,
+            kind=kind,
+            generation=group.generation_id,
+            member_id=None if member is None else member.member_id,
+            client_id=None if member is None else _name(member.client_id),
+            host=None if member is None else _name(member.client_host),
+            group_instance_id=None if member is None else member.group_instance_id,
+            detail={name: value for name, value in detail.items() if value is not None},
+        )
+    )
+
+
+def _name(text: str) -> str:
+    return text[:_MAX_NAME]
+
+
+def _partitions(member: Member) -> list[TopicPartition] | None:
+    """Returns the assignment of a member, None if it is not of the consumer protocol."""
+    if not member.assignment:
+        return []
+    try:
+        return list(decode_assignment(member.assignment).partitions)
+    except RemoteProtocolError:
+        return None
+
+
+def _subscription(protocols: Protocols) -> Subscription | None:
+    """Returns the subscription of a member's preferred protocol, None if it is not of the consumer protocol."""
+    try:
+        return decode_subscription(protocols[0][1]) if protocols else None
+    except RemoteProtocolError:
+        return None
