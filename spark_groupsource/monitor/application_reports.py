@@ -134,12 +134,12 @@ class ApplicationReport:
 
 
 def application_reports(events: Iterable[GroupEvent]) -> dict[int, list[ApplicationReport]]:
-    """Returns the reports by generation; a MEMBER_LEFT belongs to the rebalance that it caused, the next one."""
+    """Returns the reports by generation; MEMBER_LEFT and REPEATED belong to the next rebalance."""
     found: dict[tuple[int, str, str | None], ApplicationReport] = {}
     for event in events:
         if event.generation is None or event.application is None:
             continue
-        generation = event.generation + (event.kind is EventKind.MEMBER_LEFT)
+        generation = event.generation + (event.kind in (EventKind.MEMBER_LEFT, EventKind.REPEATED))
         key = (generation, event.application, event.query)
         if key not in found:
             found[key] = ApplicationReport(event.group, generation, event.application, event.query, event.at_ms)

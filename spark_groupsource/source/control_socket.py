@@ -3,7 +3,8 @@
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
 ``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
-``{"status": true}`` and receives the state of the reader. The sockets of an application are in one private directory
+``{"status": true}`` and receives the state of the reader, or ``{"events": true}`` and
+receives ``{"events": [...]}``, the events of its members. The sockets of an application are in one private directory
 named after the driver JVM; each reader holds a lock on it.
 """
 
@@ -14,7 +15,7 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, LocalListener
@@ -68,6 +69,7 @@ class ControlServer:
         request_drain: called with each proof; returns True once the reader has drained.
         peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
         status: returns the state of the reader as JSON values.
+        events: returns the events of the reader's members as JSON values.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """
@@ -79,6 +81,7 @@ class ControlServer:
         request_drain: Callable[[dict[str, Any] | None], bool],
         peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
         status: Callable[[], Mapping[str, Any]] = dict,
+        events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
         remove_stale_directories("control")
         directory, self._directory_lock = lock_directory(_directory_name(driver))
@@ -91,6 +94,7 @@ class ControlServer:
         self._request_drain = request_drain
         self._peer_reply = peer_reply
         self._status = status
+        self._events = events
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()
@@ -137,6 +141,9 @@ class ControlServer:
                 request = json.loads(line)
                 if "status" in request:
                     channel.send(json.dumps(self._status()))
+                    return
+                if "events" in request:
+                    channel.send(json.dumps({"events": list(self._events())}))
                     return
                 if "group" in request:
                     reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))

@@ -30,6 +30,7 @@ _NAME_LENGTH = 100
 
 # query file -> the batch that it names
 _recorded: dict[str, str | None] = {}
+_first_records: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,37 @@ def record_query(query_file: str) -> None:
         "id": context.getLocalProperty("sql.streaming.queryId"),
         "batch": None if batch is None else int(batch),
     }
+    first_record = recorded_query(query_file).get("first_record")
     try:
-        Path(query_file).write_text(json.dumps(query))
+        Path(query_file).write_text(json.dumps({**query, "first_record": first_record}))
     except OSError:
         # the reader has ended
         return
+
+
+def record_first_record(query_file: str, generation_id: int, at_ms: int) -> None:
+    """Adds the time of the first record that a task of this process received in a generation, in epoch milliseconds."""
+    if _first_records.get(query_file, -1) >= generation_id or not os.path.isdir(os.path.dirname(query_file)):
+        return
+    _first_records[query_file] = generation_id
+    query = dict(recorded_query(query_file))
+    known = query.get("first_record")
+    if known and known[0] >= generation_id:
+        return
+    try:
+        Path(query_file).write_text(json.dumps({**query, "first_record": [generation_id, at_ms]}))
+    except OSError:
+        # the reader has ended
+        return
+
+
+def recorded_query(query_file: str) -> Mapping[str, Any]:
+    """Returns what the tasks of one reader recorded; empty if nothing, or while it is being written."""
+    try:
+        query: Mapping[str, Any] = json.loads(Path(query_file).read_text())
+    except (OSError, ValueError):
+        return {}
+    return query
 
 
 def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from itertools import takewhile
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.commit_history import find_last_commits
-from spark_groupsource.client.membership.group_client import GroupClient, MemberView, RebalanceEvent
-from spark_groupsource.client.membership.rebalance_log import describe_rebalance
-from spark_groupsource.clock import Clock, format_timestamp_ms
+from spark_groupsource.client.membership.group_client import GroupClient, MemberView
+from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.offset_lookup import OffsetLookup
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.rebalance_listener import load_rebalance_listener
+from spark_groupsource.source.rebalance_reports import RebalanceReports
 from spark_groupsource.source.task_reader import TaskMembership
 
 _log = logging.getLogger(__name__)
@@ -123,15 +120,24 @@ class AssignedPartitions:
 class GroupPartitions:
     """The partitions that the query's members own."""
 
-    def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock, members: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: SourceOptions,
+        clock: Clock,
+        members: int,
+        application: str = "",
+        recorded_query: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._cluster = cluster
         self._settings = options.group_settings(members)
         class_path = options.rebalance_listener
         self._group = GroupClient(
             cluster, self._settings, clock, load_rebalance_listener(class_path) if class_path else None
         )
-        self._last_event: RebalanceEvent | None = None
-        self._rebalance_log = options.rebalance_log
+        self.reports = RebalanceReports(
+            self._group, self._settings.group_id, clock, options.rebalance_log, application, recorded_query
+        )
         self._has_left = False
 
     @property
@@ -148,7 +154,7 @@ class GroupPartitions:
 
     def poll(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)
-        self._append_events()
+        self.reports.append_to_file()
         return view.is_stable
 
     def owners(self) -> dict[TopicPartition, int]:
@@ -186,39 +192,7 @@ class GroupPartitions:
             except ConfigurationError as error:
                 # raised by the user's rebalance listener after the members have left; the query has ended
                 _log.error("[group=%s] %s", self._settings.group_id, error)
-            self._append_events()
+            self.reports.close()
 
     def _views(self) -> Sequence[MemberView]:
         return () if self._has_left else self._group.view.members
-
-    def _append_events(self) -> None:
-        """Appends the rebalances since the last call to the file of option rebalanceLog."""
-        if not self._rebalance_log:
-            return
-        events = self._group.events
-        new = list(takewhile(lambda event: event is not self._last_event, reversed(events)))
-        for event in reversed(new):
-            append_event(self._rebalance_log, self._settings.group_id, event)
-        self._last_event = events[-1] if events else None
-
-
-def append_event(path: str, group_id: str, event: RebalanceEvent) -> None:
-    """Appends one line of JSON to a file by a single write, so lines of several queries do not mix."""
-    fields: dict[str, Any] = {
-        "group": group_id,
-        "timestamp": format_timestamp_ms(event.started_ms),
-        "cause": event.cause,
-        "duration_ms": event.ended_ms - event.started_ms,
-        "join_ms": event.join_ms,
-        "sync_ms": event.sync_ms,
-        "generation": event.generation_id,
-        "gained": [str(p) for p in event.gained],
-        "lost": [str(p) for p in event.lost],
-        "members": event.members,
-        "text": describe_rebalance(group_id, event),
-    }
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(handle, (json.dumps(fields) + "\n").encode())
-    finally:
-        os.close(handle)

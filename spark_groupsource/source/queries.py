@@ -16,6 +16,7 @@ from spark_groupsource.monitor.tables import Row
 from spark_groupsource.net import dial_local
 from spark_groupsource.source.control_socket import control_directory, control_sockets
 from spark_groupsource.source.group_claims import recorded_queries
+from spark_groupsource.wire.group_events import GroupEvent, event_of_form
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,26 @@ def reader_statuses(driver: int) -> list[dict[str, Any]]:
     if not paths:
         return []
     with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
-        found = [status for status in pool.map(_request_status, paths) if status is not None]
+        found = [status for status in pool.map(lambda path: _request(path, "status"), paths) if status is not None]
     recorded = recorded_queries(control_directory(driver))
     return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
+
+
+def query_events(driver: int, query: str) -> list[GroupEvent]:
+    """Returns the events of the members of one query of the application, oldest first; by its name, id or group.
+
+    Raises: ConfigurationError as `control_directory`; CorruptRecordError.
+    """
+    recorded = recorded_queries(control_directory(driver))
+    found: list[GroupEvent] = []
+    for path in control_sockets(driver):
+        status = _request(path, "status")
+        if status is not None:
+            names = recorded.get(status["reader_pid"], {})
+            if query in (names.get("name"), names.get("id"), status["group"]):
+                reply = _request(path, "events") or {}
+                found += [event_of_form(form) for form in reply.get("events", ())]
+    return sorted(found, key=lambda event: event.at_ms)
 
 
 def _query(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,18 +89,18 @@ def _row(status: Mapping[str, Any]) -> Row:
     }
 
 
-def _request_status(path: Path) -> Mapping[str, Any] | None:
-    """Returns the status of one reader; None for the socket of an ended one."""
+def _request(path: Path, name: str) -> Mapping[str, Any] | None:
+    """Returns the status or the events of one reader; None for the socket of an ended one."""
     try:
         channel = dial_local(str(path), _CONNECT_MS)
     except NetworkError:
         return None
     try:
-        channel.send(json.dumps({"status": True}))
-        status: Mapping[str, Any] = json.loads(channel.receive(_REPLY_MS) or "null")
-        return status
+        channel.send(json.dumps({name: True}))
+        reply: Mapping[str, Any] = json.loads(channel.receive(_REPLY_MS) or "null")
+        return reply
     except (NetworkError, ValueError) as error:
-        _log.warning("[socket=%s] No status from the reader: %s", path, error)
+        _log.warning("[socket=%s] No %s from the reader: %s", path, name, error)
         return None
     finally:
         channel.close()

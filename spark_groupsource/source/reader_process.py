@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApplicationEndedError, GroupSourceError, NetworkError
@@ -16,19 +16,24 @@ from spark_groupsource.net import Socket, find_connection, is_closed_by_peer
 from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
 from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
-from spark_groupsource.source.group_claims import ClaimedGroup, GroupClaim, claim_group
+from spark_groupsource.source.driver_process import application_label
+from spark_groupsource.source.group_claims import ClaimedGroup, GroupClaim, claim_group, recorded_query
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.signal_flag import SignalFlag
+from spark_groupsource.wire.group_events import event_form
 
 if TYPE_CHECKING:
     from spark_groupsource.client.network.availability import BrokerAvailability
     from spark_groupsource.source.batch_planner import Limits
+    from spark_groupsource.source.rebalance_reports import RebalanceReports
     from spark_groupsource.source.session import StreamSession
 
 _log = logging.getLogger(__name__)
 
 # Spark does not wait for a reader that it stops; an unreachable coordinator must not delay the end of the process
 _STOP_S = 5.0
+# one reply of the control socket
+_MAX_EVENTS = 2_000
 _DRIVER_CHECK_S = 1.0
 # Spark closes its connection to a reader directly after the signal that stops it
 _CLOSE_MS = 1_000
@@ -51,6 +56,7 @@ class ReaderProcess:
         self._control: ControlServer | None = None
         self._is_control_lost = False
         self._claim: ClaimedGroup | None = None
+        self._reports: RebalanceReports | None = None
         self._availability: BrokerAvailability | None = None
         self._has_started = False
         self._is_terminated = False
@@ -135,7 +141,7 @@ class ReaderProcess:
     ) -> None:
         previous = self._control
         try:
-            self._control = ControlServer(self._driver, name, request_drain, peer_reply, self._status)
+            self._control = ControlServer(self._driver, name, request_drain, peer_reply, self._status, self._events)
         except (NetworkError, OSError) as error:
             _log.log(
                 logging.DEBUG if self._is_control_lost else logging.WARNING,
@@ -147,6 +153,14 @@ class ReaderProcess:
             self._control, self._is_control_lost = None, True
         if previous is not None:
             previous.close()
+
+    def _recorded_query(self) -> Mapping[str, Any]:
+        """Returns what the read tasks recorded of the query, nothing before the first."""
+        return {} if self._claim is None else recorded_query(self._claim.query_file)
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Returns the last events of the members as JSON values."""
+        return [] if self._reports is None else [event_form(event) for event in self._reports.events()[-_MAX_EVENTS:]]
 
     def _status(self) -> dict[str, Any]:
         session = self._session
@@ -190,9 +204,12 @@ class ReaderProcess:
             partitions = OffsetLookup(cluster, options).partitions()
             self._claim_group(cluster.metadata(()).cluster_id or bootstrap_servers, {p.topic for p in partitions})
             requested = options.members or self._parallelism or os.cpu_count() or 1
-            ownership = GroupPartitions(cluster, options, SystemClock(), max(1, min(requested, len(partitions))))
+            members = max(1, min(requested, len(partitions)))
+            application = application_label(self._driver)
+            group = GroupPartitions(cluster, options, SystemClock(), members, application, self._recorded_query)
+            ownership, self._reports = group, group.reports
         co_readers = CoReaders(options.group_id or "", lambda: control_sockets(self._driver), SystemClock())
-        session = StreamSession(cluster, options, ownership, co_readers=co_readers)
+        session = StreamSession(cluster, options, ownership, co_readers=co_readers, reports=self._reports)
         if self._is_available_now:
             session.prepare_available_now()
         return session

@@ -34,9 +34,11 @@ from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import Backlog, plan_tasks
 from spark_groupsource.source.position_epochs import PositionEpochs
-from spark_groupsource.source.start_positions import StartPositions, commit_metadata
+from spark_groupsource.source.rebalance_reports import NoReports, Reports
+from spark_groupsource.source.start_positions import StartPositions
 from spark_groupsource.source.stream_positions import StreamPositions
 from spark_groupsource.source.task_reader import GroupInputPartition
+from spark_groupsource.wire.commit_reports import author_metadata
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class StreamSession:
         ownership: Ownership,
         clock: Clock | None = None,
         co_readers: CoReaders | None = None,
+        reports: Reports | None = None,
     ) -> None:
         self._cluster = cluster
         self._options = options
@@ -67,6 +70,7 @@ class StreamSession:
         self._lookup = OffsetLookup(cluster, options, self._clock)
         data_loss = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
         self._data_loss = data_loss
+        self._reports = reports or NoReports()
         self._epochs = PositionEpochs(cluster)
         self._log_ends = LogEndOffsets(
             self._lookup,
@@ -107,6 +111,7 @@ class StreamSession:
     def _latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
         start = self._offsets.decode(start_json)
         self._checkpointed(start)
+        self._reports.batch_ended()
         self._co_readers.call_started()
         if self.drained.is_set():
             self._clock.sleep_ms(_REFRESH_MS)
@@ -144,6 +149,8 @@ class StreamSession:
         is_planned = self._assignment is not None and end_json == self._last_end
         group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
         ranges = self._logged_ranges(start, end)
+        if is_planned and any(each.end > each.start for each in ranges):
+            self._reports.batch_started()
         if not is_planned:
             ranges = self._replayed(ranges, end)
         settings = self._options.task_settings(self._cluster.settings)
@@ -296,21 +303,27 @@ class StreamSession:
             self._positions = self._positions.commit_dropped()
 
     def _commit_positions(self, offsets: Offsets) -> None:
-        metadata = commit_metadata(self.reader)
+        metadata, report = author_metadata(self.reader), self._reports.pending()
         # a later call can commit as well, except for the last one
         is_last = self._draining.is_set() or self._planner.is_available_now
         epochs = self._epochs.of_records(offsets)
         commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
+        if report and commits:
+            first = min(commits)
+            commits[first] = commits[first]._replace(metadata=f"{metadata} {report}")
         try:
             self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS)
         except GenerationMismatchError as error:
             # this query is no longer the owner; its positions are checkpointed, and the new owner's commits apply
+            known = self._positions.committed
+            self._reports.commit_rejected(sum(max(offset - known.get(p, offset), 0) for p, offset in offsets.items()))
             self._positions = self._positions.commit_dropped()
             _log.warning("%s %s", self._entity, error)
         except (BrokerError, NetworkError) as error:
             self._commit_failed(offsets, error)
         else:
             self._positions = self._positions.commit_succeeded(offsets)
+            self._reports.committed()
 
     def _commit_failed(self, offsets: Offsets, error: BrokerError | NetworkError) -> None:
         """Schedules a retry; commits at once without partitions that do not exist.
@@ -347,6 +360,8 @@ class StreamSession:
             # a restarted query commits its checkpoint even if no data arrives
             self._commit(start)
             end = self._plan(start, limits)
+            if result is FollowResult.SETTLED:
+                self._reports.assigned(self._lags(start))
             if result is FollowResult.SETTLED or end is not None:
                 return end
 
@@ -356,6 +371,8 @@ class StreamSession:
             # the rebalance waits for the commit: without it, the next owner would repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
             return FollowResult.SETTLED
+        if self._assignment is not None and self._ownership.rejoin_needed:
+            self._reports.lag_before(self._lags(start))
         result = self._follower.follow(self._assignment, is_available_now=self._planner.is_available_now)
         if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
             assignment = GroupSnapshot.of(self._ownership)
@@ -391,6 +408,11 @@ class StreamSession:
             ends = begins
         generation_id = self._assignment.generation_id if self._assignment else -1
         return self._positions.end_offset(ends, generation_id, self.reader, self._options.group_id or "")
+
+    def _lags(self, start: SourceOffset) -> dict[TopicPartition, int]:
+        """Returns the lag of each owned partition whose end offset is known."""
+        begins, ends = self._positions.begins(start), self._log_ends.cached
+        return {p: max(ends[p] - begin, 0) for p, begin in begins.items() if p in ends}
 
     @property
     def _entity(self) -> str:

@@ -16,6 +16,7 @@ from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import PositionSource, StartPosition, decide_position
 from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.stream_positions import StreamPositions
+from spark_groupsource.wire.commit_reports import author_metadata, is_author
 
 _log = logging.getLogger(__name__)
 
@@ -276,14 +277,14 @@ def _last_commits(
     must show its author: consumers write a leader epoch, sources and applications metadata, Kafka's tools neither (nor
     do some consumers).
     """
-    name = commit_metadata(start.reader)
+    name = author_metadata(start.reader)
     behind = {
         p: commit
         for p, commit in commits.items()
         if commit is not None
         and p not in previous.owned
         and commit.offset < checkpoint.get(p, 0)
-        and commit.metadata != name
+        and not is_author(commit.metadata, name)
     }
     last = {p: previous.committed[p] for p in behind if p in previous.committed}
     doubtful = {p: commit for p, commit in behind.items() if commit.offset >= last.get(p, 0)}
@@ -297,11 +298,6 @@ def _last_commits(
         elif not commit.metadata and commit.leader_epoch < 0:
             last[p] = checkpoint[p]
     return last
-
-
-def commit_metadata(reader: str) -> str:
-    """Returns the metadata of every commit of one query."""
-    return f"groupsource {reader}"
 
 
 def _recreated_topics(positions: StreamPositions, start: SourceOffset) -> set[str]:
@@ -319,5 +315,5 @@ def _is_followed(commit: OffsetAndMetadata, position: int | None, checkpoint: in
     Such a commit is repeated under the name of this query. If this query crashed before its first commit, the foreign
     commit below the checkpoint would look like an operator's reset.
     """
-    is_foreign = not commit.metadata.startswith(commit_metadata(""))
+    is_foreign = not commit.metadata.startswith(author_metadata(""))
     return is_foreign and commit.offset > checkpoint and position == commit.offset

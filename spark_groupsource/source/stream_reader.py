@@ -19,8 +19,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.source.group_claims import record_query
+from spark_groupsource.source.group_claims import record_first_record, record_query
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, read_task
@@ -137,7 +138,10 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, GroupInputPartition)
         if partition.query_file is not None:
             record_query(partition.query_file)
-        return read_task(partition, self._columns)
+        batches = read_task(partition, self._columns)
+        if partition.query_file is None or partition.membership is None:
+            return batches
+        return _recording_first(batches, partition.query_file, partition.membership.generation_id)
 
     def _open(self) -> ReaderProcess:
         if self._process is None:
@@ -145,3 +149,13 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             self._process = ReaderProcess(self._options, self._driver, self._parallelism)
         return self._process
+
+
+def _recording_first(
+    batches: Iterator[pa.RecordBatch], query_file: str, generation_id: int
+) -> Iterator[pa.RecordBatch]:
+    first = next(batches, None)
+    if first is not None:
+        record_first_record(query_file, generation_id, SystemClock().timestamp_ms())
+        yield first
+        yield from batches

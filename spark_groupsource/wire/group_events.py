@@ -43,8 +43,8 @@ class Cause(str, Enum):
 class EventKind(str, Enum):
     """What happened; the comment names the fields of `GroupEvent.detail`.
 
-    "application" means that only applications report the event, with the generation that followed (MEMBER_LEFT: with
-    the generation that the member left).
+    "application" means that only applications report the event, with the generation that followed (MEMBER_LEFT and
+    REPEATED: with the generation that the member left).
     """
 
     REBALANCE_STARTED = "rebalance_started"  # cause, reason
@@ -64,7 +64,7 @@ class EventKind(str, Enum):
     REVOKED = "revoked"  # application. partitions: topic -> [partition], not read any more
     FIRST_RECORD = "first_record"  # application: a read task received a record of the generation
     REPEATED = "repeated"  # application. records: delivered but not committed, so the next owner reads them again
-    LAG = "lag"  # application. lag: sum of the owned partitions, in offsets
+    LAG = "lag"  # application. lag: sum of the retained partitions, in offsets; before and after
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.wire.commit_reports import is_author
 from spark_groupsource.wire.group_records import OffsetKey, decode_offset_value
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _MAX_WINDOWS = 3
 def find_last_commits(
     cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], metadata: str
 ) -> dict[TopicPartition, int | None]:
-    """Returns the last offset that was committed with `metadata` for each partition, None if there was none.
+    """Returns the last offset that the author `metadata` committed for each partition, None if there was none.
 
     A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Partitions are absent where
     this is unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s.
@@ -54,6 +55,6 @@ def _last_commits(
     for key, value in reader.records(window):
         if isinstance(key, OffsetKey) and key.group_id == group_id and value is not None:
             commit = decode_offset_value(value)
-            if commit.metadata == metadata:
+            if is_author(commit.metadata, metadata):
                 found[TopicPartition(key.topic, key.partition)] = commit.offset
     return found

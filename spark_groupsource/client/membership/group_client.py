@@ -34,6 +34,8 @@ from spark_groupsource.errors import (
     error_name,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.wire.group_events import Cause
+from spark_groupsource.wire.member_reasons import METADATA_CHANGED, SUBSCRIPTION_CHANGED
 from spark_groupsource.wire.messages import LeaveGroupRequest
 
 __all__ = ["GroupClient", "GroupView", "MemberView", "RebalanceEvent", "RebalanceListener"]
@@ -221,6 +223,8 @@ class GroupClient:
             with self.shared.changed:
                 # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
                 can_retry = membership.on_commit_response(code, sent)
+                if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                    self.shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
                 self.shared.changed.notify_all()
             if code in FENCING_ERRORS and not can_retry:
                 raise generation_mismatch(
@@ -276,6 +280,7 @@ class GroupClient:
         self._send_leave(reason)
         with shared.changed:
             for member in shared.members:
+                shared.record_left(member, Cause.LEFT, reason, self._clock.timestamp_ms())
                 member.membership.on_leave(reason)
                 member.membership.owned = ()
 
@@ -332,7 +337,11 @@ class GroupClient:
         with self.shared.changed:
             for member in members:
                 if member.membership.needs_prepare:
-                    member.membership.prepare(self.shared.topics)
+                    released = member.membership.prepare(self.shared.topics)
+                    member_id = member.membership.generation.member_id
+                    self.shared.events.prepared(
+                        member.client_id, member_id, released.revoked, self._clock.timestamp_ms()
+                    )
             if members:
                 self.shared.changed.notify_all()
 
@@ -406,6 +415,7 @@ class GroupClient:
         members, recorder = self.shared.members, self.shared.recorder
         owned = [tp for member in members for tp in member.membership.owned]
         generation_id = max(member.membership.generation.generation_id for member in members)
+        self.shared.events.ended(generation_id)
         return recorder.record(generation_id, owned)
 
     # -- subscription and metadata -----------------------------------------------------------------------------------
@@ -439,7 +449,7 @@ class GroupClient:
             return
         if metadata_snapshot(view, topics, bool(self._settings.client_rack)) != assigned_on:
             with shared.changed:
-                leader.membership.request_rejoin("cached metadata has changed")
+                leader.membership.request_rejoin(METADATA_CHANGED)
 
     def _match_topics(self, matches: Callable[[str], object], refresh: bool) -> None:
         view = self._cluster.metadata(None, refresh=refresh)
@@ -454,7 +464,7 @@ class GroupClient:
             if found != self.shared.topics:
                 self.shared.topics = found
                 for member in self.shared.members:
-                    member.membership.subscription_changed("subscription has changed")
+                    member.membership.subscription_changed(SUBSCRIPTION_CHANGED)
 
 
 def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMember:

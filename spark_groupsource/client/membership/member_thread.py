@@ -12,7 +12,7 @@ from typing import Any, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
-from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule, fatal_error
+from spark_groupsource.client.membership.response_rules import Reaction, Reset, ResponseRule, fatal_error
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.membership.state_machine import (
     Action,
@@ -27,6 +27,7 @@ from spark_groupsource.client.membership.state_machine import (
 )
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import backoff_ms, retry_level
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
@@ -38,6 +39,8 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import Node, Subscription, bounded_names
 from spark_groupsource.wire.consumer_protocol import encode_subscription
+from spark_groupsource.wire.group_events import Cause
+from spark_groupsource.wire.member_reasons import POLL_EXPIRED, REJOIN_WITH_MEMBER_ID, UNASSIGNED_PARTITIONS
 from spark_groupsource.wire.messages import DescribeGroupsRequest, Request, Response
 
 _log = logging.getLogger(__name__)
@@ -50,8 +53,6 @@ _MEMBER_IDS_WAIT_MS = 1_000
 # upper bound of every wait for the shared condition
 _MAX_WAIT_MS = 1_000
 _COORDINATOR_LOOKUP_MS = 5_000
-# the text that Kafka's client sends (AbstractCoordinator)
-POLL_EXPIRED = "consumer poll timeout has expired."
 
 
 class MemberThread:
@@ -162,6 +163,16 @@ class MemberThread:
                 shared.recorder.joined(generation_id, reason, started.timestamp_ms, now.timestamp_ms, join_ms)
                 if outcome.is_leader:
                     shared.recorder.led(generation_id, [m[0] for m in outcome.members], now.timestamp_ms)
+                shared.events.contacted(member.client_id, now.now_ms)
+                shared.events.joined(
+                    member.client_id,
+                    outcome.generation.member_id,
+                    reason=reason,
+                    is_new=not sent.member_id or reason.startswith(REJOIN_WITH_MEMBER_ID),
+                    sent_ms=started.timestamp_ms,
+                    at_ms=now.timestamp_ms,
+                    members=outcome.members,
+                )
         if isinstance(outcome, Joined):
             role = f"leader of {len(outcome.members)} members" if outcome.is_leader else "follower"
             _log.info("%s Joined the group as %s in %d ms.", self.member.log_prefix, role, join_ms)
@@ -191,8 +202,10 @@ class MemberThread:
     def _sync(self, joined: Joined) -> bool:
         """Sends SyncGroup; returns True if the rebalance ended with an assignment."""
         shared, membership = self._shared, self.membership
+        begin_ms = self._clock.now_ms()
         computed = self._run_assignor(joined) if joined.is_leader else None
-        started_ms = self._clock.now_ms()
+        started = self._clock.instant()
+        started_ms = started.now_ms
         with shared.changed:
             if membership.generation != joined.generation or shared.is_closing:
                 # the member was removed, or left, while the assignor ran
@@ -207,6 +220,16 @@ class MemberThread:
             if rule.reaction is Reaction.CONTINUE:
                 sync_ms = now.now_ms - started_ms
                 shared.recorder.synced(joined.generation.generation_id, now.timestamp_ms, sync_ms)
+                shared.events.contacted(self.member.client_id, now.now_ms)
+                received = membership.assignment
+                shared.events.synced(
+                    self.member.client_id,
+                    joined.generation.member_id,
+                    assignment_ms=started_ms - begin_ms if computed is not None else None,
+                    partitions=received.partitions if received is not None else (),
+                    sent_ms=started.timestamp_ms,
+                    at_ms=now.timestamp_ms,
+                )
                 if computed is not None:
                     shared.group_topics, shared.snapshot = computed.topics, computed.snapshot
                 shared.changed.notify_all()
@@ -243,7 +266,7 @@ class MemberThread:
             return
         if missing:
             with shared.changed:
-                membership.request_rejoin(f"unassigned partitions: {bounded_names(missing)}")
+                membership.request_rejoin(f"{UNASSIGNED_PARTITIONS}: {bounded_names(missing)}")
                 shared.changed.notify_all()
 
     def _run_assignor(self, joined: Joined) -> GroupAssignment | None:
@@ -349,7 +372,10 @@ class MemberThread:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             return
         with shared.changed:
-            rule = membership.on_heartbeat_response(code, sent, self._clock.now_ms())
+            now = self._clock.instant()
+            owned_since = membership.generation
+            rule = membership.on_heartbeat_response(code, sent, now.now_ms)
+            self._record_heartbeat(rule, code, owned_since, now)
             if rule.reaction is Reaction.RETRY_HEARTBEAT:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             elif rule.reaction is Reaction.FENCED:
@@ -359,6 +385,24 @@ class MemberThread:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
             self._mark_coordinator_unknown(f"error response {error_name(code)} to Heartbeat.")
+
+    def _record_heartbeat(self, rule: ResponseRule, code: int, generation: Generation, now: Instant) -> None:
+        """Records what a heartbeat response says; `generation` is that before the response was applied."""
+        events, client_id, config = self._shared.events, self.member.client_id, self.membership.config
+        if rule.reaction is Reaction.REBALANCE and self.membership.state is MemberState.STABLE:
+            events.noticed(client_id, generation.member_id, now.timestamp_ms)
+        if code == ErrorCode.UNKNOWN_MEMBER_ID and rule.reset is not Reset.NOTHING:
+            events.removed(
+                client_id,
+                generation.member_id,
+                generation.generation_id,
+                self.membership.rejoin_reason,
+                config.session_timeout_ms,
+                now.now_ms,
+                now.timestamp_ms,
+            )
+        elif code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            events.contacted(client_id, now.now_ms)
 
     def _leave_on_poll_timeout(self) -> None:
         membership = self.membership
@@ -372,6 +416,8 @@ class MemberThread:
         # as in Kafka's client, the member resets its generation first: a commit meanwhile fails with this cause
         with self._shared.changed:
             request = membership.leave_request(POLL_EXPIRED)
+            if request is not None:
+                self._shared.record_left(self.member, Cause.POLL_EXCEEDED, POLL_EXPIRED, self._clock.timestamp_ms())
             membership.on_leave(f"no batch was planned within kafka.max.poll.interval.ms={interval_ms}")
             self._shared.changed.notify_all()
         if request is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Iterable, NamedTuple
 
 from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.wire.member_reasons import ALREADY_REBALANCING, REJOIN_WITH_MEMBER_ID
 
 # the coordinator builds a member id from the client id (or group instance id), a dash and a UUID
 _UUID_SUFFIX = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -149,8 +150,8 @@ _FIRST = "joined the group"
 _GENERIC_REASONS = frozenset(
     {
         "",
-        "need to re-join with the given member-id",
-        "group is already rebalancing",
+        REJOIN_WITH_MEMBER_ID,
+        ALREADY_REBALANCING,
         "rebalance failed due to REBALANCE_IN_PROGRESS from JoinGroup response",
         "rebalance failed due to REBALANCE_IN_PROGRESS from SyncGroup response",
     }

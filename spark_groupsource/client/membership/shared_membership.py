@@ -11,10 +11,12 @@ from typing import Mapping
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.membership.assignment import MetadataSnapshot
+from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
 from spark_groupsource.client.membership.state_machine import NO_GENERATION, Generation, Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.model import Assignment, TopicPartition
+from spark_groupsource.wire.group_events import Cause
 
 
 @dataclass
@@ -66,9 +68,15 @@ class SharedMembership:
         self.topics: tuple[str, ...] = settings.topics
         self.members: list[LocalMember] = []
         self.recorder = RebalanceRecorder()
+        self.events = MemberEvents(settings.group_id)
         self.group_topics: frozenset[str] = frozenset()
         self.snapshot: MetadataSnapshot = {}
         self.is_closing = False
+
+    def record_left(self, member: LocalMember, cause: Cause, reason: str, at_ms: int) -> None:
+        """Records that a member leaves its generation."""
+        generation = member.membership.generation
+        self.events.left(member.client_id, generation.member_id, generation.generation_id, cause, reason, at_ms)
 
     def awaits_member_ids(self) -> bool:
         """True while a joining member has no member id yet."""

@@ -25,6 +25,15 @@ from spark_groupsource.client.membership.response_rules import (
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, RemoteProtocolError, error_name
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment
+from spark_groupsource.wire.member_reasons import (
+    ALREADY_REBALANCING,
+    COMMIT_WHILE_REBALANCING,
+    MAX_REASON,
+    REJOIN_WITH_MEMBER_ID,
+    REVOKE_AND_REJOIN,
+    SUBSCRIPTION_CHANGED,
+    SUBSCRIPTION_MISMATCH,
+)
 from spark_groupsource.wire.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -35,7 +44,6 @@ from spark_groupsource.wire.messages import (
 )
 
 NO_GENERATION = -1
-_MAX_REASON = 255
 _FOREVER_MS = 2**62
 
 
@@ -246,11 +254,11 @@ class Membership:
         if assignment is None:
             return None
         if completed is None:
-            self.request_rejoin("received assignment does not match the current subscription")
+            self.request_rejoin(SUBSCRIPTION_MISMATCH)
             return None
         if completed.revoked:
             # KIP-429: the next generation assigns the revoked partitions to their new owners
-            self.request_rejoin("need to revoke partitions and re-join")
+            self.request_rejoin(REVOKE_AND_REJOIN)
         self.owned = tuple(sorted(assignment.partitions))
         self.owned_since = self.generation
         self.loss_cause = ""
@@ -306,7 +314,7 @@ class Membership:
             group_instance_id=config.group_instance_id,
             protocol_type=PROTOCOL_TYPE,
             protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols],
-            reason=self.rejoin_reason[:_MAX_REASON],
+            reason=self.rejoin_reason[:MAX_REASON],
         )
 
     def on_join_response(self, response: JoinGroupResponse, sent: Generation, now_ms: int) -> Joined | ResponseRule:
@@ -314,7 +322,7 @@ class Membership:
         if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.state = MemberState.UNJOINED
             self.generation = Generation(NO_GENERATION, response.member_id, None)
-            self._rejoin("need to re-join with the given member-id")
+            self._rejoin(REJOIN_WITH_MEMBER_ID)
             return JOIN_RULES[ErrorCode.MEMBER_ID_REQUIRED]
         rule = JOIN_RULES.get(response.error_code, ResponseRule(Reaction.FAIL))
         if rule.reaction is not Reaction.CONTINUE:
@@ -371,7 +379,7 @@ class Membership:
         self.state = MemberState.STABLE
         # an earlier REBALANCE_IN_PROGRESS is dropped: the next heartbeat returns it again if it still holds
         self.rejoin_needed = self._joined_with_old
-        self.rejoin_reason = "subscription has changed" if self._joined_with_old else ""
+        self.rejoin_reason = SUBSCRIPTION_CHANGED if self._joined_with_old else ""
         self.prepare_needed = True
         self._attempts = 0
         self._restart_timers(now_ms)
@@ -416,7 +424,7 @@ class Membership:
         self._session_due_ms = now_ms + self.config.session_timeout_ms
         self._attempts = 0
         if rule.reaction is Reaction.REBALANCE and self.state is MemberState.STABLE:
-            self.request_rejoin("group is already rebalancing")
+            self.request_rejoin(ALREADY_REBALANCING)
         if rule.reset is not Reset.NOTHING:
             self._reset(rule.reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from Heartbeat response")
         return rule
@@ -434,7 +442,7 @@ class Membership:
         if sent != self.generation:
             return not self.is_fenced
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            self.request_rejoin("offset commit failed since group is already rebalancing")
+            self.request_rejoin(COMMIT_WHILE_REBALANCING)
             return True
         if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
             # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows
@@ -452,7 +460,7 @@ class Membership:
         if self.config.group_instance_id is not None or not self.generation.member_id:
             return None
         member = LeaveGroupRequest.MemberIdentity(
-            member_id=self.generation.member_id, group_instance_id=None, reason=reason[:_MAX_REASON]
+            member_id=self.generation.member_id, group_instance_id=None, reason=reason[:MAX_REASON]
         )
         return LeaveGroupRequest(
             group_id=self.config.group_id, member_id=self.generation.member_id, members=[member]

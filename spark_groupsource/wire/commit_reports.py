@@ -1,0 +1,145 @@
+"""Metadata of commits: author, and a report of the rebalance before the commit.
+
+The first commit of a query after a rebalance carries what its members know of it, so that any client that reads
+`__consumer_offsets` knows it, too. The report is about 500 bytes; offset.metadata.max.bytes is 4,096 by default.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Iterable, Sequence
+
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
+
+MAX_REPORT_CHARS = 700
+_MAX_MEMBERS = 4
+_MAX_TEXT = 60
+_PREFIX = "groupsource "
+_CODES = {
+    EventKind.REBALANCE_STARTED: "s",
+    EventKind.MEMBER_LEFT: "l",
+    EventKind.FIRST_RECORD: "f",
+    EventKind.REPEATED: "r",
+    EventKind.LAG: "g",
+    EventKind.BATCH_WAIT_STARTED: "n",
+    EventKind.BATCH_WAIT_ENDED: "e",
+    EventKind.MEMBER_SYNCING: "y",
+    EventKind.MEMBER_JOINING: "j",
+    EventKind.JOIN_COMPLETED: "c",
+    EventKind.ASSIGNED: "a",
+}
+"""In the order in which events are kept when the report would be too long."""
+_KINDS = {code: kind for kind, code in _CODES.items()}
+_EARLIER = frozenset({EventKind.MEMBER_LEFT, EventKind.REPEATED})
+"""Events of the generation before the rebalance that they belong to."""
+_ORDER = {kind: number for number, kind in enumerate(_CODES)}
+
+
+def author_metadata(reader: str) -> str:
+    """Returns the metadata of every commit of one query."""
+    return f"{_PREFIX}{reader}"
+
+
+def is_author(metadata: str, author: str) -> bool:
+    """Whether `author` wrote a commit with this metadata, with or without a report."""
+    return metadata == author or metadata.startswith(f"{author} {{")
+
+
+def encode_report(events: Sequence[GroupEvent], application: str, query: str | None) -> str:
+    """Returns the report of events of one query, "" without events.
+
+    Of several generations the last one is reported, with the members that left earlier ones.
+    """
+    generation = max((e.generation for e in events if e.generation is not None), default=None)
+    chosen = [e for e in events if e.kind in _CODES and (e.generation == generation or e.kind in _EARLIER)]
+    if generation is None or not chosen:
+        return ""
+    members = list(dict.fromkeys(e.member_id for e in chosen if e.member_id is not None))[:_MAX_MEMBERS]
+    clients = {e.member_id: e.client_id for e in chosen if e.member_id in members}
+    begin_ms = min(event.at_ms for event in chosen)
+    form: dict[str, Any] = {"g": generation, "a": application[:_MAX_TEXT], "t": begin_ms}
+    if query:
+        form["q"] = query[:_MAX_TEXT]
+    form["m"] = [_member_form(member, clients.get(member)) for member in members]
+    entries: list[list[Any]] = []
+    left = MAX_REPORT_CHARS - len(_dump(form))
+    for event in sorted(chosen, key=lambda each: _ORDER[each.kind]):
+        if event.member_id is None or event.member_id in members:
+            number = -1 if event.member_id is None else members.index(event.member_id)
+            entry = [_CODES[event.kind], event.at_ms - begin_ms, number, *_extra(event, generation)]
+            left -= len(_dump(entry)) + 1
+            if left < 0:
+                break
+            entries.append(entry)
+    return _dump({**form, "e": entries})
+
+
+def decode_report(group: str, metadata: str) -> list[GroupEvent]:
+    """Returns the events of a report in the metadata of a commit, none if it has no report that can be decoded."""
+    start = metadata.find(" {")
+    if not metadata.startswith(_PREFIX) or start < 0:
+        return []
+    try:
+        form = json.loads(metadata[start:])
+        members = [(each, None) if isinstance(each, str) else (each[0], each[1]) for each in form["m"]]
+        return sorted(_events(group, form, members), key=lambda event: event.at_ms)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return []
+
+
+def _events(group: str, form: Any, members: Sequence[tuple[str, str | None]]) -> Iterable[GroupEvent]:
+    for code, delay_ms, number, *extra in form["e"]:
+        if code not in _KINDS:
+            continue
+        kind = _KINDS[code]
+        member_id, client_id = members[number] if number >= 0 else (None, None)
+        detail: dict[str, Any] = {}
+        generation = int(form["g"]) - (int(extra[-1]) if kind in _EARLIER else 0)
+        if kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT):
+            detail = {"cause": str(extra[0])} | ({"reason": str(extra[1])} if extra[1] else {})
+        elif kind is EventKind.MEMBER_SYNCING and extra:
+            detail = {"assignment_ms": int(extra[0])}
+        elif kind is EventKind.REPEATED:
+            detail = {"records": int(extra[0])}
+        elif kind is EventKind.LAG:
+            detail = {"lag": int(extra[0])}
+        yield GroupEvent(
+            int(form["t"]) + int(delay_ms),
+            group,
+            kind,
+            generation,
+            member_id,
+            _client_id(member_id, client_id),
+            application=str(form["a"]),
+            query=form.get("q"),
+            detail=detail,
+        )
+
+
+def _extra(event: GroupEvent, generation: int) -> list[Any]:
+    detail = event.detail
+    behind = [generation - (event.generation or 0)] if event.kind in _EARLIER else []
+    if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT):
+        reason = str(detail.get("reason") or "")[:_MAX_TEXT]
+        return [detail.get("cause"), reason, *behind]
+    if event.kind is EventKind.MEMBER_SYNCING and "assignment_ms" in detail:
+        return [detail["assignment_ms"]]
+    if event.kind is EventKind.REPEATED:
+        return [detail.get("records", 0), *behind]
+    return [detail.get("lag", 0)] if event.kind is EventKind.LAG else []
+
+
+def _member_form(member_id: str, client_id: str | None) -> str | list[str]:
+    is_derived = client_id is None or _client_id(member_id, None) == client_id
+    return member_id[:300] if is_derived else [member_id[:300], (client_id or "")[:_MAX_TEXT]]
+
+
+def _client_id(member_id: str | None, client_id: str | None) -> str | None:
+    """The coordinator appends a dash and a UUID of 36 characters to the client id of a dynamic member."""
+    if client_id is not None or member_id is None:
+        return client_id
+    return member_id[:-37] if member_id[-37:-36] == "-" else None
+
+
+def _dump(form: Any) -> str:
+    return json.dumps(form, separators=(",", ":"))
