@@ -17,7 +17,7 @@ from spark_groupsource.client.cluster.client import Cluster as ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.offset_json import SourceOffset, encode_offset
-from spark_groupsource.source.start_positions import commit_metadata
+from spark_groupsource.wire.commit_reports import author_metadata
 
 READER = "reader-1"
 
@@ -68,7 +68,7 @@ def test_compare_names_the_offset_that_wins(cluster: Cluster, tmp_path: Path, to
     write(tmp_path, [offset(group, topic, *[10] * 5, committed=committed)], committed=0)
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
     with ClusterClient(settings.bootstrap, settings) as client:
-        own = {first[1]: OffsetAndMetadata(10, commit_metadata(READER))}
+        own = {first[1]: OffsetAndMetadata(10, author_metadata(READER))}
         client.commit(group, own | {first[0]: OffsetAndMetadata(15), first[2]: OffsetAndMetadata(4)})
         client.commit(group, {first[3]: OffsetAndMetadata(6, "another member", 0)})
 
