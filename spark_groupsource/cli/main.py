@@ -13,10 +13,11 @@ from spark_groupsource.cli.common import HELP, LazyGroup
 _MODULES: Mapping[str, str] = {
     "broker": "broker",
     "checkpoint": "checkpoint",
-    "consume": "produce_consume",
+    "completion": "completion",
+    "consume": "consume",
     "groups": "groups",
     "offsets-log": "offsets_log",
-    "produce": "produce_consume",
+    "produce": "produce",
     "topics": "topics",
 }
 

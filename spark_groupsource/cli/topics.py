@@ -1,4 +1,4 @@
-"""The ``groupsource topics`` commands: create, list, describe and delete topics."""
+"""The ``groupsource topics`` commands: create, list, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import click
 from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
-from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
+from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, alter_config, describe_config
 from spark_groupsource.model import TopicPartition
 
 
 @click.group(cls=CommandGroup, context_settings=HELP)
 def topics() -> None:
-    """Creates, lists, describes and deletes topics."""
+    """Creates, lists, describes, alters and deletes topics."""
 
 
 _topic = click.option("--topic", "names", multiple=True, required=True, metavar="TOPIC", help="Topic; may be repeated.")
@@ -82,6 +82,33 @@ def delete(bootstrap: str, command_config: Path | None, names: tuple[str, ...], 
             if name in existing or not if_exists:
                 admin.delete_topics(cluster, [name])
                 click.echo(f"Deleted topic {name}.")
+
+
+@topics.command()
+@cluster_options
+@_topic
+@click.option("--partitions", type=click.IntRange(1), help="New number of partitions; it can only grow.")
+@click.option("--add-config", multiple=True, metavar="KEY=VALUE", help="Setting to change; may be repeated.")
+@click.option("--delete-config", multiple=True, metavar="KEY", help="Setting to reset to its default; may be repeated.")
+def alter(
+    bootstrap: str,
+    command_config: Path | None,
+    names: tuple[str, ...],
+    partitions: int | None,
+    add_config: tuple[str, ...],
+    delete_config: tuple[str, ...],
+) -> None:
+    """Adds partitions and changes settings, as kafka-topics --alter and kafka-configs --alter do."""
+    if partitions is None and not add_config and not delete_config:
+        raise click.UsageError("Give --partitions, --add-config or --delete-config.")
+    changes: dict[str, str | None] = {**key_values(add_config, "--add-config"), **dict.fromkeys(delete_config)}
+    with open_cluster(bootstrap, command_config) as cluster:
+        for name in names:
+            if changes:
+                alter_config(cluster, TOPIC_RESOURCE, name, changes)
+            if partitions is not None:
+                admin.create_partitions(cluster, {name: partitions})
+            click.echo(f"Altered topic {name}.")
 
 
 def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from support.clusters import Cluster
 from support.topics import create_topic, produce
 
+from spark_groupsource import EmbeddedBroker
 from spark_groupsource.cli.main import main
 
 
@@ -76,3 +83,118 @@ def test_unknown_topic_is_reported(cluster: Cluster, topic: str, verb: str) -> N
     result = run(cluster, verb, topic, stdin=b"x\n")
     assert result.exit_code == 1
     assert topic in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def consumed(cluster: Cluster, topic: str, *arguments: str) -> list[dict[str, Any]]:
+    result = run(cluster, "consume", topic, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_json_lines_have_keys_headers_tombstones_and_times(cluster: Cluster, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1"})
+    lines = [
+        {"key": "a", "value": "text é", "headers": [["h", "1"], ["h", None]], "partition": 1, "timestamp": 1_000},
+        {"key": "a", "value": None, "partition": 1, "timestamp": 3_600_000},
+        {"value": {"base64": "//8="}, "partition": 0, "timestamp": 7_200_000},
+    ]
+    stdin = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    assert run(cluster, "produce", topic, "--json", "--header", "all=x", stdin=stdin).exit_code == 0
+    found = consumed(cluster, topic)
+    assert [(r["partition"], r["offset"], r["key"], r["value"], r["timestamp"]) for r in found] == [
+        (0, 0, None, {"base64": "//8="}, 7_200_000),
+        (1, 0, "a", "text é", 1_000),
+        (1, 1, "a", None, 3_600_000),
+    ]
+    assert found[1]["headers"] == [["all", "x"], ["h", "1"], ["h", None]]
+    # the output is an input
+    again = run(cluster, "consume", topic, "--json", "--partition", "1").stdout
+    assert run(cluster, "produce", topic, "--json", stdin=again.encode()).exit_code == 0
+    assert [r["value"] for r in consumed(cluster, topic, "--partition", "1")] == ["text é", None] * 2
+
+    template = r"%t/%p/%o %T %k=%s %S\n"
+    shown = run(cluster, "consume", topic, "--from", "1970-01-01T01:00:00", "--format", template).stdout
+    assert f"{topic}/1/1 3600000 a= -1\n" in shown and f"{topic}/1/0 " not in shown
+    assert [r["timestamp"] for r in consumed(cluster, topic, "--last", "2")] == [3_600_000, 7_200_000]
+    nothing = run(cluster, "consume", topic, "--from", "-1h")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("int", "1\n-5\n"), ("double", "1.5\n"), ("hex", "00ff\n"), ("base64", "//8=\n"), ("json", '{"a": 1}\n')],
+)
+def test_formats_of_values(embedded: EmbeddedBroker, topic: str, name: str, lines: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    assert run(cluster, "produce", topic, "--value-format", name, stdin=lines.encode()).exit_code == 0
+    assert run(cluster, "consume", topic, "--value-format", name).stdout == lines
+    result = run(cluster, "produce", topic, "--value-format", name, stdin=b"\xff\n")
+    assert (result.exit_code, f"Option --value-format is {name}, but a record is not" in result.stderr) == (1, True)
+
+
+def test_avro_with_a_schema(embedded: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    schema = tmp_path / "flight.avsc"
+    fields = [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "int"]}]
+    schema.write_text(json.dumps({"type": "record", "name": "Flight", "fields": fields}))
+    lines = '{"carrier": "UA", "delay": 12}\n{"carrier": "DL", "delay": null}\n'
+    for more, read in (((), ()), (("--schema-id", "7"), ("--schema-header",))):
+        assert run(cluster, "produce", topic, "--schema", str(schema), *more, stdin=lines.encode()).exit_code == 0
+        assert run(cluster, "consume", topic, "--schema", str(schema), "--from", "-2", *read).stdout == lines
+    result = run(cluster, "produce", topic, "--schema", str(schema), stdin=b'{"carrier": 1}\n')
+    assert (result.exit_code, "--value-format is avro" in result.stderr) == (1, True)
+
+
+def test_null_marker_and_fixed_key(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    options = ("--key", "k", "--null-marker", "NULL")
+    assert run(cluster, "produce", topic, *options, stdin=b"v\nNULL\n").exit_code == 0
+    assert [(r["key"], r["value"]) for r in consumed(cluster, topic)] == [("k", "v"), ("k", None)]
+    shown = run(cluster, "consume", topic, "--key-separator", ":", "--null-marker", "~").stdout
+    assert shown == "k:v\nk:~\n"
+
+
+def test_a_member_continues_at_its_commits(cluster: Cluster, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    run(cluster, "produce", topic, stdin=b"".join(b"%d\n" % n for n in range(10)))
+    first = run(cluster, "consume", topic, "--group", group, "--max-messages", "3")
+    assert first.exit_code == 0, first.output
+    rest = run(cluster, "consume", topic, "--group", group)
+    assert sorted(map(int, (first.stdout + rest.stdout).split())) == list(range(10))
+    assert run(cluster, "consume", topic, "--group", group).stdout == ""
+    described = CliRunner().invoke(
+        main, ["groups", "describe", "--bootstrap-server", cluster.bootstrap_servers, "--group", group]
+    )
+    assert [line.split()[5] for line in described.stdout.splitlines()[2:]] == ["0", "0"]
+    assert "has no active members" in described.stderr
+
+
+@pytest.mark.slow
+def test_follow_ends_with_the_pipe(embedded: EmbeddedBroker, topic: str) -> None:
+    """The reader of the pipe stops after one line; the command ends without a message."""
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    run(cluster, "produce", topic, stdin=(b"x" * 60_000 + b"\n") * 4)
+    command = [sys.executable, "-m", "spark_groupsource.cli", "consume", "--topic", topic, "--follow"]
+    with subprocess.Popen(
+        [*command, "--bootstrap-server", cluster.bootstrap_servers], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"x"
+        process.stdout.close()
+        assert process.wait(20) == 1
+        assert process.stderr.read() == b""
+
+
+def test_unknown_token_of_a_format_is_reported() -> None:
+    result = CliRunner().invoke(main, ["consume", "--topic", "t", "--format", "%q"])
+    assert (result.exit_code, "Option --format has the unknown token %q." in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0 and "_GROUPSOURCE_COMPLETE" in result.stdout

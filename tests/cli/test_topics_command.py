@@ -79,3 +79,15 @@ def test_invalid_address_is_reported(address: str, status: int, message: str) ->
     assert result.exit_code == status
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_alter_adds_partitions_and_changes_settings(cluster: Cluster, topic: str) -> None:
+    run(cluster.bootstrap_servers, "create", "--topic", topic, "--config", "retention.ms=1000")
+    change = ("--partitions", "3", "--add-config", "retention.bytes=5000", "--delete-config", "retention.ms")
+    result = run(cluster.bootstrap_servers, "alter", "--topic", topic, *change)
+    assert (result.exit_code, result.stdout) == (0, f"Altered topic {topic}.\n")
+    described = run(cluster.bootstrap_servers, "describe", "--topic", topic).stdout
+    assert "PartitionCount: 3" in described and "retention.bytes=5000" in described
+    assert "retention.ms=1000" not in described
+    result = run(cluster.bootstrap_servers, "alter", "--topic", topic, "--add-config", "color=blue")
+    assert (result.exit_code, "INVALID_CONFIG" in result.stderr) == (1, True)

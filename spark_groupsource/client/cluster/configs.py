@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, as_sentence
-from spark_groupsource.wire.messages import DescribeConfigsRequest
+from spark_groupsource.wire.messages import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 _DYNAMIC_TOPIC_CONFIG = 1
+# operations of IncrementalAlterConfigs (KIP-339)
+_SET, _DELETE = 0, 1
 
 
 class ConfigEntry(NamedTuple):
@@ -65,6 +67,27 @@ def describe_topic_overrides(cluster: Cluster, topics: Sequence[str]) -> dict[st
         for result in response.results
         if not result.error_code
     }
+
+
+def alter_config(
+    cluster: Cluster, resource_type: int, name: str, changes: Mapping[str, str | None], timeout_ms: int | None = None
+) -> None:
+    """Changes settings of a topic or broker; None resets one to its default.
+
+    Raises: BrokerError, NetworkError; UnsupportedVersionError for brokers before 2.3.
+    """
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    configs = [
+        resource.AlterableConfig(name=key, config_operation=_DELETE if value is None else _SET, value=value)
+        for key, value in changes.items()
+    ]
+    request = IncrementalAlterConfigsRequest(
+        resources=[resource(resource_type=resource_type, resource_name=name, configs=configs)], validate_only=False
+    )
+    for result in cluster.call_controller(request, timeout_ms).responses:
+        if result.error_code:
+            operation = f"Changing the configuration of '{name}'"
+            raise BrokerError(result.error_code, operation, as_sentence(result.error_message))
 
 
 def is_compacted(cluster: Cluster, topic: str, timeout_ms: int | None = None) -> bool:

@@ -1,0 +1,272 @@
+"""The ``groupsource consume`` command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Generator, Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.progress import Progress
+from spark_groupsource.cli.record_lines import Row, Writer, format_writer, json_writer, value_writer
+from spark_groupsource.cli.serdes import FORMATS, serde
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.membership.group_client import GroupClient
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.client.settings import GroupSettings
+from spark_groupsource.config_def import parse_duration_ms
+from spark_groupsource.errors import BrokerError, ConfigurationError
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.monitor.offset_reset import datetime_ms
+from spark_groupsource.records.arrow import decode_fetched
+
+_COLUMNS = ("topic", "key", "value", "partition", "offset", "timestamp", "headers")
+_POLL_MS = 200
+_JOIN_MS = 1_000
+# offsets of a partition that a member reads before it commits and polls
+_ROUND_OFFSETS = 10_000
+
+Positions = dict[TopicPartition, int]
+
+
+@click.command(context_settings=HELP)
+@cluster_options
+@click.option("--topic", required=True, metavar="TOPIC", help="Topic; it must exist.")
+@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Default: all; may be repeated.")
+@click.option(
+    "--from",
+    "begin",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|OFFSET|-N|-TIME|TIME",
+    help="First record: an offset; -N, N records before the log end offset of each partition; -10m, a time back (ms, "
+    "s, m, h, d); or a time such as 2026-01-31T10:00:00 (UTC without a zone). With --group, for partitions without a "
+    "committed offset.",
+)
+@click.option("--last", type=click.IntRange(1), metavar="N", help="The last N records of all partitions, by time.")
+@click.option("--max-messages", type=click.IntRange(1), help="Default: all records up to the log end offsets.")
+@click.option("--follow", is_flag=True, help="Wait for further records at the end, until Ctrl-C.")
+@click.option("--group", metavar="GROUP", help="Join this group, start at its committed offsets and commit.")
+@click.option("--show", is_flag=True, help="Print timestamp, partition, offset and key before each value.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object per record, with headers.")
+@click.option(
+    "--format",
+    "template",
+    metavar="TEXT",
+    help="Format string of kcat: %s value, %k key, %t topic, %p partition, %o offset, %T timestamp, %h headers, %S and "
+    "%K lengths; \\n is a line end.",
+)
+@click.option("--key-separator", metavar="TEXT", help="Print the key and this text before each value.")
+@click.option("--null-marker", metavar="TEXT", default="", help="Text for null. Default: empty.")
+@click.option("--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of keys.")
+@click.option(
+    "--value-format", type=click.Choice(FORMATS), help="Format of values. Default: avro with --schema, else text."
+)
+@click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
+@click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
+@click.option("--schema-header", is_flag=True, help="Skip the five bytes of a schema registry before each Avro datum.")
+def consume(
+    bootstrap: str,
+    command_config: Path | None,
+    topic: str,
+    numbers: tuple[int, ...],
+    begin: str,
+    last: int | None,
+    max_messages: int | None,
+    follow: bool,
+    group: str | None,
+    show: bool,
+    as_json: bool,
+    template: str | None,
+    key_separator: str | None,
+    null_marker: str,
+    key_format: str,
+    value_format: str | None,
+    schema: Path | None,
+    key_schema: Path | None,
+    schema_header: bool,
+) -> None:
+    """Prints the values of the records of a topic, one per line.
+
+    Ends at the log end offsets of its start. Without --group, joins no group and commits nothing.
+    """
+    if group is not None and (numbers or last):
+        raise click.UsageError("Options --partition and --last are not for --group.")
+    if last and follow:
+        raise click.UsageError("Give either --last or --follow.")
+    header = 0 if schema_header else None
+    key = serde("--key-format", key_format, key_schema, header)
+    value = serde("--value-format", value_format or ("avro" if schema else "text"), schema, header)
+    if template is not None:
+        write = format_writer(template, value, key)
+    elif as_json:
+        write = json_writer(value, key)
+    else:
+        write = value_writer(value, key, show, null_marker, key_separator)
+    with open_cluster(bootstrap, command_config) as cluster:
+        info = cluster.describe_topics([topic], refresh=True)[topic]
+        unknown = sorted(set(numbers) - set(info.partitions))
+        if unknown:
+            raise ConfigurationError(f"Option --partition must be a partition of topic {topic}, got {unknown[0]}.")
+        partitions = [TopicPartition(topic, number) for number in sorted(numbers or info.partitions)]
+        printed: Positions = {}
+        if group is not None:
+            records = _read_as_member(cluster, group, topic, begin, follow, printed)
+        elif last is not None:
+            records = _read_last(cluster, partitions, last)
+        else:
+            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow)
+        try:
+            _print(islice(records, max_messages), write, printed, is_flushed=follow or group is not None)
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        finally:
+            # a member commits what was printed and leaves
+            records.close()
+
+
+def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed: bool) -> None:
+    """Prints records; `printed` gets the next offset of each partition.
+
+    Args:
+        is_flushed: whether each record is visible, and may be committed, at once.
+    """
+    with Progress("records read") as progress:
+        for count, record in enumerate(records, 1):
+            sys.stdout.write(write(record))
+            if is_flushed:
+                sys.stdout.flush()
+            printed[TopicPartition(record["topic"], record["partition"])] = record["offset"] + 1
+            if not count % 1_000:
+                progress.update(count)
+        sys.stdout.flush()
+
+
+def start_positions(cluster: Cluster, partitions: list[TopicPartition], begin: str) -> Positions:
+    """Returns the first offsets of ``--from``; one outside the log is moved to its nearest end.
+
+    Raises: ConfigurationError, BrokerError, NetworkError.
+    """
+    starts = _offsets(cluster, partitions, EARLIEST)
+    ends = _offsets(cluster, partitions, LATEST)
+    if begin == "earliest":
+        return starts
+    if begin == "latest":
+        return ends
+    if re.fullmatch(r"-?\d+", begin):
+        requested = {tp: int(begin) + (ends[tp] if begin.startswith("-") else 0) for tp in partitions}
+        return {tp: min(max(requested[tp], starts[tp]), ends[tp]) for tp in partitions}
+    found = _offsets(cluster, partitions, _timestamp_ms(cluster, begin))
+    return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
+
+
+def _timestamp_ms(cluster: Cluster, begin: str) -> int:
+    back_ms = parse_duration_ms(begin[1:]) if begin.startswith("-") else None
+    if back_ms is not None:
+        return max(0, cluster.clock.timestamp_ms() - back_ms)
+    try:
+        return datetime_ms(datetime.fromisoformat(begin.replace("Z", "+00:00")))
+    except ValueError:
+        raise ConfigurationError(
+            f"Option --from must be earliest, an offset or -N, got {begin!r}. Also allowed are latest, a time back "
+            "such as -10m and a time such as 2026-01-31T10:00:00."
+        ) from None
+
+
+def _offsets(cluster: Cluster, partitions: list[TopicPartition], timestamp: int) -> Positions:
+    return {tp: found.offset for tp, found in cluster.list_offsets(dict.fromkeys(partitions, timestamp)).items()}
+
+
+def _read_all(cluster: Cluster, positions: Positions, follow: bool) -> Generator[Row, None, None]:
+    """Yields the records from the positions to the log end offsets, one partition after the other."""
+    while True:
+        ends = _offsets(cluster, list(positions), LATEST)
+        for tp in sorted(positions):
+            if positions[tp] < ends[tp]:
+                yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]))
+        if not follow:
+            return
+        if all(positions[tp] >= ends[tp] for tp in positions):
+            cluster.clock.sleep_ms(_POLL_MS)
+        positions = {tp: max(positions[tp], ends[tp]) for tp in positions}
+
+
+def _read_last(cluster: Cluster, partitions: list[TopicPartition], count: int) -> Generator[Row, None, None]:
+    """Yields the last records of all partitions, sorted by time."""
+    kept: list[Row] = []
+    for tp, start in start_positions(cluster, partitions, f"-{count}").items():
+        found = deque(_read_all(cluster, {tp: start}, follow=False), maxlen=count)
+        kept = sorted([*kept, *found], key=lambda row: (row["timestamp"], row["partition"], row["offset"]))[-count:]
+    yield from kept
+
+
+def _read_as_member(
+    cluster: Cluster, group_id: str, topic: str, begin: str, follow: bool, printed: Positions
+) -> Generator[Row, None, None]:
+    """Yields the records of the partitions that the group assigns; commits those in `printed`.
+
+    Ends at the log end offsets, unless `follow`.
+    """
+    settings = GroupSettings(group_id, topics=(topic,), client_id=cluster.settings.client_id)
+    positions: Positions = {}
+    with GroupClient(cluster, settings) as group:
+        while True:
+            view = group.poll(_JOIN_MS)
+            if not view.is_stable:
+                continue
+            owned = sorted(view.partitions)
+            positions = _owned_positions(cluster, group, owned, positions, begin)
+            ends = _offsets(cluster, owned, LATEST) if owned else {}
+            try:
+                for tp in owned:
+                    end = min(ends[tp], positions[tp] + _ROUND_OFFSETS)
+                    if positions[tp] < end:
+                        yield from _read(cluster, OffsetRange(tp, positions[tp], end))
+                    # also past records that are not delivered, control records for example
+                    positions[tp] = max(positions[tp], end)
+            finally:
+                reached = {tp: max(offset, printed.get(tp, 0)) for tp, offset in positions.items()}
+                group.commit({tp: OffsetAndMetadata(offset) for tp, offset in reached.items()})
+            is_at_end = all(positions[tp] >= ends[tp] for tp in owned)
+            if is_at_end and not follow:
+                return
+            if is_at_end:
+                cluster.clock.sleep_ms(_POLL_MS)
+
+
+def _owned_positions(
+    cluster: Cluster, group: GroupClient, owned: list[TopicPartition], positions: Positions, begin: str
+) -> Positions:
+    new = [tp for tp in owned if tp not in positions]
+    committed = {tp: c.offset for tp, c in group.committed(new).items() if c is not None} if new else {}
+    initial = [tp for tp in new if tp not in committed]
+    known = {tp: offset for tp, offset in positions.items() if tp in owned}
+    return known | committed | (start_positions(cluster, initial, begin) if initial else {})
+
+
+def _read(cluster: Cluster, part: OffsetRange) -> Iterator[dict[str, Any]]:
+    """The records of one range, each as a mapping of column names to values."""
+    tp, position = part.topic_partition, part.start
+    for block in PartitionFetcher(cluster).fetch_blocks([part]):
+        if block.error:
+            raise BrokerError(block.error, f"Reading {tp} from offset {position}")
+        decoded = decode_fetched(
+            block.data,
+            topic_partition=tp,
+            columns=_COLUMNS,
+            start_offset=position,
+            end_offset=part.end,
+            read_committed=cluster.settings.read_committed,
+            aborted=block.aborted,
+        )
+        for batch in decoded.batches:
+            yield from batch.to_pylist()
+        position = block.next_offset

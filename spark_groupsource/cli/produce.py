@@ -1,0 +1,187 @@
+"""The ``groupsource produce`` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import click
+
+from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.progress import Progress
+from spark_groupsource.cli.serdes import FORMATS, Serde, serde
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.compression import CODECS, codec_number
+from spark_groupsource.records.encode import Record
+from spark_groupsource.records.partitioner import partition_of_key
+
+_LINES_PER_BATCH = 5_000
+_JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
+
+Headers = tuple[tuple[str, "bytes | None"], ...]
+
+
+class _Line(NamedTuple):
+    """One record to write; `partition` is None where the key decides, `timestamp_ms` for the present time."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+@click.command(context_settings=HELP)
+@cluster_options
+@click.option("--topic", required=True, metavar="TOPIC", help="Topic; it must exist.")
+@click.option("--partition", type=click.IntRange(0), help="Default: by hash of the key; round-robin without a key.")
+@click.option("--key-separator", metavar="TEXT", help="Text between key and value. Default: no keys.")
+@click.option("--key", "fixed_key", metavar="TEXT", help="Key of every record.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="Header of each record; may be repeated.")
+@click.option("--null-marker", metavar="TEXT", help="Text that stands for null; a null value is a tombstone.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help='Each line is an object as consume --json prints it: {"key": ..., "value": ..., "headers": [[NAME, TEXT]], '
+    '"partition": N, "timestamp": MS}; each field may be absent.',
+)
+@click.option("--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of keys.")
+@click.option(
+    "--value-format", type=click.Choice(FORMATS), help="Format of values. Default: avro with --schema, else text."
+)
+@click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
+@click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
+@click.option("--schema-id", type=click.IntRange(0), help="Id in a schema registry, written before each Avro value.")
+@click.option(
+    "--compression", type=click.Choice(CODECS), default="none", show_default=True, help="Codec of the record batches."
+)
+def produce(
+    bootstrap: str,
+    command_config: Path | None,
+    topic: str,
+    partition: int | None,
+    key_separator: str | None,
+    fixed_key: str | None,
+    headers: tuple[str, ...],
+    null_marker: str | None,
+    as_json: bool,
+    key_format: str,
+    value_format: str | None,
+    schema: Path | None,
+    key_schema: Path | None,
+    schema_id: int | None,
+    compression: str,
+) -> None:
+    """Writes each line of standard input as one record; keys map to partitions as in Kafka's Java producer."""
+    key_serde = serde("--key-format", key_format, key_schema)
+    value_serde = serde("--value-format", value_format or ("avro" if schema else "text"), schema, schema_id)
+    fixed = _headers(headers)
+    parse: Callable[[bytes], _Line]
+    if as_json:
+        if key_separator is not None or null_marker is not None:
+            raise click.UsageError("Options --key-separator and --null-marker are not for --json.")
+
+        def parse(line: bytes) -> _Line:
+            return _parse_object(line, key_serde, value_serde, fixed, fixed_key)
+    else:
+        null = None if null_marker is None else null_marker.encode()
+
+        def parse(line: bytes) -> _Line:
+            key, value = _key_and_value(line, key_separator)
+            key = fixed_key.encode() if key is None and fixed_key is not None else key
+            encoded = [
+                None if text is None or text == null else each.encode(text)
+                for text, each in ((key, key_serde), (value, value_serde))
+            ]
+            return _Line(encoded[0], encoded[1], fixed)
+
+    with open_cluster(bootstrap, command_config) as cluster, Progress("records written") as progress:
+        count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
+        if partition is not None and partition >= count:
+            raise ConfigurationError(
+                f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
+            )
+        producer = BatchProducer(cluster, codec=codec_number(compression))
+        lines = (parse(line.rstrip(b"\r\n")) for line in _standard_input())
+        written = 0
+        while chunk := list(islice(lines, _LINES_PER_BATCH)):
+            batches: dict[TopicPartition, list[Record]] = defaultdict(list)
+            for line in chunk:
+                chosen = line.partition if partition is None else partition
+                if chosen is None:
+                    chosen = written % count if line.key is None else partition_of_key(line.key, count)
+                if chosen >= count:
+                    raise ConfigurationError(
+                        f"Field partition must be between 0 and {count - 1} for topic {topic}, got {chosen}."
+                    )
+                time_ms = cluster.clock.timestamp_ms() if line.timestamp_ms is None else line.timestamp_ms
+                batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, time_ms, line.headers))
+                written += 1
+            producer.send(batches)
+            progress.update(written)
+    click.echo(f"{written} records written to {topic}", err=True)
+
+
+def _parse_object(line: bytes, key_serde: Serde, value_serde: Serde, fixed: Headers, fixed_key: str | None) -> _Line:
+    """Parses a line of ``--json``. Raises: ConfigurationError."""
+    try:
+        found = json.loads(line)
+        key = found.get("key", fixed_key)
+        value, partition, timestamp_ms = found.get("value"), found.get("partition"), found.get("timestamp")
+        headers = tuple((str(name), _header_value(text)) for name, text in _pairs(found.get("headers")))
+        for number in (partition, timestamp_ms):
+            if number is not None and (type(number) is not int or not 0 <= number <= INT64_MAX):
+                raise ValueError(f"{number!r} is not a number from 0")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"Each line must be a JSON object with the fields {', '.join(_JSON_FIELDS)}, got {line[:60]!r}: {error}."
+        ) from error
+    return _Line(
+        None if key is None else key_serde.encode(key),
+        None if value is None else value_serde.encode(value),
+        fixed + headers,
+        partition,
+        timestamp_ms,
+    )
+
+
+def _pairs(headers: Any) -> Iterator[Any]:
+    """Yields the headers of an object or of an array of pairs."""
+    return iter(headers.items() if isinstance(headers, dict) else headers or ())
+
+
+def _header_value(value: Any) -> bytes | None:
+    return None if value is None else serde("headers", "text", None).encode(value)
+
+
+def _headers(texts: tuple[str, ...]) -> Headers:
+    found = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigurationError(f"Option --header must be NAME=TEXT, got {text!r}.")
+        found.append((name, value.encode()))
+    return tuple(found)
+
+
+def _key_and_value(line: bytes, separator: str | None) -> tuple[bytes | None, bytes]:
+    if separator is None:
+        return None, line
+    key, found, value = line.partition(separator.encode())
+    if not found:
+        shown = line[:60].decode("utf-8", "backslashreplace")
+        raise ConfigurationError(f"Option --key-separator must occur in each line, got {shown!r}.")
+    return key, value
+
+
+def _standard_input() -> BinaryIO:
+    return sys.stdin.buffer

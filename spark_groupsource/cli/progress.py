@@ -1,0 +1,38 @@
+"""Progress of a long command: one line on a terminal, nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+
+from spark_groupsource.clock import SystemClock
+
+_INTERVAL_MS = 500
+
+
+class Progress:
+    """Shows a growing number; a context manager that removes the line at its end.
+
+    Nothing is shown in the first interval, nor if standard error is not a terminal.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._clock = SystemClock()
+        self._shown_ms = self._clock.now_ms()
+        self._is_shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def update(self, count: int) -> None:
+        """Shows the number if the last one is old enough."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._shown_ms >= _INTERVAL_MS and sys.stderr.isatty():
+            self._shown_ms, self._is_shown = now_ms, True
+            sys.stderr.write(f"\r\x1b[K{count:,} {self._text}")
+            sys.stderr.flush()

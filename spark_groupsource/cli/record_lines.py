@@ -1,0 +1,116 @@
+"""Output of records: values, JSON lines, and the format strings of kcat."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from spark_groupsource.cli.serdes import Serde, decode_text
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.offset_reset import datetime_ms
+
+Row = dict[str, Any]
+"""One record: column -> value, with key and value as bytes."""
+Writer = Callable[[Row], str]
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_TOKEN = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+
+
+def value_writer(value: Serde, key: Serde, with_position: bool, null: str, separator: str | None) -> Writer:
+    """Returns a function that prints the value, after the position or the key if it is requested."""
+
+    def write(row: Row) -> str:
+        text = null if row["value"] is None else as_text(value, row["value"])
+        shown = "-" if row["key"] is None else as_text(key, row["key"])
+        if with_position:
+            return f"{row['timestamp']} {row['partition']}:{row['offset']} {shown} {text}\n"
+        if separator is not None:
+            return f"{null if row['key'] is None else shown}{separator}{text}\n"
+        return f"{text}\n"
+
+    return write
+
+
+def json_writer(value: Serde, key: Serde) -> Writer:
+    """Returns a function that prints an object, which ``produce --json`` reads."""
+
+    def write(row: Row) -> str:
+        found = {
+            "topic": row["topic"],
+            "partition": row["partition"],
+            "offset": row["offset"],
+            "timestamp": _epoch_ms(row["timestamp"]),
+            "key": None if row["key"] is None else key.decode(row["key"]),
+            "value": None if row["value"] is None else value.decode(row["value"]),
+            "headers": [
+                [header["key"], None if header["value"] is None else decode_text(header["value"])]
+                for header in row["headers"] or ()
+            ],
+        }
+        return json.dumps(found, ensure_ascii=False) + "\n"
+
+    return write
+
+
+def format_writer(template: str, value: Serde, key: Serde) -> Writer:
+    """Returns a function that prints a format string of kcat, without a line end of its own.
+
+    Tokens: %s value, %S its length, -1 for null; %k key, %K its length; %t topic, %p partition, %o offset,
+    %T timestamp in epoch ms, %h headers, %% a percent sign.
+
+    Raises: ConfigurationError for another token.
+    """
+    tokens: dict[str, Writer] = {
+        "s": lambda row: "" if row["value"] is None else as_text(value, row["value"]),
+        "S": lambda row: str(-1 if row["value"] is None else len(row["value"])),
+        "k": lambda row: "" if row["key"] is None else as_text(key, row["key"]),
+        "K": lambda row: str(-1 if row["key"] is None else len(row["key"])),
+        "t": lambda row: str(row["topic"]),
+        "p": lambda row: str(row["partition"]),
+        "o": lambda row: str(row["offset"]),
+        "T": lambda row: str(_epoch_ms(row["timestamp"])),
+        "h": _headers_text,
+        "%": lambda row: "%",
+    }
+    parts: list[str | Writer] = []
+    position = 0
+    for found in _TOKEN.finditer(template):
+        parts.append(template[position : found.start()])
+        position = found.end()
+        token, escape = found.groups()
+        if token is not None and token not in tokens:
+            raise ConfigurationError(
+                f"Option --format has the unknown token %{token}. The tokens are %{', %'.join(tokens)}."
+            )
+        if token is not None:
+            parts.append(tokens[token])
+        else:
+            parts.append(chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, found[0]))
+    parts.append(template[position:])
+    return lambda row: "".join(part if isinstance(part, str) else part(row) for part in parts)
+
+
+def as_text(converter: Serde, data: bytes) -> str:
+    """Returns a decoded key or value as text; bytes that are not UTF-8 are escaped."""
+    found = converter.decode(data)
+    if isinstance(found, str):
+        return found
+    if isinstance(found, dict) and found.keys() == {"base64"}:
+        return bytes(data).decode("utf-8", "backslashreplace")
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _epoch_ms(time: datetime | None) -> int | None:
+    return None if time is None else datetime_ms(time)
+
+
+def _headers_text(row: Row) -> str:
+    pairs = ((h["key"], "NULL" if h["value"] is None else h["value"]) for h in row["headers"] or ())
+    return ",".join(
+        f"{name}={value if isinstance(value, str) else value.decode('utf-8', 'backslashreplace')}"
+        for name, value in pairs
+    )
