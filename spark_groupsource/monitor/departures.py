@@ -80,8 +80,9 @@ def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_
     is_session = can_expire and _fits(gap_ms, session_ms, usual_ms)
     is_poll = can_exceed and _fits(gap_ms, poll_ms, usual_ms)
     if is_session and is_poll:
-        near_poll = abs(gap_ms - poll_ms) < abs(gap_ms - session_ms)
-        is_poll = has_returned if poll_ms <= session_ms * _SLACK else near_poll
+        is_near = [_is_near(gap_ms, timeout_ms, usual_ms) for timeout_ms in (session_ms, poll_ms)]
+        # a client whose poll interval has elapsed is alive, and returns
+        is_poll = is_near == [False, True] or (is_near[0] == is_near[1] and has_returned)
     if is_poll:
         return Cause.POLL_EXCEEDED
     return Cause.SESSION_EXPIRED if is_session else None
@@ -89,9 +90,11 @@ def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_
 
 def _fits(gap_ms: int, timeout_ms: int, usual_ms: int | None) -> bool:
     """True if a silence shows the timeout: it is about as long, or commits usually follow each other far sooner."""
-    if gap_ms <= timeout_ms * _SLACK + NOTICE_MS + (usual_ms or 0):
-        return True
-    return usual_ms is not None and usual_ms * 2 <= timeout_ms
+    return _is_near(gap_ms, timeout_ms, usual_ms) or (usual_ms is not None and usual_ms * 2 <= timeout_ms)
+
+
+def _is_near(gap_ms: int, timeout_ms: int, usual_ms: int | None) -> bool:
+    return gap_ms <= timeout_ms * _SLACK + NOTICE_MS + (usual_ms or 0)
 
 
 def _usual_gap_ms(commits: CommitTimes) -> int | None:

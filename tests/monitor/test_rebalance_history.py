@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
@@ -170,6 +171,15 @@ def test_poll_exceeded_if_the_client_returns_after_the_poll_interval() -> None:
     found = history(*quiet, (end_ms + 60_000, (A, again)))
     assert [each.cause for each in found[1:]] == ["POLL_EXCEEDED", "JOINED"]
     assert all(each.actor and each.actor.client_id == "b" for each in found[1:])
+
+
+def test_a_member_that_does_not_return_after_both_timeouts_has_expired() -> None:
+    short = replace(B, rebalance_timeout_ms=50_000)
+    end_ms = 57_000 + 51_000
+    quiet = [(1_000, (A, short)), *commits(0, 2_000, end_ms), *commits(1, 2_000, 57_000), (end_ms, (A,))]
+    assert history(*quiet)[-1].cause == "SESSION_EXPIRED"
+    again = replace(short, member_id="b-2")
+    assert history(*quiet, (end_ms + 9_000, (A, again)))[1].cause == "POLL_EXCEEDED"
 
 
 def test_a_member_that_is_removed_returns_at_once() -> None:

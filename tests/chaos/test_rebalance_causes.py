@@ -1,0 +1,18 @@
+"""A short run of `rebalance_causes.py`; ``make soak`` has the long ones."""
+
+import pytest
+from chaos.rebalance_causes import broker, run
+from support.chaos.caused_group import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ACTIONS = ("join", "join", "remove", "add_partitions", "subscribe", "leave")
+
+
+def test_injected_causes_are_found(tmp_path):
+    with broker(is_kafka=False) as bootstrap:
+        world = World(("own",), ("range",), commit_s=0.2, heartbeat_ms=200)
+        injections, judged = run(bootstrap, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
+    assert [injection.action for injection in injections] == list(ACTIONS)
+    wrong = [j for j in judged if not (j.is_cause_right and j.is_actor_right)]
+    assert not wrong and {j.source for j in judged} >= {"history", "merged"}
