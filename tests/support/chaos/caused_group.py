@@ -165,7 +165,7 @@ class StuckMember:
             if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
                 continue
             assert not joined.error_code and joined.leader != member_id, joined
-            request = SyncGroupRequest(
+            assigned = SyncGroupRequest(
                 group_id=self._group,
                 generation_id=joined.generation_id,
                 member_id=member_id,
@@ -174,7 +174,7 @@ class StuckMember:
                 protocol_name=joined.protocol_name,
                 assignments=[],
             )
-            synced = connection.call(request, 5)
+            synced = connection.call(assigned, 5)
             if not synced.error_code:
                 owned = decode_assignment(bytes(synced.assignment)).partitions if synced.assignment else ()
                 return member_id, joined.generation_id, owned
