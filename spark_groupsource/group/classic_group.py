@@ -28,6 +28,7 @@ from spark_groupsource.wire.group_records import GroupValue
 NO_GENERATION = -1
 NO_LEADER = ""
 UNKNOWN_MEMBER = ""
+_GROUP_BYTES, _MEMBER_BYTES, _PENDING_JOIN_BYTES = 1_500, 1_000, 500
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -69,6 +70,7 @@ class ClassicGroup:
         self.initial_remaining_ms = 0
         self.initial_delay_ms = 0
         self.protocol_support: dict[str, int] = {}
+        self._members_bytes = 0
 
     # --- state
 
@@ -238,7 +240,16 @@ class ClassicGroup:
         """
         return most_voted(self.members.values(), self.candidate_protocols())
 
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of the group and its members, without the stored group. O(pending joins)."""
+        pending = sum(_PENDING_JOIN_BYTES + len(member_id) for member_id in self.pending_joins)
+        return _GROUP_BYTES + 4 * len(self.group_id) + self._members_bytes + pending
+
     def _count_protocols(self, member: Member, step: int) -> None:
+        data = sum(len(metadata) for _, metadata in member.protocols)
+        names = 4 * len(member.member_id) + len(member.client_id)
+        self._members_bytes += step * (_MEMBER_BYTES + names + data)
         for name in member.protocol_names:
             support = self.protocol_support.get(name, 0) + step
             if support:

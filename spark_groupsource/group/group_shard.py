@@ -338,6 +338,12 @@ class GroupShard:
             self.groups[group_id] = group
         return group
 
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of all groups, members and offsets. O(groups)."""
+        groups = sum(group.size_bytes for group in self.groups.values())
+        return groups + self.store.size_bytes + self.store.pending.size_bytes
+
     def group_ids(self) -> list[str]:
         """The ids of all groups, each once."""
         return list(dict.fromkeys((*self.groups, *self.store.group_ids())))

@@ -21,6 +21,8 @@ from spark_groupsource.wire.group_records import (
     decode_offset_value,
 )
 
+# approximate memory without names, metadata and assignments
+_GROUP_BYTES, _MEMBER_BYTES, _OFFSET_BYTES = 1_500, 1_000, 400
 _NO_OFFSETS: Mapping[TopicPartition, OffsetValue] = {}
 
 
@@ -33,12 +35,14 @@ class GroupStore:
         offsets: group id -> partition -> committed offset; has no group without offsets.
         unknown_records: number of skipped records with a key of an unknown type.
         pending: offsets committed in open transactions.
+        size_bytes: approximate memory of groups and offsets, without pending ones.
     """
 
     groups: dict[str, GroupValue] = field(default_factory=dict)
     offsets: dict[str, dict[TopicPartition, OffsetValue]] = field(default_factory=dict)
     unknown_records: int = 0
     pending: PendingTransactionalOffsets = field(default_factory=PendingTransactionalOffsets)
+    size_bytes: int = 0
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Replays one record: the last record of a key wins, a tombstone removes the key.
@@ -51,10 +55,12 @@ class GroupStore:
         if isinstance(decoded, OffsetKey):
             self._replay_offset(decoded, value)
         elif isinstance(decoded, GroupKey):
-            if value is None:
-                self.groups.pop(decoded.group_id, None)
-            else:
-                self.groups[decoded.group_id] = decode_group_value(value)
+            known = self.groups.pop(decoded.group_id, None)
+            if known is not None:
+                self.size_bytes -= _group_bytes(decoded.group_id, known)
+            if value is not None:
+                group = self.groups[decoded.group_id] = decode_group_value(value)
+                self.size_bytes += _group_bytes(decoded.group_id, group)
         else:
             self.unknown_records += 1
 
@@ -72,23 +78,33 @@ class GroupStore:
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a producer's transaction, which may have no offsets here."""
         for (group_id, topic, partition), value in self.pending.end(producer_id, committed):
-            self.offsets.setdefault(group_id, {})[TopicPartition(topic, partition)] = value
+            self._put(group_id, TopicPartition(topic, partition), value)
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if self.pending:
             (self.pending.supersede if value is not None else self.pending.remove)(key)
         topic_partition = TopicPartition(key.topic, key.partition)
-        stored = self.offsets.get(key.group_id)
         if value is not None:
-            decoded = decode_offset_value(value)
-            if stored is None:
-                self.offsets[key.group_id] = {topic_partition: decoded}
-            else:
-                stored[topic_partition] = decoded
-        elif stored is not None:
-            stored.pop(topic_partition, None)
+            self._put(key.group_id, topic_partition, decode_offset_value(value))
+            return
+        stored = self.offsets.get(key.group_id)
+        if stored is not None:
+            known = stored.pop(topic_partition, None)
+            if known is not None:
+                self.size_bytes -= offset_bytes(topic_partition, known.metadata)
             if not stored:
                 del self.offsets[key.group_id]
+
+    def _put(self, group_id: str, topic_partition: TopicPartition, value: OffsetValue) -> None:
+        stored = self.offsets.get(group_id)
+        if stored is None:
+            stored = self.offsets[group_id] = {}
+        known = stored.get(topic_partition)
+        if known is None:
+            self.size_bytes += offset_bytes(topic_partition, value.metadata)
+        else:
+            self.size_bytes += len(value.metadata) - len(known.metadata)
+        stored[topic_partition] = value
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
         """Returns the committed offsets of a group, without pending ones."""
@@ -113,3 +129,16 @@ class GroupStore:
         for group_id in self.pending.group_ids():
             if group_id not in self.groups and group_id not in self.offsets:
                 yield group_id
+
+
+def offset_bytes(topic_partition: TopicPartition, metadata: str) -> int:
+    """The approximate memory of a committed or pending offset."""
+    return _OFFSET_BYTES + len(topic_partition.topic) + len(metadata)
+
+
+def _group_bytes(group_id: str, value: GroupValue) -> int:
+    members = sum(
+        _MEMBER_BYTES + len(each.member_id) + len(each.client_id) + len(each.subscription) + len(each.assignment)
+        for each in value.members
+    )
+    return _GROUP_BYTES + 4 * len(group_id) + members

@@ -14,6 +14,7 @@ from typing import Collection, Iterator
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 
+_OFFSET_BYTES = 600
 _NOTHING: Collection[TopicPartition] = frozenset()
 
 
@@ -32,6 +33,12 @@ class PendingTransactionalOffsets:
     # group id -> partition -> number of transactions in which it is pending
     _groups: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     _order: int = field(default=0, compare=False)
+    _metadata_bytes: int = field(default=0, compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory. O(open transactions)."""
+        return sum(_OFFSET_BYTES * len(entries) for entries in self._open.values()) + self._metadata_bytes
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -52,7 +59,10 @@ class PendingTransactionalOffsets:
             counts = self._groups.setdefault(key.group_id, {})
             topic_partition = TopicPartition(key.topic, key.partition)
             counts[topic_partition] = counts.get(topic_partition, 0) + 1
+        else:
+            self._metadata_bytes -= len(entries[key].value.metadata)
         self._order += 1
+        self._metadata_bytes += len(value.metadata)
         entries[key] = _Pending(value, self._order)
 
     def supersede(self, key: OffsetKey, order: int | None = None) -> None:
@@ -65,7 +75,9 @@ class PendingTransactionalOffsets:
     def remove(self, key: OffsetKey) -> None:
         """Removes the pending offsets of a key, after its tombstone."""
         for producer_id, entries in list(self._open.items()):
-            if entries.pop(key, None) is not None:
+            pending = entries.pop(key, None)
+            if pending is not None:
+                self._metadata_bytes -= len(pending.value.metadata)
                 self._decrement(key)
                 if not entries:
                     del self._open[producer_id]
@@ -73,6 +85,7 @@ class PendingTransactionalOffsets:
     def end(self, producer_id: int, committed: bool) -> list[tuple[OffsetKey, OffsetValue]]:
         """Ends a transaction. Returns the offsets that it commits; none if it is aborted."""
         entries = self._open.pop(producer_id, {})
+        self._metadata_bytes -= sum(len(pending.value.metadata) for pending in entries.values())
         if self._open:
             for key, pending in entries.items():
                 # only other transactions in which the partition is pending

@@ -20,6 +20,7 @@ from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache, sync_directory
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.producer_state import ProducerCount
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.storage.topic_config import TopicConfig, topic_config
@@ -44,6 +45,7 @@ class LogManager:
         self._names: dict[uuid.UUID, str] = {}
         self._metric_names: dict[str, str] = {}
         self._creating = 0  # partitions
+        self._producer_count = ProducerCount()
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
     def open_all(self) -> None:
@@ -269,9 +271,7 @@ class LogManager:
         del self._names[entry.topic_id]
         del self._metric_names[_metric_name(name)]
         for topic_partition in entry.partitions:
-            partition = self._partitions.pop(topic_partition)
-            partition.offline_reason = f"Topic {name} was deleted."
-            partition.log.close_files()
+            self._partitions.pop(topic_partition).delete()
         return entry.partitions
 
     def delete_files_steps(self, name: str) -> StorageSteps[None]:
@@ -384,7 +384,7 @@ class LogManager:
             log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
             has_gaps=topic_partition in self._data.cleaner_offsets,
         )
-        return Partition(entry.topic_id, log, self._report)
+        return Partition(entry.topic_id, log, self._report, self._producer_count)
 
 
 def _create_logs(logs: Sequence[PartitionLog]) -> None:

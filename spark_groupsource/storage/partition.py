@@ -29,6 +29,7 @@ from spark_groupsource.storage.log_validator import (
 from spark_groupsource.storage.producer_state import (
     NO_PRODUCER_ID,
     ProducerBatchError,
+    ProducerCount,
     ProducerStateEntry,
     ProducerStateManager,
 )
@@ -72,13 +73,16 @@ class Partition:
         transaction_index: its aborted transactions.
     """
 
-    def __init__(self, topic_id: uuid.UUID, log: PartitionLog, report: Reporter) -> None:
+    def __init__(
+        self, topic_id: uuid.UUID, log: PartitionLog, report: Reporter, producer_count: ProducerCount | None = None
+    ) -> None:
         self.topic_id = topic_id
         self.topic_partition = log.topic_partition
         self.log = log
         self.offline_reason = ""
         self.transaction_index = TransactionIndex()
-        self._producers = ProducerStateManager()
+        self._producer_count = producer_count or ProducerCount()
+        self._producers = ProducerStateManager(self._producer_count)
         self._report = report
         log.on_roll = self._write_snapshot
 
@@ -107,6 +111,12 @@ class Partition:
             self.log.close()
             if len(self._producers):
                 self._write_snapshot(self.log.log_end_offset)
+
+    def delete(self) -> None:
+        """Closes the files of the partition, whose topic was deleted, and removes its producers."""
+        self.offline_reason = f"Topic {self.topic_partition.topic} was deleted."
+        self.log.close_files()
+        self._producers.close()
 
     def check_online(self) -> None:
         """Raises: ApiError when the partition is offline."""
@@ -328,7 +338,7 @@ class Partition:
         for path in sorted(self.log.directory.glob("*.snapshot"), reverse=True) if rows is not None else ():
             if path.stem.isdigit() and start <= int(path.stem) <= trusted_end:
                 try:
-                    self._producers = ProducerStateManager.decode(path.read_bytes())
+                    self._producers = ProducerStateManager.decode(path.read_bytes(), self._producer_count)
                     start = int(path.stem)
                     break
                 except CorruptRecordError as error:

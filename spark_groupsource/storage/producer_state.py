@@ -9,8 +9,7 @@ Source: Kafka `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`
 from __future__ import annotations
 
 import struct
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Mapping, NamedTuple
 
 import google_crc32c
@@ -22,6 +21,9 @@ NO_PRODUCER_ID = -1
 # the limit of max.in.flight.requests.per.connection with idempotence (`ProducerStateEntry.NUM_BATCHES_TO_RETAIN`)
 _RETAINED_BATCHES = 5
 _SEQUENCE_LIMIT = 2**31
+
+MAX_PRODUCERS, MAX_PRODUCERS_IN_TOTAL = 5_000, 50_000
+"""Producers that one partition, and all partitions of a broker, know."""
 _EPOCH_RAISED_BY_MARKER = 2
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = struct.Struct(">hI")
@@ -40,6 +42,15 @@ class BatchMetadata(NamedTuple):
     timestamp_ms: int
 
 
+class ProducerCount:
+    """The number of producers that all partitions of a broker know, for a limit."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 @dataclass
 class ProducerStateEntry:
     """State of one producer.
@@ -50,11 +61,12 @@ class ProducerStateEntry:
         first_offset: of its open transaction, None without one.
     """
 
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_offset", "timestamp_ms")
     epoch: int
-    batches: deque[BatchMetadata] = field(default_factory=lambda: deque(maxlen=_RETAINED_BATCHES))
-    coordinator_epoch: int = -1
-    first_offset: int | None = None
-    timestamp_ms: int = -1
+    batches: tuple[BatchMetadata, ...]
+    coordinator_epoch: int
+    first_offset: int | None
+    timestamp_ms: int
 
 
 class _UnverifiedBatch(NamedTuple):
@@ -74,10 +86,16 @@ class ProducerBatchError(Exception):
 
 
 class ProducerStateManager:
-    """The producers of one partition, by producer id."""
+    """The producers of one partition, by producer id.
 
-    def __init__(self) -> None:
-        self._producers: dict[int, ProducerStateEntry] = {}
+    Above `MAX_PRODUCERS` of the partition, or `MAX_PRODUCERS_IN_TOTAL` of all partitions, a new producer replaces the
+    one that has not written for the longest time and has no open transaction, as if producer.id.expiration.ms had
+    passed for it. Kafka has no such limit: its quota of new producer ids is per user (KIP-936).
+    """
+
+    def __init__(self, count: ProducerCount | None = None) -> None:
+        self._count = count or ProducerCount()
+        self._producers: dict[int, ProducerStateEntry] = {}  # the one that has written last is the last one
         self._ongoing: dict[int, int] = {}
         # batches that were not verified, which the producer may send again
         self._unverified: dict[int, _UnverifiedBatch] = {}
@@ -120,6 +138,11 @@ class ProducerStateManager:
         if known is not None and known.epoch == header.producer_epoch:
             first_sequence = min(first_sequence, known.first_sequence)
         new = _UnverifiedBatch(header.producer_epoch, first_sequence, timestamp_ms)
+        if known is None:
+            if len(self._unverified) >= MAX_PRODUCERS:
+                self._forget_unverified(next(iter(self._unverified)))
+            self._make_room()
+            self._count.total += 1
         self._unverified[header.producer_id] = new
 
     def check(self, header: BatchHeader) -> BatchMetadata | None:
@@ -177,14 +200,15 @@ class ProducerStateManager:
         """Adds a data batch that is stored at `base_offset`."""
         if header.producer_id == NO_PRODUCER_ID:
             return
-        self._unverified.pop(header.producer_id, None)
+        self._forget_unverified(header.producer_id)
         entry = self._entry(header.producer_id, header.producer_epoch)
         first = last = header.base_sequence
         if first >= 0:
             last = _add(first, header.last_offset_delta)
         entry.timestamp_ms = header.max_timestamp
-        entry.batches.append(
-            BatchMetadata(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp)
+        entry.batches = (
+            *entry.batches[-_RETAINED_BATCHES + 1 :],
+            BatchMetadata(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp),
         )
         if header.is_transactional and entry.first_offset is None:
             entry.first_offset = self._ongoing[header.producer_id] = base_offset
@@ -193,7 +217,7 @@ class ProducerStateManager:
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
     ) -> int | None:
         """Ends a producer's transaction; returns its first offset, None if it has no records in this partition."""
-        self._unverified.pop(producer_id, None)
+        self._forget_unverified(producer_id)
         entry = self._entry(producer_id, epoch)
         entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
         entry.first_offset = None
@@ -201,13 +225,42 @@ class ProducerStateManager:
 
     def _entry(self, producer_id: int, epoch: int) -> ProducerStateEntry:
         """The state of a producer in `epoch`; a new epoch removes the batches and keeps the open transaction."""
-        entry = self._producers.get(producer_id)
+        entry = self._producers.pop(producer_id, None)
         if entry is None:
-            entry = self._producers[producer_id] = ProducerStateEntry(epoch)
+            self._make_room()
+            self._count.total += 1
+            entry = ProducerStateEntry(epoch, (), -1, None, -1)
         elif entry.epoch != epoch:
             entry.epoch = epoch
-            entry.batches.clear()
+            entry.batches = ()
+        self._producers[producer_id] = entry
         return entry
+
+    def _make_room(self) -> None:
+        """Removes the producers that have written least recently, as far as the limits require it."""
+        for producer_id in list(self._producers) if self._is_full else ():
+            if not self._is_full:
+                break
+            if producer_id not in self._ongoing:
+                self._remove(producer_id)
+
+    @property
+    def _is_full(self) -> bool:
+        count = len(self._producers)
+        return count >= MAX_PRODUCERS or (count > 0 and self._count.total >= MAX_PRODUCERS_IN_TOTAL)
+
+    def _remove(self, producer_id: int) -> None:
+        del self._producers[producer_id]
+        self._count.total -= 1
+
+    def _forget_unverified(self, producer_id: int) -> None:
+        if self._unverified.pop(producer_id, None) is not None:
+            self._count.total -= 1
+
+    def close(self) -> None:
+        """Must be called when the partition is deleted, or its state is replaced."""
+        self._count.total -= len(self._producers) + len(self._unverified)
+        self._producers, self._unverified = {}, {}
 
     def remove_expired(self, until_ms: int) -> None:
         """Removes producers without open transaction whose last timestamp is at most `until_ms` (epoch ms).
@@ -216,9 +269,9 @@ class ProducerStateManager:
         """
         for number in [number for number, entry in self._producers.items() if entry.timestamp_ms <= until_ms]:
             if number not in self._ongoing:
-                del self._producers[number]
+                self._remove(number)
         for number in [number for number, batch in self._unverified.items() if batch.timestamp_ms <= until_ms]:
-            del self._unverified[number]
+            self._forget_unverified(number)
 
     def _out_of_order(self, header: BatchHeader, expected: int) -> ProducerBatchError:
         return ProducerBatchError(
@@ -246,7 +299,7 @@ class ProducerStateManager:
         return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, google_crc32c.value(bytes(body))) + bytes(body)
 
     @classmethod
-    def decode(cls, data: bytes) -> ProducerStateManager:
+    def decode(cls, data: bytes, producer_count: ProducerCount | None = None) -> ProducerStateManager:
         """Reads a snapshot.
 
         Raises: CorruptRecordError.
@@ -260,7 +313,7 @@ class ProducerStateManager:
                 raise CorruptRecordError("Producer snapshot is invalid: its checksum does not match.")
         except struct.error as error:
             raise CorruptRecordError("Producer snapshot is invalid: it is truncated.") from error
-        states = cls()
+        states = cls(producer_count)
         for values in _SNAPSHOT_ENTRY.iter_unpack(body[_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_offset = values
             entry = states._entry(producer_id, epoch)
@@ -270,7 +323,7 @@ class ProducerStateManager:
             if last_offset >= 0:
                 first = (last_sequence - delta) % _SEQUENCE_LIMIT if last_sequence >= 0 else -1
                 stored = BatchMetadata(first, last_sequence, last_offset - delta, last_offset, timestamp)
-                entry.batches.append(stored)
+                entry.batches = (*entry.batches[-_RETAINED_BATCHES + 1 :], stored)
         return states
 
 

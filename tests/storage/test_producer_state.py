@@ -7,7 +7,8 @@ from support.partition_logs import batch
 
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.producer_state import ProducerBatchError, ProducerStateManager
+from spark_groupsource.storage import producer_state
+from spark_groupsource.storage.producer_state import ProducerBatchError, ProducerCount, ProducerStateManager
 
 
 def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int = 7):
@@ -156,3 +157,38 @@ def test_a_transaction_keeps_its_first_offset_until_its_marker():
     # the coordinator fences the producer
     assert states.complete_transaction(7, 1, 6, 1_000) == 5
     assert (entry.epoch, entry.first_offset, len(entry.batches), states.first_unstable_offset()) == (1, None, 0, None)
+
+
+def _of_producer(number: int, transactional: bool = False):
+    return next(iter_batches(batch(b"x", producer_id=number, base_sequence=0, producer_epoch=0, timestamp_ms=1,
+                                   transactional=transactional)))  # fmt: skip
+
+
+def test_a_new_producer_replaces_the_one_that_has_not_written_for_the_longest_time(monkeypatch):
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 4)
+    count = ProducerCount()
+    states = ProducerStateManager(count)
+    states.update(_of_producer(1, transactional=True), 0)
+    for offset, number in enumerate((2, 3, 4, 2, 5, 6), 1):
+        states.update(_of_producer(number), offset)
+    assert (list(states.entries()), count.total) == ([1, 2, 5, 6], 4)  # 3 and 4 have not written since
+    again = ProducerStateManager.decode(states.encode(), count)
+    assert (list(again.entries()), count.total) == ([1, 2, 5, 6], 8)
+    states.close()
+    again.add_unverified(_of_producer(7), 1)
+    again.remove_expired(1)
+    assert (list(again.entries()), count.total) == ([1], 1)
+
+
+def test_the_producers_of_all_partitions_are_bounded(monkeypatch):
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS_IN_TOTAL", 6)
+    count = ProducerCount()
+    partitions = [ProducerStateManager(count) for _ in range(3)]
+    for number in range(10):
+        for states in partitions:
+            states.update(_of_producer(number), number)
+    assert [list(states.entries()) for states in partitions] == [[8, 9]] * 3
+    another = ProducerStateManager(count)
+    another.update(_of_producer(1), 0)
+    another.update(_of_producer(2), 1)
+    assert (list(another.entries()), count.total) == ([2], 7)

@@ -138,7 +138,10 @@ class GroupRuntime:
             self.removal.expire,
             lambda: self._config.offsets_retention_check_interval_ms,
         )
-        self._state_size = GroupStateSize(config.group.group_coordinator_max_state_bytes)
+        self._state_size = GroupStateSize(
+            config.group.group_coordinator_max_state_bytes,
+            lambda: (shard.state_machine for shard in self.shards.loaded_shards()),
+        )
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
@@ -189,7 +192,6 @@ class GroupRuntime:
 
     def unload(self, partition: int) -> None:
         """Unloads the shard of a partition with a new leader; pending requests get NOT_COORDINATOR."""
-        self._state_size.remove(partition)
         shard = self.shards.unload(partition)
         if shard is not None:
             self._apply(shard, shard.state_machine.on_unloaded(self._clock.instant()))

@@ -1,71 +1,91 @@
 """Approximate memory of the groups of one coordinator, for a limit.
 
-The state of a shard is measured after requests have added a part of the limit, so a request costs nothing else.
+The shards know the memory of their state. It is added up after requests have added a part of the limit, so that a
+request costs nothing else.
 """
 
 from __future__ import annotations
 
+from typing import Callable, Iterable
+
 from spark_groupsource.group import GroupShard
+from spark_groupsource.group.group_store import offset_bytes
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitRequest, TxnOffsetCommitRequest
 
-_GROUP_BYTES = 1_500
-_MEMBER_BYTES = 2_000
-_OFFSET_BYTES = 250
-_REJECTIONS_PER_MEASURE = 16  # measuring takes time in proportion to the shard
-_MEASURED_AFTER = 64  # a shard is measured when 1/64 of the limit was added
+_ADDED_BYTES = 5_000  # of a group with one member, in addition to its metadata
+_MEMBER_METADATA_BYTES = 65_536
+_REJECTIONS_PER_MEASURE = 16
+_MEASURED_AFTER = 64  # the shards are measured when 1/64 of the limit was added
 
 
 class GroupStateSize:
-    """The memory of all shards; `limit_bytes` is the setting group.coordinator.max.state.bytes."""
+    """The memory of all shards.
 
-    def __init__(self, limit_bytes: int) -> None:
+    Args: `limit_bytes`, the setting group.coordinator.max.state.bytes; `shards`, returns the loaded shards.
+    """
+
+    def __init__(self, limit_bytes: int, shards: Callable[[], Iterable[GroupShard]]) -> None:
         self._limit = limit_bytes
-        self._measured: dict[int, int] = {}
-        self._added: dict[int, int] = {}
-        self.total = self._rejected = 0
+        self._shards = shards
+        self._measured = self._added = self._rejected = 0
 
     def may_add(self, shard: GroupShard, request: object) -> bool:
-        """Returns whether a request may add a group or member; counts it if it does."""
+        """Returns whether a request may add a group, a member, an offset or metadata; counts it if it does.
+
+        A request that adds nothing, for example a commit of known partitions, is accepted above the limit too.
+        """
         if isinstance(request, JoinGroupRequest):
-            is_new = not request.member_id
-            size = _MEMBER_BYTES + 2 * sum(len(each.metadata) for each in request.protocols)
+            size = sum(len(each.metadata) for each in request.protocols)
+            if not request.member_id:
+                size += _ADDED_BYTES
+            elif size <= _MEMBER_METADATA_BYTES:
+                return True  # a known member can always rejoin
+            else:
+                size -= _metadata_bytes(shard, request)
         elif isinstance(request, (OffsetCommitRequest, TxnOffsetCommitRequest)):
-            is_new = shard.group(request.group_id) is None
-            size = sum(
-                _OFFSET_BYTES + len(partition.committed_metadata or "")
-                for topic in request.topics
-                for partition in topic.partitions
-            ) if is_new else 0
+            size = _added_offsets(shard, request)
         else:
             return True
-        if not is_new:
+        if size <= 0:
             return True
-        if self.total >= self._limit:
+        if self._is_full:
             self._rejected += 1
             if self._rejected % _REJECTIONS_PER_MEASURE == 1:
-                self._measure(shard)  # members may have left
-            if self.total >= self._limit:
+                self._measure()  # members may have left
+            if self._is_full:
                 return False
-        self._added[shard.partition] = self._added.get(shard.partition, 0) + _GROUP_BYTES + size
-        self.total += _GROUP_BYTES + size
-        if self._added[shard.partition] > self._limit // _MEASURED_AFTER:
-            self._measure(shard)
+        self._added += size
+        if self._added > self._limit // _MEASURED_AFTER:
+            self._measure()
         return True
 
-    def remove(self, partition: int) -> None:
-        """Must be called when a shard is unloaded."""
-        self.total -= self._measured.pop(partition, 0) + self._added.pop(partition, 0)
+    @property
+    def _is_full(self) -> bool:
+        return self._measured + self._added >= self._limit
 
-    def _measure(self, shard: GroupShard) -> None:
-        self.remove(shard.partition)
-        size = len(shard.store.groups) * _GROUP_BYTES
-        for group in shard.groups.values():
-            size += _GROUP_BYTES
-            for member in group.members.values():
-                # the record of the group repeats metadata and assignment
-                data = len(member.assignment) + sum(len(metadata) for _, metadata in member.protocols)
-                size += _MEMBER_BYTES + 2 * data
-        for offsets in shard.store.offsets.values():
-            size += sum(_OFFSET_BYTES + len(value.metadata) for value in offsets.values())
-        self._measured[shard.partition] = size
-        self.total += size
+    def _measure(self) -> None:
+        self._measured, self._added = sum(shard.size_bytes for shard in self._shards()), 0
+
+
+def _metadata_bytes(shard: GroupShard, request: JoinGroupRequest) -> int:
+    """The metadata that a member has."""
+    group = shard.groups.get(request.group_id)
+    member = None if group is None else group.members.get(request.member_id)
+    return 0 if member is None else sum(len(metadata) for _, metadata in member.protocols)
+
+
+def _added_offsets(shard: GroupShard, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> int:
+    """The memory of the offsets that a commit adds, and by which it makes metadata longer."""
+    stored = shard.store.offsets_of(request.group_id)
+    size = 0 if stored or shard.store.contains(request.group_id) else _ADDED_BYTES
+    for topic in request.topics:
+        for partition in topic.partitions:
+            metadata = partition.committed_metadata or ""
+            topic_partition = TopicPartition(topic.name, partition.partition_index)
+            known = stored.get(topic_partition)
+            if known is None:
+                size += offset_bytes(topic_partition, metadata)
+            elif len(metadata) > len(known.metadata):
+                size += len(metadata) - len(known.metadata)
+    return size

@@ -1,0 +1,65 @@
+"""The state that clients can make a broker keep is bounded: offsets, metadata, transactional ids, producer ids."""
+
+from __future__ import annotations
+
+import pytest
+from support.group_context import GROUP, GroupContext, subscribing
+from support.raw_broker import RawConnection, create_topic
+
+from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.group.group_store import offset_bytes
+from spark_groupsource.wire.messages import OffsetCommitRequest
+
+
+def _offsets_bytes(context: GroupContext) -> int:
+    """The memory of the stored offsets, computed from all of them."""
+    offsets = context.shard.store.offsets
+    return sum(offset_bytes(each, value.metadata) for stored in offsets.values() for each, value in stored.items())
+
+
+def test_the_memory_of_a_shard_is_the_sum_of_its_parts_after_any_change():
+    context = GroupContext()
+    store = context.shard.store
+    assert context.shard.size_bytes == 0
+    for metadata in ("", "some metadata", "x"):
+        context.commit(1, group="simple", partitions=(0, 1, 2), metadata=metadata)
+        context.commit_in_transaction(1, partitions=(0, 3), group="simple")
+        assert store.size_bytes == _offsets_bytes(context) and store.pending.size_bytes > 0
+    context.end_transaction(7, True)
+    assert store.size_bytes == _offsets_bytes(context) and store.pending.size_bytes == 0
+    members = context.stable(protocols=subscribing("topic"))
+    with_members = context.shard.size_bytes
+    assert context.restarted().shard.store.size_bytes == store.size_bytes
+    context.leave(*((member.member_id, None) for member in members))
+    assert _offsets_bytes(context) < context.shard.size_bytes < with_members
+    context.delete_groups("simple", GROUP)
+    assert context.shard.size_bytes == 0
+
+
+_Topic = OffsetCommitRequest.OffsetCommitRequestTopic
+
+
+@pytest.fixture
+def small():
+    config = {"offsets.topic.num.partitions": "2", "group.coordinator.max.state.bytes": "300000"}
+    with EmbeddedBroker(config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", 400)
+        yield connection
+
+
+def _commit(connection: RawConnection, group: str, numbers: range, metadata: str = "") -> set[int]:
+    partitions = [
+        _Topic.OffsetCommitRequestPartition(partition_index=number, committed_offset=1, committed_metadata=metadata)
+        for number in numbers
+    ]
+    request = OffsetCommitRequest(group_id=group, member_id="", topics=[_Topic(name="t", partitions=partitions)])
+    return {each.error_code for topic in connection.call(request, 8).topics for each in topic.partitions}
+
+
+def test_offsets_and_metadata_of_an_existing_group_are_bounded_and_known_ones_are_committed_still(small):
+    assert _commit(small, "g", range(10)) == _commit(small, "other", range(10)) == {0}
+    codes = [_commit(small, "g", range(start, start + 10), "m" * 1_000) for start in range(0, 400, 10)]
+    assert 15 < codes.index({15}) < 30 and {15} == set.union(*codes[codes.index({15}) :])
+    assert _commit(small, "other", range(10)) == {0}
+    assert _commit(small, "other", range(10), "longer") == {15}
+    assert _commit(small, "g", range(10), "m" * 1_000) == {0}
