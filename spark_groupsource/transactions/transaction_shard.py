@@ -41,6 +41,7 @@ from spark_groupsource.wire.transaction_records import (
 )
 
 NO_EPOCH = -1
+_TRANSACTION_BYTES, _PARTITION_BYTES = 1_000, 250
 _LARGEST_EPOCH = 2**15 - 1
 
 
@@ -66,6 +67,7 @@ class TransactionShard:
     def __init__(self, config: TransactionConfig | None = None) -> None:
         self.config = config or TransactionConfig()
         self.transactions: dict[str, TransactionValue] = {}
+        self.size_bytes = 0  # approximate memory of the transactions
         # transactional id -> previous epoch, for retries of InitProducerId; in memory only, as in Kafka
         self._last_epochs: dict[str, int] = {}
         # transactional id -> partitions that need the marker of the ending transaction; in memory only, as in Kafka
@@ -81,11 +83,14 @@ class TransactionShard:
         transactional_id = decode_key(key)
         if transactional_id is None:
             return
+        known = self.transactions.pop(transactional_id, None)
+        if known is not None:
+            self.size_bytes -= _size_bytes(transactional_id, known)
         if value is None:
-            self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
         else:
-            self.transactions[transactional_id] = decode_value(value)
+            new = self.transactions[transactional_id] = decode_value(value)
+            self.size_bytes += _size_bytes(transactional_id, new)
         self._unmarked.pop(transactional_id, None)
 
     def on_stored(self, transactional_id: str, decision: Decision) -> None:
@@ -248,10 +253,14 @@ class TransactionShard:
 
     def expired_ids(self, timestamp_ms: int) -> Iterator[str]:
         """Returns the transactional ids that were not used for transactional.id.expiration.ms."""
-        oldest_ms = timestamp_ms - self.config.transactional_id_expiration_ms
-        for transactional_id, value in self.transactions.items():
-            if value.status in EXPIRABLE_STATES and value.updated_ms <= oldest_ms:
-                yield transactional_id
+        return (each for each in self.transactions if self.is_expired(each, timestamp_ms))
+
+    def is_expired(self, transactional_id: str, timestamp_ms: int) -> bool:
+        """Whether an id exists and was not used for transactional.id.expiration.ms."""
+        value = self.transactions.get(transactional_id)
+        if value is None or value.status not in EXPIRABLE_STATES:
+            return False
+        return value.updated_ms <= timestamp_ms - self.config.transactional_id_expiration_ms
 
     def _store(
         self,
@@ -271,6 +280,10 @@ class TransactionShard:
         if known is None or known.producer_id != producer.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         return ErrorCode.NONE if known.producer_epoch == producer.epoch else ErrorCode.PRODUCER_FENCED
+
+
+def _size_bytes(transactional_id: str, value: TransactionValue) -> int:
+    return _TRANSACTION_BYTES + 2 * len(transactional_id) + _PARTITION_BYTES * len(value.partitions)
 
 
 def _is_exhausted(epoch: int) -> bool:

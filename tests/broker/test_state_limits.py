@@ -6,9 +6,10 @@ import pytest
 from support.group_context import GROUP, GroupContext, subscribing
 from support.raw_broker import RawConnection, create_topic
 
+from spark_groupsource.broker.coordinators import transaction_runtime
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.group.group_store import offset_bytes
-from spark_groupsource.wire.messages import OffsetCommitRequest
+from spark_groupsource.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, OffsetCommitRequest
 
 
 def _offsets_bytes(context: GroupContext) -> int:
@@ -63,3 +64,27 @@ def test_offsets_and_metadata_of_an_existing_group_are_bounded_and_known_ones_ar
     assert _commit(small, "other", range(10)) == {0}
     assert _commit(small, "other", range(10), "longer") == {15}
     assert _commit(small, "g", range(10), "m" * 1_000) == {0}
+
+
+def _add_partitions(connection: RawConnection, name: str, producer, topic: str, numbers: list[int]) -> int:
+    wanted = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=numbers)
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=name, v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.producer_epoch, v3_and_below_topics=[wanted],
+    )  # fmt: skip
+    (result,) = connection.call(request, 3).results_by_topic_v3_and_below
+    return result.results_by_partition[0].partition_error_code
+
+
+def test_transactional_ids_are_bounded_and_known_ones_can_be_used_still(small, monkeypatch):
+    monkeypatch.setattr(transaction_runtime, "MAX_STATE_BYTES", 5_000)
+
+    def init(number: int):
+        request = InitProducerIdRequest(transactional_id=f"t{number}", transaction_timeout_ms=10_000)
+        return small.call(request, 2)
+
+    producers = [init(number) for number in range(8)]
+    assert [producer.error_code for producer in producers] == [0] * 5 + [15] * 3
+    assert init(1).error_code == 0
+    assert _add_partitions(small, "t0", producers[0], "t", list(range(20))) == 0
+    assert _add_partitions(small, "t2", producers[2], "t", [0]) == 15

@@ -242,7 +242,7 @@ def expire(broker: EmbeddedBroker) -> None:
         machine = b.transaction_coordinator.shards.loaded_shard(0).state_machine
         config = machine.config
         machine.config = config.__class__(config.transaction_max_timeout_ms, -1)
-        b.transaction_coordinator.expire_transactional_ids()
+        list(b.transaction_coordinator.expire_transactional_ids())
         machine.config = config
 
     broker.call(run)

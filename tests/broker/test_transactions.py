@@ -233,7 +233,7 @@ def test_unused_transactional_ids_expire(tmp_path):
 
             def forgotten() -> bool:
                 def look(b) -> bool:
-                    b.transaction_coordinator.expire_transactional_ids()
+                    list(b.transaction_coordinator.expire_transactional_ids())
                     return state_of(b, "id") is None
 
                 return broker.call(look)

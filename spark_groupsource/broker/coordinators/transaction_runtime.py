@@ -21,6 +21,7 @@ from typing import Callable, Collection, Iterator, NamedTuple, Protocol, Tuple
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
+from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
@@ -33,6 +34,8 @@ from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
 
 _RETRY_MS = 1_000
+MAX_STATE_BYTES = 16_777_216
+"""Approximate memory of all transactional ids above which no id is added; at twice as much, no partition."""
 _MARKERS_PER_SLICE = 25
 # Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
 _TOPIC_SETTINGS = {
@@ -97,7 +100,9 @@ class TransactionRuntime:
             _TOPIC_SETTINGS,
         )
         self.shards: ShardRegistry[TransactionShard, TimerKey] = ShardRegistry(services, topic, self)
-        self._expiration_timer = services.timers.timer(self.expire_transactional_ids)
+        self._expiration = PeriodicSteps(
+            services.timers, services.clock, self.expire_transactional_ids, lambda: _ID_EXPIRATION_INTERVAL_MS
+        )
         self._reported_incomplete: set[str] = set()
         self._marker_rounds: dict[str, _MarkerRound] = {}  # by transactional id
 
@@ -106,7 +111,7 @@ class TransactionRuntime:
     def start(self) -> None:
         """Schedules loading of all shards and the periodic expiration of transactional ids."""
         self.shards.load_all()
-        self._set_expiration_timer()
+        self._expiration.start()
 
     def new_state_machine(self, partition: int) -> TransactionShard:
         return TransactionShard(self._config)
@@ -149,6 +154,8 @@ class TransactionRuntime:
     ) -> tuple[ErrorCode, ProducerIdAndEpoch]:
         """Assigns a producer id and epoch to a transactional id; the producer has no meaning with an error."""
         shard = self._own_shard(node_id, transactional_id)
+        if transactional_id not in shard.state_machine.transactions:
+            self._check_memory(MAX_STATE_BYTES)
         timestamp_ms = self._clock.timestamp_ms()
         with self._legal_state(transactional_id):
             try:
@@ -170,6 +177,7 @@ class TransactionRuntime:
     ) -> ErrorCode:
         """Adds partitions to a transaction; the first one starts it."""
         shard = self._own_shard(node_id, transactional_id)
+        self._check_memory(2 * MAX_STATE_BYTES)  # new ids leave half of it to the transactions of known ones
         timestamp_ms = self._clock.timestamp_ms()
         with self._legal_state(transactional_id):
             decision = shard.state_machine.add_partitions(transactional_id, producer, partitions, timestamp_ms)
@@ -215,6 +223,12 @@ class TransactionRuntime:
         if value is None or not is_ending(value.status):
             return value
         return replace(value, partitions=frozenset(state_machine.unmarked_partitions(transactional_id)))
+
+    def _check_memory(self, limit: int) -> None:
+        """Raises: ApiError if the state of all transactional ids has reached a limit."""
+        if sum(shard.state_machine.size_bytes for shard in self.shards.loaded_shards()) >= limit:
+            text = "The transactional ids and partitions of transactions exceed their memory."
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
 
     def _own_shard(self, node_id: int, transactional_id: str) -> _Shard:
         partition = self.shards.partition_of(transactional_id).partition
@@ -346,17 +360,21 @@ class TransactionRuntime:
         if value is not None and value.status is ONGOING:  # the append failed, or the clock was set back
             shard.timers.set((TransactionTimer.TIMEOUT, transactional_id), self._clock.now_ms() + _RETRY_MS)
 
-    def expire_transactional_ids(self) -> None:
-        """Removes the transactional ids that are unused for transactional.id.expiration.ms."""
+    def expire_transactional_ids(self) -> Iterator[None]:
+        """Removes the transactional ids that are unused for transactional.id.expiration.ms, in steps."""
         for shard in self.shards.loaded_shards():
-            for transactional_id in list(shard.state_machine.expired_ids(self._clock.timestamp_ms())):
+            expired = list(shard.state_machine.expired_ids(self._clock.timestamp_ms()))
+            yield
+            for transactional_id in expired:
+                # since the previous step the shard may have been unloaded, and the id used
+                if self.shards.find_loaded(shard.partition) is not shard:
+                    break
+                if not shard.state_machine.is_expired(transactional_id, self._clock.timestamp_ms()):
+                    continue
                 try:
                     self._store(shard, transactional_id, None)
                 except ApiError as error:
                     self._services.report(
                         f"[transactional.id={transactional_id}] Expiring the unused transactional id failed: {error}"
                     )
-        self._set_expiration_timer()
-
-    def _set_expiration_timer(self) -> None:
-        self._expiration_timer.set(self._clock.now_ms() + _ID_EXPIRATION_INTERVAL_MS)
+                yield
