@@ -45,7 +45,7 @@ from spark_groupsource.storage.reporter import Reporter
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 _CONNECTION_CHECK_S = 1.0
-_GC_THRESHOLDS = (10_000, 4, 500)
+_GC_THRESHOLDS = (5_000, 1, 2_500)
 _THREAD_SWITCH_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
@@ -257,9 +257,12 @@ class BrokerServer:
 
 
 def _import_libraries() -> None:
-    """Imports what the first large batch or pattern needs: at that time it would stop all clients for 0.3 s."""
+    """Imports what the first large batch needs: at that time it would stop all clients, also from another thread.
+
+    The import of a library of C code holds the interpreter's lock for 20 to 100 ms.
+    """
     with suppress(ImportError):  # reported by the first use
-        for module in ("pyarrow.compute", "spark_groupsource.records.parser", "spark_groupsource.records.slices"):
+        for module in ("pyarrow", "spark_groupsource.records.parser", "spark_groupsource.records.slices"):
             import_module(module)
 
 

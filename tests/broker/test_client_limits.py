@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from contextlib import ExitStack
 
@@ -223,6 +224,31 @@ def test_a_large_request_is_accepted_when_memory_is_free(broker):
         response = metadata(connection, *names)
         assert [topic.name for topic in response.topics] == names
         assert len(fetch(connection, "t", 0).records) > 900_000
+
+
+def test_the_memory_of_closed_connections_is_free_again(broker):
+    target = attacks.Target(broker.bootstrap_servers, None)
+    frames = {
+        "incomplete": attack_frames.half_sent(3_000_000, 2_000_000),
+        "decoded in the worker thread": attack_frames.metadata_of([f"unknown-{number}" for number in range(20_000)]),
+        "encoded in the worker thread": attack_frames.metadata_of([f"none-{number}" for number in range(5_000)]) * 20,
+        "not read": attack_frames.fetch("large", 50_000_000) * 20,
+    }
+    with RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "large")
+        produce(connection, "large", batch(bytes(900_000)))
+    with ExitStack() as held:
+        for _ in range(3):
+            for frame in frames.values():
+                client = held.enter_context(target.connect(receive_bytes=4096))
+                client.send_available(frame)
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
+    server = broker._server
+    wait_until(
+        lambda: broker.call(lambda _: (server.connection_count, server._limits.requests.total)) == (0, 0),
+        "the connections are closed",
+    )
+    wait_until(lambda: broker.call(lambda _: server._limits.responses.total) == 0, "no response is kept")
 
 
 @pytest.mark.parametrize(
