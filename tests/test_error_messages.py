@@ -21,8 +21,15 @@ PACKAGE = Path(spark_groupsource.__file__).parent
 MAX_LITERAL_CHARACTERS = 300
 # the broker sends these texts to clients; many are copied from Kafka
 EXEMPT_CLASSES = {"ApiError"}
-# copied from Kafka (PlainSaslServer), which clients may compare
-EXEMPT_TEXTS = {"Authentication failed: Invalid username or password"}
+# copied from Kafka (PlainSaslServer, OffsetsUtils), which clients and scripts may compare
+EXEMPT_TEXTS = {
+    "Authentication failed: Invalid username or password",
+    "Invalid partition '{}' specified in topic arg '{}'",
+    "Invalid topic arg '{}', expected topic name and partitions",
+    'The partitions "{}" do not exist',
+    'The partitions "{}" have no leader',
+    "Cannot shift offset for partition {} since there is no current committed offset",
+}
 # words of vocabulary.md that a message must not have
 BANNED = re.compile(
     r"\b(told|tells|seats?|story|whoever|nobody|somebody|stands|mend(s|ed)?|anew|dice|homeless|goes on|go on|beats|"

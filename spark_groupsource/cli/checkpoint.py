@@ -1,4 +1,4 @@
-"""The ``groupsource checkpoint`` commands: offsets of a Spark checkpoint, compared with the group and the logs."""
+"""The ``groupsource checkpoint`` commands: checkpoint, group and logs compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``groupsource groups`` commands: those of ``kafka-consumer-groups``, and the questions that it cannot answer."""
+"""The ``groupsource groups`` commands: those of ``kafka-consumer-groups``, and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of Kafka's clients without effect in a command, which may be in a properties file nevertheless."""
+"""Settings of Kafka's clients that a command skips in properties files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of a long command: one line on a terminal, nothing in a pipe."""
+"""Progress of a long command, shown on a terminal only."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _avro(schema: Path | None, schema_id: int | None) -> tuple[Encode, Decode]:
         import fastavro
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            "Format avro cannot be used: fastavro is not installed. Run: pip install 'spark-groupsource[avro]'."
+            "Option --schema cannot be used: fastavro is not installed. Run: pip install 'spark-groupsource[avro]'."
         ) from error
     if schema is None:
         raise ConfigurationError("Format avro needs a schema. Set --schema or --key-schema to a file.")

@@ -1,4 +1,4 @@
-"""The command lines of ``kafka-consumer-groups``: an action as an option, errors as Kafka's tool reports them.
+"""Command lines, errors and exit status of ``kafka-consumer-groups``.
 
 ``groupsource groups --describe --group g`` is ``groupsource groups describe --group g``, with the exit status and the
 error output of Kafka's tool: 1 for an invalid command line, otherwise 0, errors in the standard output. The commands

@@ -1,6 +1,6 @@
 """Checkpoint of a Spark query: batches, offsets, and where a restart continues.
 
-Source: Spark `OffsetSeqLog`, `CommitLog`, `StreamMetadata`; which offset wins is decided by `start_positions`.
+Source: Spark `OffsetSeqLog`, `CommitLog`, `StreamMetadata`; which offset wins is decided by `position_decisions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_groupsource.monitor.cluster_reads import committed_offsets, log_end_o
 from spark_groupsource.monitor.offset_reset import RestartPosition
 from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode_offset, logged_ranges
 from spark_groupsource.source.planning import PositionSource
-from spark_groupsource.source.start_positions import decide_positions
+from spark_groupsource.source.position_decisions import checkpointed_positions, decide_positions
 from spark_groupsource.source.stream_positions import StreamPositions
 
 _VERSION = "v1"
@@ -126,7 +126,7 @@ class GroupRestart:
             partial(find_last_commits, self._cluster, self._group_id),
             is_same_group=start.group_id == self._group_id,
         )
-        checkpoint = {**previous.delivered, **start.positions}
+        checkpoint = checkpointed_positions(start, previous)
         found = {}
         for p, (source, offset) in decided.items():
             text = source.value
