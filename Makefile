@@ -22,10 +22,7 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-# `make check` runs the tests in as many processes, each with its share of the test files
-QUICK_TESTS := quick-tests-1 quick-tests-2 quick-tests-3 quick-tests-4
-
-.PHONY: run check quick-tests $(QUICK_TESTS) test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
+.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -34,22 +31,18 @@ run: java-there $(VENV)/.ready-demo
 
 # lint and the tests side by side, each printed when it is done
 check: $(VENV)/.ready-test
-	@$(MAKE) --no-print-directory --jobs --output-sync=target lint $(QUICK_TESTS)
+	@$(MAKE) --no-print-directory --jobs --output-sync=target lint quick-tests
 
+# a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	@$(MAKE) --no-print-directory --jobs --output-sync=target $(QUICK_TESTS)
-
-# processes of their own take less processor time than workers of pytest-xdist: a worker collects every file, and sends
-# six messages per test; a test that starts Java without the mark for it must fail here, also on a machine that has Java
-$(QUICK_TESTS): quick-tests-%: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python -m pytest -n 0 --share $*/$(words $(QUICK_TESTS)) --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python tests/support/run_tests.py --plan quick --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first
 # that fails
 soak: export PYTHONPATH := jobs:tests
 soak: java-there $(VENV)/.ready-test
-	$(BIN)/python -m pytest --soak --hypothesis-profile soak $(PYTEST_ARGS)
+	$(BIN)/python tests/support/run_tests.py --soak --hypothesis-profile soak $(PYTEST_ARGS)
 	$(BIN)/python tests/group/simulation.py --seed $(SEED) --schedules 100000
 	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
 	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300
@@ -64,7 +57,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/endurance.py
 
 test: java-there lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python tests/support/run_tests.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test
 	@! grep -rnIE '^(<<<<<<<|>>>>>>>)( |$$)' --exclude-dir=.git --exclude-dir=.venv --exclude-dir='.*_cache' . || { \

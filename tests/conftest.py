@@ -49,7 +49,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run also the long variants; Spark tests run on both clusters")
-    parser.addoption("--share", metavar="K/N", help="collect the K-th of N parts of the test files")
+    parser.addoption("--share", metavar="PLAN:K/N", help="collect the K-th of N parts of the test files")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -92,7 +92,8 @@ def _share_classes(items: list[pytest.Item]) -> None:
 
     marks = {mark.name for item in items for mark in item.iter_markers()}
     if "spark" in marks:
-        startup.share_classes("SPARK_SUBMIT_OPTS", class_archives.spark_archive())
+        for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+            startup.share_classes(variable, class_archives.spark_archive())
     if marks & {"kafka", "java"}:
         startup.share_classes("KAFKA_OPTS", class_archives.kafka_archive())
 

@@ -28,7 +28,7 @@ from support.chaos.deliveries import Batch, DeliveryTracker, ForeignOutput, Outp
 from support.chaos.foreign_member import ForeignMember
 from support.chaos.numbered_producer import NumberedProducer
 from support.chaos.proxy import Proxy
-from support.chaos.streaming_application import SESSION_TIMEOUT_S, WAIT_S
+from support.chaos.streaming_application import SESSION_TIMEOUT_S, TRIGGER, WAIT_S
 from support.chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -170,7 +170,9 @@ def draw(seed: int, count: int, applications: int, graceful: bool) -> list[Step]
 class FaultRun:
     """One run in `directory`."""
 
-    def __init__(self, directory: Path, *, kafka: bool, applications: int, assignor: str) -> None:
+    def __init__(
+        self, directory: Path, *, kafka: bool, applications: int, assignor: str, records_per_s: int, trigger: str
+    ) -> None:
         self._directory = directory
         self._assignor = assignor
         self._random = random.Random()
@@ -182,9 +184,9 @@ class FaultRun:
         self._client = Cluster(settings.bootstrap, settings)
         self._deliveries = DeliveryTracker()
         self._monitor = CommitMonitor(Cluster(settings.bootstrap, settings), self._deliveries)
-        self._producer = NumberedProducer(self._proxy.address, TOPIC, PARTITIONS, RECORDS_PER_S)
+        self._producer = NumberedProducer(self._proxy.address, TOPIC, PARTITIONS, records_per_s)
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
-        arguments += ["--max-offsets", str(MAX_OFFSETS), "--assignor", assignor]
+        arguments += ["--max-offsets", str(MAX_OFFSETS), "--assignor", assignor, "--trigger", trigger]
         # with one attempt a failed task fails the query; with four Spark retries it
         self._applications = [
             SubmittedApplication(name, directory, attempts, arguments)
@@ -426,12 +428,21 @@ def run(
     kafka: bool = False,
     applications: int = 2,
     assignor: str = "range",
+    records_per_s: int = RECORDS_PER_S,
+    trigger: str = TRIGGER,
 ) -> FaultRun:
     """Runs the events.
 
     Raises: AssertionError when a record is lost, repeated outside a fault, or committed before it is in an output.
     """
-    fault_run = FaultRun(directory, kafka=kafka, applications=applications, assignor=assignor)
+    fault_run = FaultRun(
+        directory,
+        kafka=kafka,
+        applications=applications,
+        assignor=assignor,
+        records_per_s=records_per_s,
+        trigger=trigger,
+    )
     try:
         fault_run.run(draw(seed, events, applications, graceful))
     finally:

@@ -8,8 +8,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 def test_faults_lose_no_record(tmp_path):
-    # the events: kill broker, kill reader
-    run(tmp_path, events=2, seed=170, applications=1)
+    # the events: kill broker, kill reader; few records, because every micro-batch costs as much as hundreds of them
+    run(tmp_path, events=2, seed=170, applications=1, records_per_s=50, trigger="1 second")
 
 
 @pytest.mark.soak

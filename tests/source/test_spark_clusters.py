@@ -83,7 +83,9 @@ def standalone(directory):
 
 def submit(directory, master, *arguments, **settings):
     command = [Path(sys.executable).parent / "spark-submit", "--master", master, "--driver-memory", "512m"]
-    for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m"):
+    # the environment has the options of short-lived JVMs for the driver alone
+    options = f"executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"
+    for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m", options):
         command += ["--conf", f"spark.{setting}"]
     return Daemon(directory / "job.log", *command, JOB, *arguments, directory, **settings)
 

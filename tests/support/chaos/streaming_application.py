@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SESSION_TIMEOUT_S = 4
+TRIGGER = "300 milliseconds"
 # on a busy machine Spark takes a minute to start, and a batch tens of seconds
 WAIT_S = 300
 COLUMNS = "partition int, offset bigint, value string"
@@ -63,7 +64,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         rows = rows.mapInArrow(gate(options.gate), COLUMNS).selectExpr("partition", "offset", "trim(value) as value")
     writer = rows.writeStream.format("parquet").option("path", f"{options.directory}/rows")
     writer = writer.option("checkpointLocation", f"{options.directory}/checkpoint")
-    return writer.trigger(processingTime="300 milliseconds").start()
+    return writer.trigger(processingTime=options.trigger).start()
 
 
 def last_batch(directory: str) -> int:
@@ -83,6 +84,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--session-timeout-s", type=int, default=SESSION_TIMEOUT_S)
     parser.add_argument("--assignor", default="range")
+    parser.add_argument("--trigger", default=TRIGGER)
     parser.add_argument("--gate")
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()

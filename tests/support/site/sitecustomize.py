@@ -2,12 +2,16 @@
 
 Spark puts ``pyspark.zip`` first on the path, the same files as the installed PySpark without their compiled form, and
 each process would compile them again. Spark's Python daemon forks its workers, and each worker would import what the
-daemon has not.
+daemon has not. A reader process of a stream and a broker are new interpreters: of kafka-python they need the protocol,
+not the clients that its package imports, and no garbage collection while they import.
 """
 
+import gc
 import importlib
+import importlib.util
 import os
 import sys
+import types
 
 # what workers of the data source import: Spark's worker modules, its readers, and pandas for `mapInPandas` and frames
 _PRELOADED = (
@@ -33,3 +37,14 @@ if "pyspark.daemon" in sys.orig_argv:
         except ImportError:
             # without the optional module, or with another PySpark, workers import what there is themselves
             continue
+
+_is_broker = [os.path.basename(argument) for argument in sys.orig_argv[1:3]] == ["groupsource", "broker"]
+if _is_broker or "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
+    # imports create objects that stay; collections at the default threshold take more than a tenth of their time
+    gc.set_threshold(50_000)
+    _spec = importlib.util.find_spec("kafka")
+    if _spec is not None and _spec.submodule_search_locations is not None:
+        _package = types.ModuleType("kafka")
+        _package.__path__ = list(_spec.submodule_search_locations)
+        _package.__spec__ = _spec
+        sys.modules["kafka"] = _package
