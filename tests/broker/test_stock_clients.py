@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import warnings
 from pathlib import Path
 
 import pytest
@@ -81,9 +80,8 @@ def test_librdkafka_admin_client(broker, topic):
 
 @pytest.mark.parametrize("codec", [None, "gzip", "lz4"])
 def test_kafka_python(broker, topic, group, codec):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from kafka import KafkaConsumer, KafkaProducer
+    from support.kafka_python import KafkaConsumer, KafkaProducer
+
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, compression_type=codec)
     for item in range(COUNT):
         producer.send(topic, key=b"key %d" % (item % 7), value=b"value %d" % item)
@@ -130,9 +128,8 @@ def test_aiokafka(broker, topic, group, codec):
 
 
 def test_different_client_libraries_share_a_group(broker, topic, group):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from kafka import KafkaConsumer
+    from support.kafka_python import KafkaConsumer
+
     with RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, topic, 4)
     librdkafka = Consumer(

@@ -13,6 +13,7 @@ from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 from support.java_tools import JavaTools
+from support.kafka_python import KafkaProducer
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -81,7 +82,6 @@ def aiokafka(case: Case) -> None:
 def kafka_python(case: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # imports of deprecated modules
-        from kafka import KafkaProducer
         from kafka import TopicPartition as PyTopicPartition
         from kafka.structs import OffsetAndMetadata
 

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
+from support.kafka_python import KafkaConsumer
 from support.waiting import wait_until
 
 from spark_groupsource.model import TopicPartition
@@ -16,7 +17,6 @@ from spark_groupsource.model import TopicPartition
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import aiokafka
-    import kafka
     from aiokafka.abc import ConsumerRebalanceListener as AioListener
     from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AioRange
     from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AioRoundRobin
@@ -85,7 +85,7 @@ class KafkaPythonMember(_Member):
     def __init__(
         self, bootstrap_servers: str, group: str, topic: str, assignor: str = "range", **settings: Any
     ) -> None:
-        self._consumer = kafka.KafkaConsumer(
+        self._consumer = KafkaConsumer(
             topic,
             **{
                 "bootstrap_servers": bootstrap_servers.split(","),
