@@ -120,6 +120,11 @@ def first_header(buffer: Buffer) -> BatchHeader | None:
     return None if size is None else BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer), 0, size))
 
 
+def has_transactional_flag(buffer: Buffer) -> bool:
+    """Whether the first batch of a buffer says that it is transactional; a fast check, the batch may be invalid."""
+    return len(buffer) >= HEADER_BYTES and bool(buffer[ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG)
+
+
 def decode_header(head: bytes) -> BatchHeader:
     """Decodes the header of the batch that starts with `head`, of 61 bytes or more. The records may be missing.
 

@@ -340,7 +340,7 @@ class PartitionLog:
         for segment in tuple(self._segments):
             if segment.index.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
                 continue
-            found = yield from self._record_at_or_after(segment, timestamp_ms)
+            found = yield from self._record_at_or_after(segment, timestamp_ms, self.log_start_offset)
             if found is not None:
                 return found
         return None
@@ -350,16 +350,20 @@ class PartitionLog:
         return run_steps(self.find_latest_timestamp())
 
     def find_latest_timestamp(self) -> StorageSteps[TimestampAndOffset | None]:
-        """The first record with the largest timestamp; None for an empty log. Searches in steps.
+        """The first record with the largest timestamp; None without records. Searches in steps.
+
+        Like Kafka's, it may be below the log start offset while its segment is not removed
+        (`UnifiedLog.fetchOffsetByTimestamp`).
 
         Raises: as `find_timestamp`.
         """
-        live = [segment for segment in self._segments if segment.next_offset > self.log_start_offset]
-        largest = max((segment.index.max_timestamp for segment in live), default=-1)
-        return (yield from self.find_timestamp(largest)) if largest >= 0 else None
+        newest = max(self._segments, key=lambda segment: segment.index.max_timestamp, default=None)
+        if newest is None:
+            return None
+        return (yield from self._record_at_or_after(newest, newest.index.max_timestamp, newest.base_offset))
 
     def _record_at_or_after(
-        self, segment: LogSegment, timestamp_ms: int
+        self, segment: LogSegment, timestamp_ms: int, min_offset: int
     ) -> StorageSteps[TimestampAndOffset | None]:
         corrupt = self._corruption_in(segment)
         end = segment.size if corrupt is None else corrupt.position
@@ -367,7 +371,7 @@ class PartitionLog:
             for stored in segment.batches_from_timestamp(timestamp_ms, end):
                 if stored.header.max_timestamp >= timestamp_ms:
                     found = yield from first_record_at(
-                        stored.buffer, stored.header, timestamp_ms, self.log_start_offset
+                        stored.buffer, stored.header, timestamp_ms, min_offset
                     )
                     if found is not None:
                         return TimestampAndOffset(*found)

@@ -182,8 +182,8 @@ def _check_header(log: PartitionLog, header: BatchHeader) -> None:
     elif header.producer_id == NO_PRODUCER_ID:
         if header.attributes & TRANSACTIONAL_FLAG:
             text = "A transactional batch must have a producer id."
-    elif header.base_sequence < 0 or header.producer_epoch < 0:
-        text = "A batch with a producer id must have a producer epoch and a base sequence of at least 0."
+    elif header.base_sequence < 0:
+        text = "A batch with a producer id must have a base sequence of at least 0."
     if text:
         raise _rejected(log, text)
 

@@ -43,8 +43,6 @@ from spark_groupsource.storage.transaction_index import (
     write_rows,
 )
 
-# the producer of a batch does not have the transactional id: nothing is remembered of it
-_FOREIGN_PRODUCER = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH)
 # version, coordinator epoch
 _MARKER_VALUE = struct.Struct(">hi")
 
@@ -61,8 +59,15 @@ class AppendResult(NamedTuple):
     size: int
 
 
-TransactionVerifier = Callable[[BatchHeader], None]
-"""Called before the first batch of a transaction is appended; raises ApiError when the batch belongs to none."""
+class TransactionVerifier(NamedTuple):
+    """Verification of the first batch of a transaction.
+
+    `verify` raises ApiError if the batch belongs to no ongoing transaction with the partition; with `adds_partitions`
+    it adds the partition to the transaction.
+    """
+
+    verify: Callable[[BatchHeader], None]
+    adds_partitions: bool = False
 
 
 class Partition:
@@ -222,7 +227,7 @@ class Partition:
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 if header.is_transactional and verify is not None:
-                    self._verify_transaction(header, timestamp_ms, verify)
+                    self.verify_transaction(header, timestamp_ms, verify)
                 duplicate = self._producers.check(header)
             except ProducerBatchError as error:
                 raise RejectedBatchError(error.code, str(error), self.log.log_start_offset) from error
@@ -230,20 +235,26 @@ class Partition:
                 return AppendResult(duplicate.base_offset, duplicate.timestamp_ms, 0)
         return self._store(batch.records, header, timestamp_ms)
 
-    def _verify_transaction(self, header: BatchHeader, timestamp_ms: int, verify: TransactionVerifier) -> None:
+    def verify_transaction(self, header: BatchHeader, timestamp_ms: int, verifier: TransactionVerifier) -> None:
         """Verifies the first batch of a transaction, before it is compared with the last batch of its producer.
 
-        Raises: ApiError, ProducerBatchError.
+        Raises: ApiError.
         """
-        if self._producers.has_open_transaction(header.producer_id, header.producer_epoch):
+        if self.has_open_transaction(header.producer_id, header.producer_epoch):
             return
-        self._producers.check_epoch(header)
+        self._producers.start_verification(header, verifier.adds_partitions, timestamp_ms)
+        verifier.verify(header)
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Whether a producer has records of an open transaction in this partition.
+
+        Raises: ApiError for a fenced producer epoch.
+        """
         try:
-            verify(header)
-        except ApiError as error:
-            if error.code not in _FOREIGN_PRODUCER:
-                self._producers.add_unverified(header, timestamp_ms)
-            raise
+            self._producers.check_epoch(producer_id, epoch)
+        except ProducerBatchError as error:
+            raise ApiError(error.code, str(error)) from error
+        return self._producers.has_open_transaction(producer_id, epoch)
 
     def append_from_coordinator(self, batch: bytes, timestamp_ms: int) -> AppendResult:
         """Appends a batch of a coordinator of this broker.

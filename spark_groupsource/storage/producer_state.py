@@ -18,6 +18,7 @@ from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.records.header import BatchHeader
 
 NO_PRODUCER_ID = -1
+_NO_EPOCH = -1
 # the limit of max.in.flight.requests.per.connection with idempotence (`ProducerStateEntry.NUM_BATCHES_TO_RETAIN`)
 _RETAINED_BATCHES = 5
 _SEQUENCE_LIMIT = 2**31
@@ -69,11 +70,19 @@ class ProducerStateEntry:
     timestamp_ms: int
 
 
-class _UnverifiedBatch(NamedTuple):
-    """The first sequence number of the batches of an epoch that could not be verified, and when (epoch ms)."""
+@dataclass
+class _VerificationState:
+    """Kafka's `VerificationStateEntry`: the batches of a producer that wait for the first append of a transaction.
+
+    Attributes:
+        lowest_sequence: the lowest sequence number of `epoch` so far; later ones must not be stored before it.
+        adds_partitions: whether the Produce version adds partitions to the transaction (12 and later).
+        timestamp_ms: of the first batch (epoch ms).
+    """
 
     epoch: int
-    first_sequence: int
+    lowest_sequence: int
+    adds_partitions: bool
     timestamp_ms: int
 
 
@@ -97,8 +106,7 @@ class ProducerStateManager:
         self._count = count or ProducerCount()
         self._producers: dict[int, ProducerStateEntry] = {}  # the one that has written last is the last one
         self._ongoing: dict[int, int] = {}
-        # batches that were not verified, which the producer may send again
-        self._unverified: dict[int, _UnverifiedBatch] = {}
+        self._verifying: dict[int, _VerificationState] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -122,58 +130,65 @@ class ProducerStateManager:
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         return producer_id in self._ongoing and self._producers[producer_id].epoch == epoch
 
-    def check_epoch(self, header: BatchHeader) -> None:
-        """Raises: ProducerBatchError for a batch of a fenced producer epoch."""
-        entry = self._producers.get(header.producer_id)
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Raises: ProducerBatchError for a fenced producer epoch."""
+        entry = self._producers.get(producer_id)
         if entry is not None:
-            self._check_epoch(entry, header.producer_id, header.producer_epoch)
+            self._check_epoch(entry, producer_id, epoch)
 
-    def add_unverified(self, header: BatchHeader, timestamp_ms: int) -> None:
-        """Adds a batch that was not verified: later ones of the same epoch are rejected until it is stored.
+    def start_verification(self, header: BatchHeader, adds_partitions: bool, timestamp_ms: int) -> None:
+        """Is called before the first batch of a transaction is verified; if that fails, higher sequences are rejected.
 
-        Source: Kafka `VerificationStateEntry.lowestSequence`.
+        Source: Kafka `VerificationStateEntry.maybeUpdateLowestSequenceAndEpoch`.
         """
-        known = self._unverified.get(header.producer_id)
-        first_sequence = header.base_sequence
-        if known is not None and known.epoch == header.producer_epoch:
-            first_sequence = min(first_sequence, known.first_sequence)
-        new = _UnverifiedBatch(header.producer_epoch, first_sequence, timestamp_ms)
+        epoch, sequence = header.producer_epoch, header.base_sequence
+        known = self._verifying.get(header.producer_id)
         if known is None:
-            if len(self._unverified) >= MAX_PRODUCERS:
-                self._forget_unverified(next(iter(self._unverified)))
+            if len(self._verifying) >= MAX_PRODUCERS:
+                self._end_verification(next(iter(self._verifying)))
             self._make_room()
             self._count.total += 1
-        self._unverified[header.producer_id] = new
+            state = _VerificationState(epoch, sequence, adds_partitions, timestamp_ms)
+            self._verifying[header.producer_id] = state
+        elif (epoch, -sequence) > (known.epoch, -known.lowest_sequence):
+            known.epoch, known.lowest_sequence = epoch, sequence
 
     def check(self, header: BatchHeader) -> BatchMetadata | None:
         """None if the batch is new, the stored batch if it is a duplicate.
 
         Raises: ProducerBatchError.
         """
-        unverified = self._unverified.get(header.producer_id)
-        if unverified is not None and unverified.epoch == header.producer_epoch:
-            if header.base_sequence > unverified.first_sequence:
-                raise self._out_of_order(header, unverified.first_sequence)
         entry = self._producers.get(header.producer_id)
-        if entry is None:
+        if entry is not None:
+            self._check_epoch(entry, header.producer_id, header.producer_epoch)
+            if header.producer_epoch == entry.epoch:
+                last_sequence = _add(header.base_sequence, header.last_offset_delta)
+                for stored in entry.batches:
+                    if (stored.first_sequence, stored.last_sequence) == (header.base_sequence, last_sequence):
+                        return stored
+        self._check_verification(header, entry)
+        if entry is None or entry.epoch == _NO_EPOCH:
             # its earlier records may have been deleted, so any sequence number is accepted
             return None
-        self._check_epoch(entry, header.producer_id, header.producer_epoch)
-        if header.producer_epoch > entry.epoch:
-            expected = 0
-        else:
-            last_sequence = _add(header.base_sequence, header.last_offset_delta)
-            for stored in entry.batches:
-                if (stored.first_sequence, stored.last_sequence) == (header.base_sequence, last_sequence):
-                    return stored
-            # without batches the epoch started with a marker, which ended a transaction of an earlier epoch
-            expected = _add(entry.batches[-1].last_sequence, 1) if entry.batches else 0
+        # without batches the epoch started with a marker, which ended a transaction of an earlier epoch
+        is_new = header.producer_epoch > entry.epoch or not entry.batches
+        expected = 0 if is_new else _add(entry.batches[-1].last_sequence, 1)
         if header.base_sequence != expected:
             raise self._out_of_order(header, expected)
         if entry.first_offset is not None and not header.is_transactional:
             text = f"Producer {header.producer_id} sent a non-transactional batch during its transaction."
             raise ProducerBatchError(ErrorCode.INVALID_TXN_STATE, text)
         return None
+
+    def _check_verification(self, header: BatchHeader, entry: ProducerStateEntry | None) -> None:
+        """Raises: ProducerBatchError for a batch after one that is not verified, whatever their epochs."""
+        state = self._verifying.get(header.producer_id)
+        if state is None:
+            return
+        if state.adds_partitions and header.base_sequence != 0 and (entry is None or not entry.batches):
+            raise self._out_of_order(header, 0)
+        if header.base_sequence > state.lowest_sequence:
+            raise self._out_of_order(header, state.lowest_sequence)
 
     def check_marker(
         self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int = 1
@@ -200,7 +215,8 @@ class ProducerStateManager:
         """Adds a data batch that is stored at `base_offset`."""
         if header.producer_id == NO_PRODUCER_ID:
             return
-        self._forget_unverified(header.producer_id)
+        if header.is_transactional:
+            self._end_verification(header.producer_id)
         entry = self._entry(header.producer_id, header.producer_epoch)
         first = last = header.base_sequence
         if first >= 0:
@@ -217,7 +233,9 @@ class ProducerStateManager:
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
     ) -> int | None:
         """Ends a producer's transaction; returns its first offset, None if it has no records in this partition."""
-        self._forget_unverified(producer_id)
+        state = self._verifying.get(producer_id)
+        if state is not None and not (state.adds_partitions and state.epoch == epoch):
+            self._end_verification(producer_id)  # else the state is that of the next transaction
         entry = self._entry(producer_id, epoch)
         entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
         entry.first_offset = None
@@ -253,14 +271,14 @@ class ProducerStateManager:
         del self._producers[producer_id]
         self._count.total -= 1
 
-    def _forget_unverified(self, producer_id: int) -> None:
-        if self._unverified.pop(producer_id, None) is not None:
+    def _end_verification(self, producer_id: int) -> None:
+        if self._verifying.pop(producer_id, None) is not None:
             self._count.total -= 1
 
     def close(self) -> None:
         """Must be called when the partition is deleted, or its state is replaced."""
-        self._count.total -= len(self._producers) + len(self._unverified)
-        self._producers, self._unverified = {}, {}
+        self._count.total -= len(self._producers) + len(self._verifying)
+        self._producers, self._verifying = {}, {}
 
     def remove_expired(self, until_ms: int) -> None:
         """Removes producers without open transaction whose last timestamp is at most `until_ms` (epoch ms).
@@ -270,8 +288,8 @@ class ProducerStateManager:
         for number in [number for number, entry in self._producers.items() if entry.timestamp_ms <= until_ms]:
             if number not in self._ongoing:
                 self._remove(number)
-        for number in [number for number, batch in self._unverified.items() if batch.timestamp_ms <= until_ms]:
-            self._forget_unverified(number)
+        for number in [number for number, state in self._verifying.items() if state.timestamp_ms <= until_ms]:
+            self._end_verification(number)
 
     def _out_of_order(self, header: BatchHeader, expected: int) -> ProducerBatchError:
         return ProducerBatchError(

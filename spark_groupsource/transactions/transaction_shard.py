@@ -119,11 +119,11 @@ class TransactionShard:
         if known is None:
             new = TransactionValue(next_producer_id(), 0, timeout_ms, EMPTY, updated_ms=timestamp_ms)
             return self._store(transactional_id, new)
+        rule = TRANSACTION_RULES[known.status][TransactionOperation.INIT]
+        if rule.action is TransactionAction.REJECT:  # before other checks: the state changes without the producer
+            return Decision(rule.error)
         if expected is not None and not _may_expect(expected, known):
             return Decision(ErrorCode.PRODUCER_FENCED)
-        rule = TRANSACTION_RULES[known.status][TransactionOperation.INIT]
-        if rule.action is TransactionAction.REJECT:
-            return Decision(rule.error)
         if rule.action is TransactionAction.FENCE:
             return self._fence(transactional_id, known, timestamp_ms, rule.error)
         renewed = replace(
@@ -163,13 +163,13 @@ class TransactionShard:
         timestamp_ms: int,
     ) -> Decision:
         """AddPartitionsToTxn, AddOffsetsToTxn: adds the partitions to the transaction, or starts one."""
+        known = self.transactions.get(transactional_id)
+        if known is not None and is_ending(known.status):  # before other checks, as Kafka does
+            return Decision(TRANSACTION_RULES[known.status][TransactionOperation.ADD].error)
         error = self._check(transactional_id, producer)
-        if error is not ErrorCode.NONE:
+        if known is None or error is not ErrorCode.NONE:
             return Decision(error)
-        known = self.transactions[transactional_id]
         rule = TRANSACTION_RULES[known.status][TransactionOperation.ADD]
-        if rule.action is TransactionAction.REJECT:
-            return Decision(rule.error)
         if rule.action is TransactionAction.EXTEND and known.partitions.issuperset(partitions):
             return Decision(ErrorCode.NONE)
         start_ms = known.start_ms if rule.action is TransactionAction.EXTEND else timestamp_ms

@@ -17,7 +17,7 @@ from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.partition import Partition, TransactionVerifier
 from spark_groupsource.storage.producer_state import ProducerStateManager
 from spark_groupsource.storage.topic_config import TopicConfig
 from spark_groupsource.storage.transaction_index import AbortedTxn, TransactionIndex, decode_rows, encode_rows
@@ -159,7 +159,7 @@ def test_only_the_first_batch_of_a_transaction_is_verified(logged):
 
     def send(sequence: int) -> int:
         data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=sequence, transactional=True)
-        return logged.partition.append(data, NOW, verify=verify).base_offset
+        return logged.partition.append(data, NOW, verify=TransactionVerifier(verify)).base_offset
 
     assert logged.rejected(send, 0) is ErrorCode.INVALID_TXN_STATE
     assert [send(0), send(0), send(1)] == [0, 0, 1]
@@ -176,7 +176,7 @@ def test_a_batch_that_could_not_be_verified_is_stored_before_the_next_one(logged
 
     def send(sequence: int, epoch: int = 0) -> int:
         data = batch(b"x", producer_id=1, producer_epoch=epoch, base_sequence=sequence, transactional=True)
-        return logged.partition.append(data, NOW, verify=verify).base_offset
+        return logged.partition.append(data, NOW, verify=TransactionVerifier(verify)).base_offset
 
     assert logged.rejected(send, 4) is ErrorCode.NOT_ENOUGH_REPLICAS
     assert logged.rejected(send, 3) is ErrorCode.NOT_ENOUGH_REPLICAS
@@ -197,7 +197,7 @@ def test_a_transactional_batch_is_verified_before_its_sequence_number(logged):
 
     def send(sequence: int, epoch: int) -> int:
         data = batch(b"x", producer_id=1, producer_epoch=epoch, base_sequence=sequence, transactional=True)
-        return logged.partition.append(data, NOW, verify=verify).base_offset
+        return logged.partition.append(data, NOW, verify=TransactionVerifier(verify)).base_offset
 
     logged.send(1, 0, b"a", epoch=1)
     logged.end(1, True, epoch=1)

@@ -11,12 +11,13 @@ from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
-from spark_groupsource.errors import ApiError, ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
-from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.header import BatchHeader, Buffer, first_header, has_transactional_flag
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
+from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
 
@@ -30,9 +31,10 @@ _ALL_REPLICAS = -1
 _PRODUCE_TOPIC_IDS_SINCE = 13
 _ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
+_ADDS_PARTITIONS_SINCE = 12
 _VERIFICATION_ERRORS = {
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
-    # retriable for a producer
+    # retriable for a producer of an earlier version than `_ADDS_PARTITIONS_SINCE`
     ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE: ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -60,11 +62,14 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
     failed: list[tuple[TopicPartition, _ProducedPartition]] = []
     appended: list[tuple[TopicPartition, int]] = []
     pending_bytes = 0
+    rejection = _rejection(request)
     try:
         for topic in request.topic_data:
             results: list[_ProducedPartition] = []
             for data in topic.partition_data:
                 try:
+                    if rejection is not None:
+                        raise rejection
                     done, partition = yield from _append(broker, context, request, topic, data)
                     if done.size:
                         appended.append((partition.topic_partition, done.size))
@@ -91,6 +96,33 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
     return response
 
 
+def _rejection(request: ProduceRequest) -> ApiError | None:
+    """The error of all partitions of a request, None if it may be appended."""
+    producers = set()
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            header = _transactional_header(data.records)
+            if header is not None:
+                producers.add((header.producer_id, header.producer_epoch))
+    if producers and request.transactional_id is None:
+        text = "A transactional batch requires a transactional id in the request."
+        return ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+    if len({producer for producer in producers if producer[0] != NO_PRODUCER_ID}) > 1:
+        text = "Transactional batches of a request must have one producer id and epoch."
+        return ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, text)
+    return None
+
+
+def _transactional_header(records: Buffer | None) -> BatchHeader | None:
+    """The header of a transactional batch; None for other batches and invalid ones, which the log rejects."""
+    if records is None or not has_transactional_flag(records):
+        return None
+    try:
+        return first_header(records)
+    except CorruptRecordError:
+        return None
+
+
 def _unacknowledged(failed: list[tuple[TopicPartition, _ProducedPartition]]) -> str:
     names = bounded_names(f"{partition} ({ErrorCode(result.error_code).name})" for partition, result in failed)
     return f"Produce with acks=0 failed for {names}. Set acks=1 in the producer to see the reason."
@@ -103,20 +135,22 @@ def _append(
     topic: ProduceRequest.TopicProduceData,
     data: ProduceRequest.TopicProduceData.PartitionProduceData,
 ) -> StorageSteps[tuple[AppendResult, Partition]]:
-    """Validates and appends the batch of one partition. Raises: ApiError."""
+    """Verifies, validates and appends the batch of one partition. Raises: ApiError."""
     partition = _produce_partition(broker, context, request, topic, data.index)
     timestamp_ms = broker.clock.timestamp_ms()
+    verifier = _verifier(broker, context, request.transactional_id or "", partition.topic_partition)
+    header = _transactional_header(data.records)
+    if header is not None and header.producer_id != NO_PRODUCER_ID:
+        partition.check_online()
+        partition.verify_transaction(header, timestamp_ms, verifier)
     zstd = context.api_version >= _ZSTD_SINCE
     found = partition.validate(data.records or b"", timestamp_ms, zstd)
     batch = found if isinstance(found, ValidatedBatch) else (yield from found)
     # the partition may have been deleted or moved between two steps
     if _produce_partition(broker, context, request, topic, data.index) is not partition:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Partition {partition.topic_partition} was recreated.")
-    if batch.header.is_transactional and request.transactional_id is None:
-        text = "A transactional batch requires a transactional id in the request."
-        raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
-    verify = _verification(broker, context, request.transactional_id or "", partition.topic_partition)
-    return partition.append_validated(batch, broker.clock.timestamp_ms(), verify), partition
+    # verified again, because a transaction may have ended between two steps
+    return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
 
 def _produced(partition: Partition, done: AppendResult) -> _ProducedPartition:
@@ -183,20 +217,24 @@ def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceReq
         return topic.name or str(topic.topic_id)
 
 
-def _verification(
+def _verifier(
     broker: Broker, context: ApiRequestContext, transactional_id: str, topic_partition: TopicPartition
 ) -> TransactionVerifier:
     """Returns the check that a transactional batch belongs to an ongoing transaction with this partition (KIP-890)."""
+    adds_partitions = context.api_version >= _ADDS_PARTITIONS_SINCE
 
     def verify(header: BatchHeader) -> None:
         producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
-        code = broker.transaction_coordinator.verify(transactional_id, producer, topic_partition)
+        coordinator = broker.transaction_coordinator
+        check = coordinator.add_produced if adds_partitions else coordinator.verify
+        code = check(transactional_id, producer, topic_partition)
         if code is ErrorCode.NONE:
             return
         if code is ErrorCode.TRANSACTION_ABORTABLE and context.api_version < _ABORTABLE_SINCE:
             code = ErrorCode.INVALID_TXN_STATE
-        code = _VERIFICATION_ERRORS.get(code, code)
+        if not (adds_partitions and code is ErrorCode.CONCURRENT_TRANSACTIONS):
+            code = _VERIFICATION_ERRORS.get(code, code)
         text = f"Partition {topic_partition} is not part of an ongoing transaction of {transactional_id}."
         raise ApiError(code, text)
 
-    return verify
+    return TransactionVerifier(verify, adds_partitions)

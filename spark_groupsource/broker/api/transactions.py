@@ -91,6 +91,7 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
                 yield None
     if unknown:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
+        topics = [(name, list(dict.fromkeys(numbers))) for name, numbers in topics]  # as Kafka, only with this error
     else:
         producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
@@ -162,7 +163,7 @@ def _check_commit(
         group_instance_id=request.group_instance_id,
         topics=existing,
     )
-    code = _verify(broker, context, request)
+    code = ErrorCode.INVALID_GROUP_ID if not request.group_id else _verify(broker, context, request)
     if code is not ErrorCode.NONE:
         response: TxnOffsetCommitResponse = error_response(checked, code, context.api_version)
         response.topics = [*response.topics, *errors]
@@ -171,10 +172,15 @@ def _check_commit(
 
 
 def _verify(broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
-    """Checks that AddOffsetsToTxn has added the group to the transaction."""
+    """Checks that AddOffsetsToTxn has added the group to the transaction; after the first commit it is not repeated.
+
+    Source: Kafka `UnifiedLog.maybeStartTransactionVerification`.
+    """
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         partition = broker.group_coordinator.shards.partition_of(request.group_id)
+        if broker.partitions.partition(*partition).has_open_transaction(*producer):
+            return ErrorCode.NONE
         code = broker.transaction_coordinator.verify(request.transactional_id, producer, partition)
     except ApiError as error:
         code = error.code

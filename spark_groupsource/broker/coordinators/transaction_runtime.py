@@ -176,7 +176,25 @@ class TransactionRuntime:
         self, node_id: int, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
     ) -> ErrorCode:
         """Adds partitions to a transaction; the first one starts it."""
-        shard = self._own_shard(node_id, transactional_id)
+        return self._add(self._own_shard(node_id, transactional_id), transactional_id, producer, partitions)
+
+    def add_produced(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, topic_partition: TopicPartition
+    ) -> ErrorCode:
+        """Adds the partition of a produced batch to a transaction, whichever node coordinates it."""
+        try:
+            shard = self.shards.loaded_shard(self.shards.partition_of(transactional_id).partition)
+            return self._add(shard, transactional_id, producer, [topic_partition])
+        except ApiError as error:
+            return error.code
+
+    def _add(
+        self,
+        shard: _Shard,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+    ) -> ErrorCode:
         self._check_memory(2 * MAX_STATE_BYTES)  # new ids leave half of it to the transactions of known ones
         timestamp_ms = self._clock.timestamp_ms()
         with self._legal_state(transactional_id):

@@ -290,8 +290,10 @@ class FetchManager:
             last_stable_offset=stable,
             log_start_offset=log.log_start_offset,
             diverging_epoch=diverging,
-            # null for isolation level read_uncommitted
-            aborted_transactions=_aborted(partition, requested.fetch_offset, records) if committed else None,
+            # null for isolation level read_uncommitted, and with a diverging epoch
+            aborted_transactions=(
+                _aborted(partition, requested.fetch_offset, records) if committed and diverging is None else None
+            ),
             preferred_read_replica=-1,
             records=records,
         )
