@@ -16,7 +16,7 @@ from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext
 from spark_groupsource.group.rebalance import maybe_complete_join, rebalance_or_complete, remove_member
 from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import heartbeat_response, leave_error_response, leave_response
-from spark_groupsource.group.states import DEAD, GroupAction, GroupOperation
+from spark_groupsource.group.states import DEAD, EMPTY, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.model import bounded_names
 from spark_groupsource.wire.group_events import Cause
@@ -55,21 +55,19 @@ def identities(request: LeaveGroupRequest, api_version: int) -> Sequence[LeaveGr
 
 
 def leave(builder: OutcomeBuilder, group: ClassicGroup, request: LeaveGroupRequest, context: RequestContext) -> None:
-    """Removes the named members and pending member ids, then starts one join phase if a member was removed."""
+    """Removes the named members and pending member ids, then starts one join phase if one of them was removed."""
     rule = group.rule(GroupOperation.LEAVE)
     if rule.action is GroupAction.REJECT:
         builder.reply(context.token, leave_error_response(rule.error))
         return
     entries = []
-    left: list[Trigger] = []
+    left: list[tuple[str, Trigger]] = []
     for identity in identities(request, context.api_version):
         entries.append((identity, _leave_one(builder, group, identity, context, left)))
     builder.reply(context.token, leave_response(entries, context.api_version))
-    if left:
-        names = bounded_names(trigger.member.member_id for trigger in left if trigger.member is not None)
-        rebalance_or_complete(builder, group, f"removing member {names} on LeaveGroup", left[0])
-    else:
-        maybe_complete_join(builder, group)  # the join phase may have waited only for a pending member id that has left
+    if left and group.state is not EMPTY:  # a pending member id has left an Empty group
+        names = bounded_names(member_id for member_id, _ in left)
+        rebalance_or_complete(builder, group, f"removing member {names} on LeaveGroup", left[0][1])
 
 
 def _leave_one(
@@ -77,7 +75,7 @@ def _leave_one(
     group: ClassicGroup,
     identity: LeaveGroupRequest.MemberIdentity,
     context: RequestContext,
-    left: list[Trigger],
+    left: list[tuple[str, Trigger]],
 ) -> ErrorCode:
     member_id, instance_id = identity.member_id, identity.group_instance_id
     if member_id == UNKNOWN_MEMBER and instance_id is not None:
@@ -87,6 +85,7 @@ def _leave_one(
         group.pending_joins.discard(member_id)
         builder.cancel_timer(SessionTimer(group.group_id, member_id))
         _log_left(builder, group, member_id, identity, "Pending member")
+        left.append((member_id, Trigger(Cause.LEFT, reason=identity.reason)))
         return ErrorCode.NONE
     error = group.validate_member(member_id, instance_id)
     if error is ErrorCode.NONE:
@@ -94,7 +93,7 @@ def _leave_one(
         is_operator = trigger.cause is Cause.REMOVED_BY_OPERATOR
         rebalance_events.add_left(builder, group, trigger, operator=context if is_operator else None)
         _log_left(builder, group, member_id, identity, "Member")
-        left.append(trigger)
+        left.append((member_id, trigger))
     return error
 
 

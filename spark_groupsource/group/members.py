@@ -115,7 +115,7 @@ def new_member_id(client_id: str, group_instance_id: str | None, new_uuid: str) 
 
 
 def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:
-    """Returns the protocol with most votes; the smallest name wins a tie (in Kafka, the order of a hash map).
+    """Returns the protocol with most votes; a tie is decided as in Kafka, by the order of a Java hash map.
 
     Raises: ValueError without members, or if a member supports none of the candidates.
     """
@@ -125,4 +125,15 @@ def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str])
         votes[name] = votes.get(name, 0) + 1
     if not votes:
         raise ValueError("Cannot select the protocol of a group without members.")
-    return min(votes, key=lambda name: (-votes[name], name))
+    buckets = 16
+    while len(votes) > buckets * 3 // 4:
+        buckets *= 2
+    return min(votes, key=lambda name: (-votes[name], _java_hash(name) % buckets))
+
+
+def _java_hash(name: str) -> int:
+    """The hash of a string in a Java `HashMap`; its lower bits are the number of the bucket."""
+    code = 0
+    for unit in name.encode("utf-16-be")[1::2] if name.isascii() else memoryview(name.encode("utf-16-le")).cast("H"):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return code ^ code >> 16

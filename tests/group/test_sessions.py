@@ -241,7 +241,7 @@ def test_pending_id_leaves_with_an_unknown_instance(context: GroupContext) -> No
     pending = context.join(version=4).member_id
     assert context.leave_errors(("", "unknown"), (pending, None)) == [UNKNOWN, ErrorCode.NONE]
     assert context.group().pending_joins == set()
-    assert context.state() is STABLE
+    assert context.state() is PREPARING_REBALANCE
 
 
 @pytest.mark.conformance("JM-127", "JM-128")

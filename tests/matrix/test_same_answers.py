@@ -8,6 +8,7 @@ A difference is a defect of the embedded broker.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import combinations
 from typing import Any
 from uuid import uuid4
 
@@ -213,6 +214,37 @@ def test_an_illegal_state_of_the_coordinator_is_an_error_response(pair: Pair) ->
         static = group_cases.join("illegal", member=pending.member_id, instance="i")
         found.append(comparable_response(broker, static(broker), 5))
     assert found[0] == found[1] and found[0]["error_code"] == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_a_pending_member_id_that_leaves_starts_a_rebalance(pair: Pair) -> None:
+    found = []
+    for broker in pair:
+        joined = broker.exchange(group_cases.join("pending", instance="i")(broker), 5)
+        member, share = joined.member_id, ((joined.member_id, b"share"),)
+        assert broker.exchange(group_cases.sync("pending", 1, member, "i", shares=share)(broker), 3).error_code == 0
+        pending = broker.exchange(group_cases.join("pending")(broker), 5).member_id
+        left = broker.exchange(group_cases.leave("pending", (pending, None))(broker), 3)
+        heartbeat = broker.exchange(group_cases.heartbeat("pending", 1, member, "i")(broker), 3)
+        found.append((left.members[0].error_code, heartbeat.error_code))
+    assert found == [(ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)] * 2
+
+
+def test_a_tie_of_assignors_is_decided_alike(pair: Pair) -> None:
+    names = ("range", "roundrobin", "sticky", "cooperative-sticky", "rr", "uniform")
+    found: list[list[str]] = [[], []]
+    for number, (one, other) in enumerate(combinations(names, 2)):
+        for broker, selected in zip(pair, found):
+            group = f"tie-{number}"
+            first, second = (tuple((name, b"") for name in order) for order in ((one, other), (other, one)))
+            member = broker.exchange(group_cases.join(group, protocols=first, instance="a")(broker), 5).member_id
+            broker.send(group_cases.join(group, protocols=second, instance="b")(broker), 5)
+            with ComparedBroker(broker.bootstrap_servers, broker.prefix) as connection:
+                rejoin = group_cases.join(group, member, first, instance="a")(connection)
+                describe = group_cases.describe_groups(group)(connection)
+                wait_until(lambda: len(connection.exchange(describe, 4).groups[0].members) == 2, "both members join")
+                selected.append(connection.exchange(rejoin, 5).protocol_name)
+            broker.reconnect()
+    assert found[0] == found[1]
 
 
 LIVES = [(version, static) for version in range(10) for static in (False, True) if version >= 5 or not static]

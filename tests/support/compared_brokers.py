@@ -42,6 +42,7 @@ class ComparedBroker:
     """A connection to one of two compared brokers; a context manager. `prefix`, of topic and group names, is equal."""
 
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
         (self._address,) = parse_addresses(bootstrap_servers)
         self._socket = dial(self._address, TIMEOUT_MS)
         self._correlation_id = 0
