@@ -23,7 +23,7 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.producer_state import ProducerCount
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
-from spark_groupsource.storage.topic_config import TopicConfig, topic_config
+from spark_groupsource.storage.topic_config import TopicConfig, check_topic_config, topic_config
 
 CreationSteps = StorageSteps[TopicEntry]
 """Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
@@ -176,11 +176,21 @@ class LogManager:
         other = self._metric_names.get(_metric_name(name))
         if other is not None:
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic {name} collides with existing topic {other}.")
+        config = self.check_settings(settings)
         if not 1 <= partition_count <= 100_000:
             text = f"A topic must have 1 to 100000 partitions, got {partition_count}."
             raise ApiError(ErrorCode.INVALID_PARTITIONS, text)
+        return config
+
+    def check_settings(self, settings: Mapping[str, str | None]) -> TopicConfig:
+        """Returns the configuration of a topic with these settings.
+
+        Raises: ApiError with INVALID_CONFIG.
+        """
         try:
-            return topic_config(settings, self._topic_defaults)
+            config = topic_config(settings, self._topic_defaults)
+            check_topic_config(config)
+            return config
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
@@ -217,10 +227,7 @@ class LogManager:
         """
         entry = self.topic(name)
         self._check_not_changing(name)
-        try:
-            config = topic_config(settings, self._topic_defaults)
-        except ConfigurationError as error:
-            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
+        config = self.check_settings(settings)
         if name in COORDINATOR_TOPICS and config.cleanup_policy != ("compact",):
             text = f"cleanup.policy of internal topic {name} must be compact."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)

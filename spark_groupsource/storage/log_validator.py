@@ -145,6 +145,9 @@ def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchH
         raise ApiError(ErrorCode.INVALID_RECORD, "Message formats v0 and v1 are not supported since Produce version 3.")
     try:
         header = first_header(records)
+        if header is not None and header.attributes & CODEC_MASK == _ZSTD and not allow_zstd:
+            text = "Compression codec zstd is not supported by this version of Produce."
+            raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
         if header is None or header.size != len(records):
             # like Kafka, bytes of an incomplete batch at the end are ignored
             count = len(list(iter_headers(records)))
@@ -156,7 +159,7 @@ def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchH
     except CorruptRecordError as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
     codec = header.attributes & CODEC_MASK
-    if codec > _ZSTD or (codec == _ZSTD and not allow_zstd):
+    if codec > _ZSTD:
         text = f"Compression codec {codec} is not supported by this version of Produce."
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
     return header

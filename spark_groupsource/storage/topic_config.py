@@ -8,6 +8,7 @@ Source: https://kafka.apache.org/documentation (Topic Configs).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
@@ -22,6 +23,8 @@ from spark_groupsource.config_def import (
 )
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.compression import CODECS
+
+_THROTTLED_REPLICA = re.compile(r"([0-9]+:[0-9]+)?")
 
 
 def _topic_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
@@ -101,7 +104,7 @@ class TopicConfig:
     retention_bytes: int = _topic_setting(
         "retention.bytes", ConfigType.LONG, -1,
         "Size of a partition above which its oldest segments are deleted, in bytes; -1 means no limit.",
-        unit="bytes", low=-1, high=INT64_MAX, broker_name="log.retention.bytes",
+        unit="bytes", low=-INT64_MAX - 1, high=INT64_MAX, broker_name="log.retention.bytes",
     )
     segment_ms: int = _topic_setting(
         "segment.ms", ConfigType.LONG, 604_800_000,
@@ -157,6 +160,12 @@ class TopicConfig:
     preallocate: bool = _topic_setting(
         "preallocate", ConfigType.BOOLEAN, False, "No effect: segment files grow as records are appended.",
         broker_name="log.preallocate",
+    )
+    remote_log_copy_disable: bool = _topic_setting(
+        "remote.log.copy.disable", ConfigType.BOOLEAN, False, "No effect: there is no tiered storage.",
+    )
+    remote_log_delete_on_disable: bool = _topic_setting(
+        "remote.log.delete.on.disable", ConfigType.BOOLEAN, False, "No effect: there is no tiered storage.",
     )
     remote_storage_enable: bool = _topic_setting(
         "remote.storage.enable", ConfigType.BOOLEAN, False, "Must be false: there is no tiered storage.",
@@ -225,6 +234,23 @@ def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> T
         if text is not None:
             values[TOPIC_FIELDS[name]] = key.parse(str(text))
     return replace(defaults, **values)
+
+
+def check_topic_config(config: TopicConfig) -> None:
+    """Raises: ConfigurationError for values that Kafka rejects when a topic is created or altered."""
+    if config.compression_gzip_level == 0:
+        raise ConfigurationError("Option compression.gzip.level must be -1 or between 1 and 9, got 0.")
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise ConfigurationError(
+            f"Option min.compaction.lag.ms must be at most max.compaction.lag.ms={config.max_compaction_lag_ms}, "
+            f"got {config.min_compaction_lag_ms}."
+        )
+    for name, replicas in (("follower", config.follower_throttled), ("leader", config.leader_throttled)):
+        if replicas[:1] != ("*",) and not all(_THROTTLED_REPLICA.fullmatch(each) for each in replicas):
+            raise ConfigurationError(
+                f"Option {name}.replication.throttled.replicas must be '*' or a list of partition:broker, "
+                f"got {','.join(replicas)!r}."
+            )
 
 
 def unknown_setting(name: str, known: Mapping[str, BrokerConfigKey], kind: str) -> ConfigurationError:

@@ -175,7 +175,7 @@ def test_a_new_producer_replaces_the_one_that_has_not_written_for_the_longest_ti
     again = ProducerStateManager.decode(states.encode(), count)
     assert (list(again.entries()), count.total) == ([1, 2, 5, 6], 8)
     states.close()
-    again.add_unverified(_of_producer(7), 1)
+    again.start_verification(_of_producer(7), False, 1)
     again.remove_expired(1)
     assert (list(again.entries()), count.total) == ([1], 1)
 
@@ -192,3 +192,18 @@ def test_the_producers_of_all_partitions_are_bounded(monkeypatch):
     another.update(_of_producer(1), 0)
     another.update(_of_producer(2), 1)
     assert (list(another.entries()), count.total) == ([2], 7)
+
+
+@pytest.mark.conformance("PS-049", "PS-051")
+def test_a_verification_state_has_the_lowest_sequence_of_its_epoch_and_expires():
+    states = ProducerStateManager()
+    for sequence, epoch in ((4, 0), (6, 0), (2, 0), (1, -1)):
+        states.start_verification(numbered(sequence, epoch=epoch), False, 1_000 + sequence)
+    assert refused(states, numbered(4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(numbered(2)) is None
+    states.start_verification(numbered(5, epoch=1), False, 2_000)
+    assert states.check(numbered(5, epoch=1)) is None
+    states.remove_expired(1_003)
+    assert refused(states, numbered(6)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    states.remove_expired(1_004)
+    assert states.check(numbered(6)) is None

@@ -108,7 +108,7 @@ AFTER = {
 @pytest.mark.parametrize("status", TransactionStatus, ids=lambda status: status.name)
 @pytest.mark.conformance(
     "TC-014", "TC-015", "TC-017", "TC-018", "TC-019", "TC-020", "TC-027", "TC-028", "TC-029", "TC-030", "TC-031",
-    "TC-032", "TC-037", "TC-038", "TC-046", "TC-047", "TC-048", "TC-049", "TC-061", "TS-006", "TS-017",
+    "TC-037", "TC-038", "TC-046", "TC-047", "TC-048", "TC-049", "TC-061", "TS-006", "TS-017",
 )  # fmt: skip
 def test_every_operation_in_every_state_follows_the_table(
     status: TransactionStatus, operation: TransactionOperation

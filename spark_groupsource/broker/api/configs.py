@@ -332,8 +332,11 @@ def _alter(
                 altered = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
                 broker.alter_config(resource.resource_name, altered, validate_only=validate_only)
             else:
+                entry = broker.partitions.topics.get(resource.resource_name)
+                altered = settings(resource, {} if entry is None else dict(entry.settings))
+                broker.partitions.check_name(resource.resource_name)
+                broker.partitions.check_settings(altered)  # before the topic is looked up, as Kafka does
                 entry = broker.partitions.topic(resource.resource_name)
-                altered = settings(resource, dict(entry.settings))
                 broker.partitions.alter_topic(entry.name, altered, validate_only=validate_only)
         except ApiError as error:
             code, message = error.code, error.message

@@ -38,10 +38,12 @@ _MAX_TIMESTAMP = -3
 _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
-_SPECIAL_TIMESTAMP_SINCE = {_EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_SPECIAL_TIMESTAMP_SINCE = {
+    _LATEST: 1, _EARLIEST: 1, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11,
+}  # fmt: skip
+_UNDEFINED_SINCE = 2**15
 _NOT_FOUND = TimestampAndOffset(-1, -1)
 _READ_COMMITTED = 1
-_MAX_TIMESTAMP_SINCE = 7
 
 _ListedTopic = ListOffsetsResponse.ListOffsetsTopicResponse
 _ListedPartition = _ListedTopic.ListOffsetsPartitionResponse
@@ -83,14 +85,15 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
             try:
                 if named[topic.name, number] > 1:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "The request contains a partition more than once.")
-                if context.api_version < _SPECIAL_TIMESTAMP_SINCE.get(requested.timestamp, 0):
-                    text = f"Timestamp {requested.timestamp} requires a later request version."
+                since = _SPECIAL_TIMESTAMP_SINCE.get(requested.timestamp, _UNDEFINED_SINCE)
+                if requested.timestamp < 0 and context.api_version < since:
+                    text = f"Timestamp {requested.timestamp} is not defined in request version {context.api_version}."
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
                 partition = broker.partitions.partition(topic.name, number)
                 leader = broker.leaders.check_leader(
                     context.node_id, partition.topic_partition, requested.current_leader_epoch
                 )
-                found = yield from _look_up(partition, requested, context.api_version, committed)
+                found = yield from _look_up(partition, requested, committed)
                 if found.offset >= 0:
                     is_latest = requested.timestamp == _LATEST
                     leader_epoch = leader.epoch if is_latest else partition.epoch_for_offset(found.offset)
@@ -111,7 +114,7 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
 
 
 def _look_up(
-    partition: Partition, requested: _RequestedOffset, api_version: int, committed: bool
+    partition: Partition, requested: _RequestedOffset, committed: bool
 ) -> StorageSteps[TimestampAndOffset]:
     log, timestamp = partition.log, requested.timestamp
     end = partition.last_stable_offset if committed else log.high_watermark
@@ -122,10 +125,8 @@ def _look_up(
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return _NOT_FOUND  # this broker has no tiered storage
     try:
-        if timestamp == _MAX_TIMESTAMP and api_version >= _MAX_TIMESTAMP_SINCE:
+        if timestamp == _MAX_TIMESTAMP:
             found = yield from log.find_latest_timestamp()
-        elif timestamp < 0:
-            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Timestamp {timestamp} is not defined.")
         else:
             found = yield from log.find_timestamp(timestamp)
         return found if found is not None and found.offset < end else _NOT_FOUND
@@ -168,12 +169,16 @@ def offset_for_leader_epoch(
 def delete_records(broker: Broker, context: ApiRequestContext, request: DeleteRecordsRequest) -> Steps:
     """Moves log start offsets forward; offset -1 is the high watermark. Stores them for some partitions at a time."""
     topics: list[_DeletedTopic] = []
+    named: dict[str, dict[int, _RequestedDeletion]] = {}  # the last of duplicates counts
     for topic in request.topics:
+        named.setdefault(topic.name, {}).update((each.partition_index, each) for each in topic.partitions)
+    for name, wanted in named.items():
         results: list[_DeletedPartition] = []
-        for start in range(0, len(topic.partitions), _PARTITIONS_PER_CHECKPOINT):
-            requested = topic.partitions[start : start + _PARTITIONS_PER_CHECKPOINT]
-            results += yield from _delete_some_records(broker, context, topic.name, requested)
-        topics.append(_DeletedTopic(name=topic.name, partitions=results))
+        partitions = list(wanted.values())
+        for start in range(0, len(partitions), _PARTITIONS_PER_CHECKPOINT):
+            requested = partitions[start : start + _PARTITIONS_PER_CHECKPOINT]
+            results += yield from _delete_some_records(broker, context, name, requested)
+        topics.append(_DeletedTopic(name=name, partitions=results))
     return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
 
 

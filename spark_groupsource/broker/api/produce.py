@@ -191,12 +191,12 @@ def _produce_partition(
     topic: ProduceRequest.TopicProduceData,
     number: int,
 ) -> Partition:
+    name = _topic_name(broker, context, topic)
+    partition = broker.partitions.partition(name, number)
     if request.acks not in (-1, 0, 1):
         raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {request.acks}.")
-    name = _topic_name(broker, context, topic)
     if name in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Only coordinators write to the internal topic {name}.")
-    partition = broker.partitions.partition(name, number)
     broker.leaders.check_leader(context.node_id, partition.topic_partition)
     if request.acks == _ALL_REPLICAS:
         broker.leaders.check_in_sync(partition.topic_partition, partition.log.config.min_insync_replicas)

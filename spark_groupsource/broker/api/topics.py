@@ -153,8 +153,7 @@ def _auto_create(
 ) -> StorageSteps[None]:
     allowed = context.api_version < 4 or request.allow_auto_topic_creation
     if not (allowed and may_create and broker.config.auto_create_topics_enable):
-        # raises another error for an illegal name
-        broker.partitions.check_new_topic(name, 1, {})
+        broker.partitions.check_name(name)  # another error for an illegal name
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if name == OFFSETS_TOPIC:
         yield from broker.group_coordinator.shards.ensure_topic_steps()
@@ -248,6 +247,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
+            _check_settings(broker, topic)
             count = _partition_count(broker, topic)
             _check_batch(created + count)
             results.append((yield from _create_topic(broker, context, topic, count, request.validate_only)))
@@ -279,9 +279,6 @@ def _create_topic(
     broker: Broker, context: ApiRequestContext, topic: _NewTopic, count: int, validate_only: bool
 ) -> StorageSteps[_CreatedTopic]:
     settings = {config.name: config.value for config in topic.configs}
-    for name, value in settings.items():
-        if value is None:
-            raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
     if validate_only:
         config = broker.partitions.check_new_topic(topic.name, count, settings)
         topic_id = uuid.uuid4()
@@ -310,6 +307,16 @@ def _create_topic(
     )
 
 
+def _check_settings(broker: Broker, topic: _NewTopic) -> None:
+    """Raises: ApiError for an illegal or existing name, then for invalid settings: before partitions, as Kafka does."""
+    settings = {config.name: config.value for config in topic.configs}
+    known = {name: value for name, value in settings.items() if value is not None}
+    broker.partitions.check_new_topic(topic.name, 1, known)
+    if len(known) < len(settings):
+        names = ", ".join(sorted(settings.keys() - known.keys()))
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {names}")
+
+
 def _partition_count(broker: Broker, topic: _NewTopic) -> int:
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
@@ -322,7 +329,10 @@ def _partition_count(broker: Broker, topic: _NewTopic) -> int:
         _check_replicas(broker, topic.assignments)
         return len(numbers)
     brokers = len(broker.leaders.node_ids)
-    if topic.replication_factor != -1 and not 1 <= topic.replication_factor <= brokers:
+    has_factor = topic.replication_factor == -1 or topic.replication_factor >= 1
+    has_count = topic.num_partitions == -1 or topic.num_partitions >= 1
+    # an invalid partition count is reported before a factor that is too large
+    if not has_factor or (topic.replication_factor > brokers and has_count):
         text = f"Replication factor must be from 1 to {brokers}, the number of brokers, got {topic.replication_factor}."
         raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
     return broker.config.num_partitions if topic.num_partitions == -1 else topic.num_partitions
@@ -336,7 +346,7 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
     else:
         requested = [(name, ZERO_UUID) for name in request.topic_names]
     names = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
-    counts = Counter(names.get(topic_id) if name is None else name for name, topic_id in requested)
+    counts = Counter(names.get(topic_id, topic_id) if name is None else name for name, topic_id in requested)
     results = []
     for name, topic_id in dict.fromkeys(requested):
         code, message = ErrorCode.NONE, None
@@ -344,7 +354,7 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
             if name is not None and topic_id != ZERO_UUID:
                 text = "The request contains both name and id of a topic. Use one of them."
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
-            if counts[names.get(topic_id) if name is None else name] > 1:
+            if counts[names.get(topic_id, topic_id) if name is None else name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "The request contains a topic more than once.")
             if not broker.config.delete_topic_enable:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled (delete.topic.enable=false).")

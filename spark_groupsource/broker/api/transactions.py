@@ -91,7 +91,6 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
                 yield None
     if unknown:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
-        topics = [(name, list(dict.fromkeys(numbers))) for name, numbers in topics]  # as Kafka, only with this error
     else:
         producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         try:
@@ -104,7 +103,8 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
     added = 0
     for topic in topics:
         entries: list[_AddedPartition] = []
-        for number in topic.partitions:
+        # Kafka returns a partition once with this error, and as often as it is requested otherwise
+        for number in dict.fromkeys(topic.partitions) if unknown else topic.partitions:
             is_unknown = bool(unknown) and TopicPartition(topic.name, number) in unknown
             error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else code
             entries.append(new_struct(_AddedPartition, partition_index=number, partition_error_code=error_code))

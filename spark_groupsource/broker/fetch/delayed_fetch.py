@@ -281,8 +281,10 @@ class FetchManager:
             raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        if len(records) > limit and not is_first:
+        is_incomplete = len(records) > max(limit, 0) and not is_first
+        if is_incomplete:
             records = memoryview(b"")
+        lists_aborted = committed and diverging is None and not is_incomplete
         return _PartitionData(
             partition_index=requested.number,
             error_code=0,
@@ -290,10 +292,8 @@ class FetchManager:
             last_stable_offset=stable,
             log_start_offset=log.log_start_offset,
             diverging_epoch=diverging,
-            # null for isolation level read_uncommitted, and with a diverging epoch
-            aborted_transactions=(
-                _aborted(partition, requested.fetch_offset, records) if committed and diverging is None else None
-            ),
+            # null for isolation level read_uncommitted, and if Kafka replaces what it has read
+            aborted_transactions=_aborted(partition, requested.fetch_offset, records) if lists_aborted else None,
             preferred_read_replica=-1,
             records=records,
         )
