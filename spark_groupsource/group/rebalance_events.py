@@ -15,6 +15,7 @@ from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext
 from spark_groupsource.model import Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import (
     PROTOCOL_TYPE,
+    decode_assigned_topics,
     decode_assignment,
     decode_subscription,
     partitions_by_topic,
@@ -95,9 +96,10 @@ def add_joining(
 ) -> None:
     """Adds a JoinGroup; `member` has its new protocols and the assignment of the previous generation."""
     detail: dict[str, Any] = {"reason": bounded_reason(request.reason), "replaced": replaced_id}
-    assigned = _partitions(member)
-    subscription = _subscription(member.protocols) if assigned else None
-    if assigned and subscription is not None:
+    # an eager member owns nothing in its JoinGroup
+    subscription = _subscription(member.protocols) if member.assignment else None
+    if subscription is not None and subscription.owned_partitions:
+        assigned = _partitions(member) or []
         retained = set(assigned).intersection(subscription.owned_partitions)
         detail["retained"] = len(retained) or None
         if retained and len(retained) < len(assigned):
@@ -147,8 +149,7 @@ def add_assigned(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     detail: dict[str, Any] = {}
     if sum(len(member.assignment) for member in group.members.values()) <= _MAX_ASSIGNMENT_BYTES:
         if group.protocol_type == PROTOCOL_TYPE:
-            assigned = ((member.member_id, _partitions(member) or []) for member in group.members.values())
-            detail["assignment"] = {member_id: partitions_by_topic(owned) for member_id, owned in assigned}
+            detail["assignment"] = {member.member_id: _topics(member) for member in group.members.values()}
     _add(builder, group, EventKind.ASSIGNED, None, detail)
 
 
@@ -182,6 +183,13 @@ def _partitions(member: Member) -> list[TopicPartition] | None:
         return list(decode_assignment(member.assignment).partitions)
     except RemoteProtocolError:
         return None
+
+
+def _topics(member: Member) -> dict[str, list[int]]:
+    try:
+        return decode_assigned_topics(member.assignment) if member.assignment else {}
+    except RemoteProtocolError:
+        return {}
 
 
 def _subscription(protocols: Protocols) -> Subscription | None:

@@ -78,6 +78,14 @@ def decode_assignment(data: bytes) -> Assignment:
     return Assignment(partitions=_flatten(message.assigned_partitions), user_data=message.user_data)
 
 
+def decode_assigned_topics(data: bytes) -> dict[str, list[int]]:
+    """Decodes the partitions of an assignment by topic. Raises: as `decode_assignment`."""
+    found: dict[str, list[int]] = {}
+    for entry in _decode(ConsumerProtocolAssignment, data).assigned_partitions:
+        found.setdefault(entry.topic, []).extend(entry.partitions)
+    return found
+
+
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
     """Groups partitions by topic, both in order of appearance."""
     by_topic: dict[str, list[int]] = {}
