@@ -63,7 +63,7 @@ class ApplicationReport:
             setattr(self, name, max(getattr(self, name) or 0, event.at_ms))
         detail = event.detail
         if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT) and self.cause is None:
-            self.cause, self.actor, self.reason = Cause(detail.get("cause", "UNKNOWN")), actor, detail.get("reason")
+            self.cause, self.actor, self.reason = cause_of(event), actor, detail.get("reason")
         elif event.kind is EventKind.JOIN_COMPLETED and detail.get("members"):
             self.group_size = len(detail["members"])
         elif event.kind is EventKind.MEMBER_SYNCING and "assignment_ms" in detail:
@@ -187,3 +187,10 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
         rebalance = report.added_to(rebalance)
     return rebalance
 
+
+def cause_of(event: GroupEvent) -> Cause:
+    """Returns the cause in an event, UNKNOWN if there is none or a newer version wrote it."""
+    try:
+        return Cause(event.detail.get("cause", "UNKNOWN"))
+    except ValueError:
+        return Cause.UNKNOWN

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.monitor.application_reports import ApplicationReport, application_reports, reported_rebalance
+from spark_groupsource.monitor.application_reports import (
+    ApplicationReport,
+    application_reports,
+    cause_of,
+    reported_rebalance,
+)
 from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
@@ -132,7 +137,7 @@ class _GroupHistory:
                 current.joins, current.joined_ms = {}, None
             self._joining(current, event)
             return
-        trigger = _Trigger(_cause(event), actor if event.member_id else None, event.detail.get("reason"))
+        trigger = _Trigger(cause_of(event), actor if event.member_id else None, event.detail.get("reason"))
         if event.kind is EventKind.REBALANCE_STARTED:
             current.triggers.append(trigger)
         else:
@@ -307,13 +312,6 @@ def member_name(actor: Actor) -> str:
 
 def _actor(event: GroupEvent) -> Actor:
     return Actor(event.member_id, event.client_id, event.host, event.group_instance_id)
-
-
-def _cause(event: GroupEvent) -> Cause:
-    try:
-        return Cause(event.detail.get("cause", "UNKNOWN"))
-    except ValueError:
-        return Cause.UNKNOWN
 
 
 def _members(form: Any) -> dict[str, Actor]:

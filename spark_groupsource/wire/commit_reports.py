@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any, Iterable, Sequence
 
-from spark_groupsource.wire.group_events import EventKind, GroupEvent
+from spark_groupsource.log_text import escaped
+from spark_groupsource.wire.group_events import Cause, EventKind, GroupEvent
 
 MAX_REPORT_CHARS = 700
 _MAX_MEMBERS = 4
 _MAX_TEXT = 60
+_MAX_METADATA = 8_192
+_MAX_GENERATION = 2**31 - 1
+_YEAR_3000_MS = 32_503_680_000_000
 _PREFIX = "groupsource "
 _CODES = {
     EventKind.REBALANCE_STARTED: "s",
@@ -75,15 +79,18 @@ def encode_report(events: Sequence[GroupEvent], application: str, query: str | N
 
 
 def decode_report(group: str, metadata: str) -> list[GroupEvent]:
-    """Returns the events of a report in the metadata of a commit, none if it has no report that can be decoded."""
+    """Returns the events of a report in the metadata of a commit, none if it has no report that can be decoded.
+
+    Any client can write such metadata: texts are escaped, numbers are bounded.
+    """
     start = metadata.find(" {")
-    if not metadata.startswith(_PREFIX) or start < 0:
+    if not metadata.startswith(_PREFIX) or start < 0 or len(metadata) > _MAX_METADATA:
         return []
     try:
         form = json.loads(metadata[start:])
         members = [(each, None) if isinstance(each, str) else (each[0], each[1]) for each in form["m"]]
         return sorted(_events(group, form, members), key=lambda event: event.at_ms)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return []
 
 
@@ -94,24 +101,24 @@ def _events(group: str, form: Any, members: Sequence[tuple[str, str | None]]) ->
         kind = _KINDS[code]
         member_id, client_id = members[number] if number >= 0 else (None, None)
         detail: dict[str, Any] = {}
-        generation = int(form["g"]) - (int(extra[-1]) if kind in _EARLIER else 0)
+        generation = _number(form["g"], _MAX_GENERATION) - (_number(extra[-1], 1_000) if kind in _EARLIER else 0)
         if kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT):
-            detail = {"cause": str(extra[0])} | ({"reason": str(extra[1])} if extra[1] else {})
+            detail = {"cause": Cause(extra[0]).value} | ({"reason": escaped(str(extra[1]))} if extra[1] else {})
         elif kind is EventKind.MEMBER_SYNCING and extra:
-            detail = {"assignment_ms": int(extra[0])}
+            detail = {"assignment_ms": _number(extra[0])}
         elif kind is EventKind.REPEATED:
-            detail = {"records": int(extra[0])}
+            detail = {"records": _number(extra[0])}
         elif kind is EventKind.LAG:
-            detail = {"lag": int(extra[0])}
+            detail = {"lag": _number(extra[0])}
         yield GroupEvent(
-            int(form["t"]) + int(delay_ms),
+            _number(form["t"], _YEAR_3000_MS) + _number(delay_ms, _YEAR_3000_MS),
             group,
             kind,
             generation,
-            member_id,
-            _client_id(member_id, client_id),
-            application=str(form["a"]),
-            query=form.get("q"),
+            None if member_id is None else escaped(str(member_id)),
+            _text(_client_id(member_id, client_id)),
+            application=escaped(str(form["a"])),
+            query=_text(form.get("q")),
             detail=detail,
         )
 
@@ -139,6 +146,17 @@ def _client_id(member_id: str | None, client_id: str | None) -> str | None:
     if client_id is not None or member_id is None:
         return client_id
     return member_id[:-37] if member_id[-37:-36] == "-" else None
+
+
+def _number(value: Any, limit: int = 2**53) -> int:
+    """Raises: ValueError for another value than an integer from 0 to `limit`."""
+    if not isinstance(value, int) or not 0 <= value <= limit:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else escaped(str(value))
 
 
 def _dump(form: Any) -> str:

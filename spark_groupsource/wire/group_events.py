@@ -118,6 +118,6 @@ def decode_event(data: bytes) -> GroupEvent:
     """Decodes an event. Raises: CorruptRecordError."""
     try:
         form = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptRecordError(f"Decoding a group event failed: {error}. The writer is another version.") from error
     return event_of_form(form)

@@ -1,0 +1,165 @@
+"""Events of own members: causes that they know, and the report in the metadata of a commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_groupsource.client.membership.member_events import MemberEvents
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
+from spark_groupsource.wire.commit_reports import (
+    MAX_REPORT_CHARS,
+    author_metadata,
+    decode_report,
+    encode_report,
+    is_author,
+)
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
+
+MEMBER = "app-0-01234567-89ab-cdef-0123-456789abcdef"
+SESSION_MS = 10_000
+
+
+def rebalance(events: MemberEvents, generation: int, at_ms: int, reason: str = "", is_new: bool = False) -> None:
+    events.joined(
+        "app-0", MEMBER, reason=reason, is_new=is_new, sent_ms=at_ms, at_ms=at_ms + 30, members=[(MEMBER, None, b"")]
+    )
+    events.synced(
+        "app-0",
+        MEMBER,
+        assignment_ms=7,
+        partitions=[TopicPartition("t", 0)],
+        sent_ms=at_ms + 40,
+        at_ms=at_ms + 50,
+    )
+    events.ended(generation)
+
+
+def reported(events: MemberEvents) -> list[Rebalance]:
+    """The rebalances that a reader of the commits finds."""
+    report = encode_report(list(events.recorded), "flights", "enrich")
+    return list(rebalances_from_events(decode_report("g", f"{author_metadata('reader')} {report}")))
+
+
+def test_phases_of_a_rebalance_that_waited_for_a_batch() -> None:
+    events = MemberEvents("g")
+    rebalance(events, 1, 0, is_new=True)
+    events.noticed("app-0", MEMBER, 1_000)
+    events.noticed("app-0", MEMBER, 1_100)
+    events.prepared("app-0", MEMBER, [TopicPartition("t", 0)], 3_000)
+    rebalance(events, 2, 3_010, reason="group is already rebalancing")
+    events.first_record(2, 3_400)
+    events.lag(2, 10, 1_000)
+    events.lag(2, 25, 3_400)
+    events.repeated(1, 4, 3_000)
+    (last,) = reported(events)
+    assert (last.generation, last.cause, last.started_ms) == (2, Cause.UNKNOWN, 1_000)
+    phases = last.phases
+    assert (phases.batch_ms, phases.join_ms, phases.assignment_ms, phases.sync_ms) == (2_000, 30, 7, 20)
+    assert (phases.first_record_ms, last.repeated_records, last.lag_added) == (340, 4, 15)
+
+
+@pytest.mark.parametrize(("reason", "cause"), [
+    ("cached metadata has changed", Cause.PARTITIONS_CHANGED),
+    ("subscription has changed", Cause.SUBSCRIPTION_CHANGED),
+    ("need to revoke partitions and re-join", Cause.COOPERATIVE_SECOND_ROUND),
+])  # fmt: skip
+def test_own_action_is_the_cause(reason: str, cause: Cause) -> None:
+    events = MemberEvents("g")
+    rebalance(events, 2, 0, reason=reason)
+    (last,) = reported(events)
+    assert (last.cause, last.reason, last.origins["cause"]) == (cause, reason, Origin.SEEN)
+    assert last.actor is not None
+    assert (last.actor.client_id, last.actor.application, last.actor.query) == ("app-0", "flights", "enrich")
+
+
+@pytest.mark.parametrize(("silent_ms", "is_noticed", "cause"), [
+    (SESSION_MS + 1, False, Cause.SESSION_EXPIRED),
+    (200, False, Cause.REMOVED_BY_OPERATOR),
+    (200, True, Cause.JOIN_TIMED_OUT),
+])  # fmt: skip
+def test_member_that_was_removed_reports_it_when_it_is_back(silent_ms: int, is_noticed: bool, cause: Cause) -> None:
+    events = MemberEvents("g")
+    rebalance(events, 5, 0)
+    events.contacted("app-0", 1_000)
+    if is_noticed:
+        events.noticed("app-0", MEMBER, 1_000)
+    now_ms = 1_000 + silent_ms
+    events.removed("app-0", MEMBER, 5, "encountered UNKNOWN_MEMBER_ID", SESSION_MS, now_ms, now_ms)
+    rebalance(events, 7, 20_000, is_new=True)
+    removed, joined = reported(events)
+    assert (removed.generation, removed.cause) == (6, cause)
+    assert (joined.generation, joined.cause) == (7, Cause.JOINED)
+
+
+def test_poll_exceeded_and_left() -> None:
+    events = MemberEvents("g")
+    events.left("app-0", MEMBER, 3, Cause.POLL_EXCEEDED, "consumer poll timeout has expired.", 100)
+    rebalance(events, 5, 200, is_new=True)
+    left, _ = reported(events)
+    assert (left.generation, left.cause, left.reason) == (4, Cause.POLL_EXCEEDED, "consumer poll timeout has expired.")
+
+
+def test_events_are_bounded() -> None:
+    events = MemberEvents("g")
+    for number in range(10_000):
+        events.noticed(f"m-{number}", f"m-{number}", number)
+    events.ended(1)
+    for number in range(10_000):
+        events.first_record(1, number)
+    assert len(events.recorded) == 5_000
+    assert len(events.since(0)[0]) == 5_000 and events.since(events.recorded_count)[0] == []
+
+
+def test_report_of_many_members_and_long_names_is_short() -> None:
+    events = MemberEvents("g" * 200)
+    for number in range(200):
+        client = f"{'c' * 200}-{number}"
+        events.joined(client, f"{client}-id", reason="r" * 300, is_new=True, sent_ms=1, at_ms=2, members=[])
+    events.ended(1)
+    report = encode_report(list(events.recorded), "a" * 500, "q\n\x1b" * 500)
+    assert len(report) <= MAX_REPORT_CHARS + 1_500 < 4_096
+    assert report.isprintable()
+
+
+@pytest.mark.parametrize("metadata", [
+    "",
+    "x {",
+    "groupsource r",
+    "groupsource r {",
+    'groupsource r {"g":1}',
+    'groupsource r {"g":1,"a":2,"t":"x","m":[],"e":[["s"]]}',
+    'groupsource r {"g":1,"a":"a","t":1,"m":[],"e":[["s",1,0,"JOINED",""]]}',
+    'groupsource r {"g":1,"a":"a","t":1,"m":5,"e":0}',
+    'groupsource r {"g":[],"a":"a","t":1,"m":[],"e":[["f",1,-1]]}',
+    'groupsource r {"g":1,"a":"a","t":1e300,"m":[],"e":[["f",1,-1]]}',
+    'groupsource r {"g":1,"a":"a","t":-1,"m":[],"e":[["f",1,-1]]}',
+    'groupsource r {"g":1,"a":"a","t":1,"m":["m"],"e":[["s",1,0,"NO_CAUSE",""]]}',
+    'other {"g":1,"a":"a","t":1,"m":[],"e":[]}',
+    "groupsource r [" * 50,
+    'groupsource r {"a":' + "[" * 100_000,
+])  # fmt: skip
+def test_metadata_that_is_no_report_has_no_events(metadata: str) -> None:
+    assert decode_report("g", metadata) == []
+
+
+def test_texts_of_a_report_are_escaped() -> None:
+    form = '{"g":1,"a":"a\\n","q":"\\u001b","t":1,"m":["m\\r"],"e":[["s",1,0,"JOINED","x\\ny"]]}'
+    (event,) = decode_report("g", f"groupsource r {form}")
+    assert (event.application, event.query, event.member_id) == ("a\\n", "\\x1b", "m\\r")
+    assert event.detail["reason"] == "x\\ny"
+
+
+def test_author_with_and_without_report() -> None:
+    author = author_metadata("reader")
+    assert is_author(author, author) and is_author(f'{author} {{"g":1}}', author)
+    assert not is_author(f"{author}2", author) and not is_author("", author)
+
+
+def test_report_without_events_is_empty() -> None:
+    assert encode_report([], "a", None) == ""
+    lonely = GroupEvent(1, "g", EventKind.REVOKED, 1)
+    assert encode_report([lonely, replace(lonely, generation=None)], "a", None) == ""
