@@ -271,7 +271,7 @@ class SourceOptions:
     )
     rebalance_log: str | None = _parsed(
         "rebalanceLog",
-        "File to which each rebalance is appended as a line of JSON.",
+        "File to which each rebalance is appended as a line of JSON, with its events; `timeline(file)` draws them.",
         parse_text,
         queries=STREAM,
         elsewhere="ignored",
