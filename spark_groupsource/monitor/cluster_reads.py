@@ -17,8 +17,8 @@ from spark_groupsource.errors import NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.lag import FirstBatch, LagRow, lag_rows
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.timestamp_lookup import timestamp_from
 from spark_groupsource.wire.messages import DescribeLogDirsRequest, OffsetFetchRequest, OffsetFetchResponse
 
 Commits = dict[TopicPartition, OffsetAndMetadata]
@@ -214,11 +214,10 @@ def _first_batch(records: memoryview, position: int) -> FirstBatch | None:
     for header in iter_batches(records):
         if header.last_offset < position:
             continue
+        # no record may be left at the end of a compacted batch
+        first_ms = None if header.base_offset >= position else timestamp_from(records, header, position)
         timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
-        if header.base_offset < position and not header.is_log_append_time:
-            timestamp_ms = next(
-                (r.timestamp_ms for r in decode_records(records, header) if r.offset >= position), timestamp_ms
-            )
+        timestamp_ms = timestamp_ms if first_ms is None else first_ms
         return FirstBatch(timestamp_ms, header.size, header.last_offset_delta + 1)
     return None
 

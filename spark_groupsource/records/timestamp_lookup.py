@@ -9,8 +9,9 @@ from typing import Generator
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import SizeLimitError
-from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.header import BatchHeader, Buffer, corrupt_batch
+from spark_groupsource.records.varint import read_varint, wrap_int64
 
 # with fewer records a loop is faster than array operations
 _FEW_RECORDS = 64
@@ -56,5 +57,31 @@ def first_record_at(
                     return int(timestamps[matching[0]]), int(offsets[matching[0]])
             yield
     except CorruptRecordError as error:
+        raise corrupt_batch(header.base_offset, header.position, str(error)) from error
+    return None
+
+
+def timestamp_from(buffer: Buffer, header: BatchHeader, min_offset: int) -> int | None:
+    """Returns the timestamp of the first record from `min_offset` on; None if the batch has none.
+
+    Keys, values and headers are not parsed.
+
+    Raises: CorruptRecordError if the bytes before are not records.
+    """
+    if header.is_log_append_time:
+        return header.max_timestamp if header.last_offset >= min_offset else None
+    payload = bytes(records_payload(buffer, header))
+    position = 0
+    try:
+        for _ in range(header.record_count):
+            length, position = read_varint(payload, position)
+            timestamp_delta, after = read_varint(payload, position + 1, 10)
+            offset_delta, _ = read_varint(payload, after)
+            if header.base_offset + offset_delta >= min_offset:
+                return wrap_int64(header.base_timestamp + timestamp_delta)
+            if length < 0:
+                raise ValueError(f"length {length}")
+            position += length
+    except (ValueError, IndexError) as error:
         raise corrupt_batch(header.base_offset, header.position, str(error)) from error
     return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,12 +24,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from child_processes import start_process, stop_process
 from confluent_kafka import Producer
 from real_kafka import RealKafka
 from support.chaos.caused_group import CausedGroup, Expected, Injection, World
 from support.topics import create_topic
 
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
@@ -90,9 +91,17 @@ def broker(is_kafka: bool) -> Iterator[str]:
     if is_kafka:
         with RealKafka(CONFIG) as kafka:
             yield kafka.bootstrap_servers
-    else:
-        with EmbeddedBroker(config=CONFIG) as embedded:
-            yield embedded.bootstrap_servers
+        return
+    # in a process of its own: the threads of this one would delay it
+    command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
+    command += [part for key, value in CONFIG.items() for part in ("--config", f"{key}={value}")]
+    with tempfile.TemporaryDirectory(prefix="causes-broker-") as directory:
+        process = start_process([*command, "--data-dir", directory], subprocess.PIPE, subprocess.DEVNULL)
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+        finally:
+            stop_process(process, 30)
 
 
 def run(

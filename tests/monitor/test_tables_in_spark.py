@@ -14,6 +14,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.results import Result
 
 
 @pytest.fixture
@@ -42,6 +43,12 @@ def test_every_table_as_a_dataframe(spark: Any, committed: str, topic: str, grou
         if name == "lag":
             assert (rows[0].topic, rows[0].partition, rows[0].lag) == (topic, 0, 2) and rows[0].lag_ms > 0
             assert frame.rdd.getNumPartitions() == 1
+
+
+def test_a_result_as_a_dataframe(spark: Any) -> None:
+    frame = Result(TABLES["topics"], [{"topic": "orders", "partition_count": 2}]).spark()
+    assert frame.columns == [column.name for column in TABLES["topics"].columns]
+    assert frame.select("topic", "partition_count").collect() == [("orders", 2)]
 
 
 def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group: str, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def run_own(config: dict[str, Any], commands: Commands) -> None:
     from spark_groupsource.client.settings import ClientSettings, GroupSettings
     from spark_groupsource.errors import GroupSourceError
     from spark_groupsource.model import OffsetAndMetadata
+    from spark_groupsource.source.rebalance_reports import RebalanceReports
+    from spark_groupsource.wire.commit_reports import author_metadata
 
     settings = {"bootstrap.servers": config["bootstrap"], "metadata.max.age.ms": "1000"}
     parsed = ClientSettings.parse(settings)
@@ -51,16 +53,23 @@ def run_own(config: dict[str, Any], commands: Commands) -> None:
         heartbeat_interval_ms=config["heartbeat_ms"],
         max_poll_interval_ms=config["poll_ms"],
     )
-    offset, committed_at = 0, time.monotonic()
+    offset, committed_at, author = 0, time.monotonic(), author_metadata(config["client_id"])
     with Cluster(parsed.bootstrap, parsed) as cluster:
         client = GroupClient(cluster, group)
+        # as the session of a query does
+        reports = RebalanceReports(client, group.group_id, cluster.clock, application=config["client_id"])
         while True:
             try:
                 owned = client.view.partitions
                 is_due = time.monotonic() - committed_at >= config["commit_s"]
                 if config["commit_s"] and owned and (is_due or client.rejoin_needed):
                     committed_at, offset = time.monotonic(), offset + 1
-                    client.commit({tp: OffsetAndMetadata(offset) for tp in owned}, 0)
+                    report = reports.pending()
+                    commits = {tp: OffsetAndMetadata(offset, author) for tp in owned}
+                    first = min(commits)
+                    commits[first] = OffsetAndMetadata(offset, f"{author} {report}" if report else author)
+                    client.commit(commits, 0)
+                    reports.committed()
             except GroupSourceError as error:
                 print(error, file=sys.stderr, flush=True)
             try:
