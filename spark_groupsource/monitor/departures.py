@@ -20,6 +20,8 @@ NOTICE_MS = 3_500
 # a client that is removed learns it from its next heartbeat and joins a group, which may wait for its initial members
 _RETURN_MS = 8_000
 _SLACK = 1.15
+# the default of auto.commit.interval.ms, and a margin
+_BACKGROUND_MS = 6_000
 
 
 class Departure(NamedTuple):
@@ -73,10 +75,12 @@ def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_
     session_ms, poll_ms = member.session_timeout_ms, member.rebalance_timeout_ms
     can_expire = gap_ms >= session_ms
     # the poll timer of a static member does not make it leave
-    can_exceed = gap_ms >= poll_ms > 0 and member.group_instance_id is None
+    usual_ms = None if commits is None else _usual_gap_ms(commits)
+    # some clients commit in the background, up to one interval after the last poll
+    background_ms = min(usual_ms or 0, _BACKGROUND_MS)
+    can_exceed = gap_ms + background_ms >= poll_ms > 0 and member.group_instance_id is None
     if not can_expire and not can_exceed:
         return None
-    usual_ms = None if commits is None or not commits.moments else _usual_gap_ms(commits)
     is_session = can_expire and _fits(gap_ms, session_ms, usual_ms)
     is_poll = can_exceed and _fits(gap_ms, poll_ms, usual_ms)
     if is_session and is_poll:

@@ -6,14 +6,26 @@ from typing import Any, Iterable, Sequence
 
 from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Phases, Rebalance
 
+# causes that the history tells apart no better than a member that took part
+_KINDS = (
+    frozenset({Cause.LEFT, Cause.SESSION_EXPIRED, Cause.POLL_EXCEEDED, Cause.REMOVED_BY_OPERATOR}),
+    frozenset({Cause.PARTITIONS_CHANGED, Cause.LEADER_REJOINED, Cause.COORDINATOR_MOVED}),
+)
+# cause of the coordinator -> more exact cause that only the history shows
+_REFINED = {Cause.LEFT: Cause.POLL_EXCEEDED, Cause.STATIC_REPLACED: Cause.ASSIGNOR_CHANGED}
 # effects that a source computes together; an application knows those of its own members only
 _EFFECT = ("moves", "partitions_moved", "partitions_unassigned", "members")
 
 
-def merge_rebalances(exact: Iterable[Rebalance], inferred: Iterable[Rebalance]) -> list[Rebalance]:
+def merge_rebalances(
+    exact: Iterable[Rebalance], inferred: Iterable[Rebalance], is_coordinator: bool = True
+) -> list[Rebalance]:
     """Returns the rebalances of both sources by time; those of the same generation become one.
 
     A generation number occurs again after its group was deleted, so the nearest in time is chosen.
+
+    Args:
+        is_coordinator: whether the coordinator has recorded `exact`; members know their part of the group only.
     """
     left: dict[int, list[Rebalance]] = {}
     for rebalance in inferred:
@@ -24,25 +36,23 @@ def merge_rebalances(exact: Iterable[Rebalance], inferred: Iterable[Rebalance]) 
         if candidates:
             nearest = min(candidates, key=lambda other: abs(other.completed_ms - rebalance.completed_ms))
             candidates.remove(nearest)
-            merged.append(merge_rebalance(rebalance, nearest))
+            merged.append(merge_rebalance(rebalance, nearest, is_coordinator))
         else:
             merged.append(rebalance)
     return sorted([*merged, *(r for rest in left.values() for r in rest)], key=lambda r: (r.completed_ms, r.generation))
 
 
-def merge_rebalance(exact: Rebalance, other: Rebalance) -> Rebalance:
+def merge_rebalance(exact: Rebalance, other: Rebalance, is_coordinator: bool = True) -> Rebalance:
     """Returns one rebalance: what `exact` does not have is that of `other`, with its origins."""
     values: dict[str, Any] = exact._asdict()
     origins = dict(exact.origins)
-    cause_of = other if exact.cause is Cause.UNKNOWN else exact
+    cause_of = exact if _is_cause_known(exact, other, is_coordinator) else other
     values["cause"] = cause_of.cause
+    if cause_of is other or (exact.actor is None and exact.cause is other.cause):
+        values["actor"] = other.actor
+        _take_origins(origins, other, ["actor"])
     _take_origins(origins, cause_of, ["cause"])
-    if exact.actor is None or exact.cause is Cause.UNKNOWN:
-        is_same = cause_of.cause is other.cause
-        values["actor"] = (other.actor or exact.actor) if is_same else exact.actor
-        if is_same and other.actor is not None:
-            _take_origins(origins, other, ["actor"])
-    values["actor"] = _known_actor(values["actor"], other.actor)
+    values["actor"] = _known_actor(values["actor"], other.actor if cause_of is exact else exact.actor)
     values["difference"] = exact.difference or other.difference
     if not _has_effect(exact):
         values |= {name: getattr(other, name) for name in _EFFECT}
@@ -53,6 +63,18 @@ def merge_rebalance(exact: Rebalance, other: Rebalance) -> Rebalance:
             _take_origins(origins, other, [name])
     values["phases"] = _phases(exact, other, origins)
     return Rebalance(**values | {"origins": origins})
+
+
+def _is_cause_known(exact: Rebalance, other: Rebalance, is_coordinator: bool) -> bool:
+    """Returns whether the cause of `exact` is taken, and not that of the history."""
+    if exact.cause is Cause.UNKNOWN:
+        return False
+    if other.cause is Cause.UNKNOWN or exact.cause is other.cause:
+        return True
+    if not is_coordinator:
+        return any({exact.cause, other.cause} <= kind for kind in _KINDS)
+    # a client that sends no reason leaves alike when it is closed and when its poll interval has elapsed
+    return _REFINED.get(exact.cause) is not other.cause or (exact.cause is Cause.LEFT and exact.reason is not None)
 
 
 def _has_effect(rebalance: Rebalance) -> bool:

@@ -29,7 +29,7 @@ def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[
     found = {}
     for group in sorted({*records, *coordinator, *applications}):
         exact = rebalances_from_events([*coordinator.get(group, ()), *applications.get(group, ())])
-        found[group] = merge_rebalances(exact, rebalances(group, records.get(group, ())))
+        found[group] = merge_rebalances(exact, rebalances(group, records.get(group, ())), group in coordinator)
     return found
 
 
@@ -55,11 +55,9 @@ def read_history(cluster: Cluster, group: str, records: Sequence[GroupRecord] | 
     selection = NameSelection((group,))
     if records is None:
         records = group_records(cluster, selection).get(group, [])
-    events = [
-        *group_events(cluster, selection).get(group, ()),
-        *application_events(cluster, selection).get(group, ()),
-    ]
-    merged = merge_rebalances(rebalances_from_events(events), rebalances(group, records))
+    coordinator = group_events(cluster, selection).get(group, [])
+    exact = rebalances_from_events([*coordinator, *application_events(cluster, selection).get(group, ())])
+    merged = merge_rebalances(exact, rebalances(group, records), bool(coordinator))
     return GroupHistory(merged, group_facts(group, records))
 
 

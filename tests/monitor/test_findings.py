@@ -227,3 +227,29 @@ def test_text_of_a_rebalance_in_progress() -> None:
     assert progress_text(group, records, frozenset(), events) == f"{text}waiting for b."
     syncing = group._replace(state="CompletingRebalance")
     assert progress_text(syncing, records, frozenset(), []).endswith("waiting for the assignment of the leader.")
+
+
+@pytest.mark.parametrize(
+    ("exact", "inferred", "is_coordinator", "expected"),
+    [
+        ("LEFT", "POLL_EXCEEDED", True, "POLL_EXCEEDED"),
+        ("LEFT", "SESSION_EXPIRED", True, "LEFT"),
+        ("STATIC_REPLACED", "ASSIGNOR_CHANGED", True, "ASSIGNOR_CHANGED"),
+        ("JOINED", "JOIN_TIMED_OUT", True, "JOINED"),
+        ("JOINED", "JOIN_TIMED_OUT", False, "JOIN_TIMED_OUT"),
+        ("JOINED", "STATIC_REPLACED", False, "STATIC_REPLACED"),
+        ("POLL_EXCEEDED", "LEFT", False, "POLL_EXCEEDED"),
+        ("LEADER_REJOINED", "PARTITIONS_CHANGED", False, "LEADER_REJOINED"),
+        ("JOINED", "UNKNOWN", False, "JOINED"),
+    ],
+)
+def test_merge_of_different_causes(exact: str, inferred: str, is_coordinator: bool, expected: str) -> None:
+    sources = [rebalance(exact, "exact")], [rebalance(inferred, "inferred")]
+    (found,) = merge_rebalances(*sources, is_coordinator)
+    assert (found.cause, found.actor and found.actor.client_id) == (
+        expected,
+        "inferred" if expected == inferred else "exact",
+    )
+    reasoned = [rebalance(exact, "exact", reason="the consumer is being closed")]
+    if exact == "LEFT":
+        assert merge_rebalances(reasoned, sources[1])[0].cause == "LEFT"

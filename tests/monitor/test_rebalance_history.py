@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
@@ -173,12 +172,20 @@ def test_poll_exceeded_if_the_client_returns_after_the_poll_interval() -> None:
     assert all(each.actor and each.actor.client_id == "b" for each in found[1:])
 
 
+def test_poll_exceeded_if_the_client_commits_in_the_background() -> None:
+    # the last commit is one interval after the last poll
+    end_ms = 13_000 + POLL_MS
+    quiet = [BOTH, *commits(0, 2_000, end_ms + 60_000), *commits(1, 2_000, 18_000), (end_ms, (A,))]
+    found = history(*quiet, (end_ms + 60_000, (A, member("b", 1, number=2))))
+    assert found[1].cause == "POLL_EXCEEDED"
+
+
 def test_a_member_that_does_not_return_after_both_timeouts_has_expired() -> None:
-    short = replace(B, rebalance_timeout_ms=50_000)
+    short = B._replace(rebalance_timeout_ms=50_000)
     end_ms = 57_000 + 51_000
     quiet = [(1_000, (A, short)), *commits(0, 2_000, end_ms), *commits(1, 2_000, 57_000), (end_ms, (A,))]
     assert history(*quiet)[-1].cause == "SESSION_EXPIRED"
-    again = replace(short, member_id="b-2")
+    again = short._replace(member_id="b-2")
     assert history(*quiet, (end_ms + 9_000, (A, again)))[1].cause == "POLL_EXCEEDED"
 
 

@@ -32,7 +32,7 @@ from spark_groupsource.wire.messages import (
 
 SCRIPT = Path(__file__).with_name("causes_member.py")
 SESSION_MS, POLL_MS = 6_000, 9_000
-STATIC_SESSION_MS = 20_000
+STATIC_SESSION_MS = 90_000
 START_TIMEOUT_S = 90
 
 
@@ -244,9 +244,9 @@ class CausedGroup:
         if count < 4:
             found += [self.join]
         if count >= 2:
-            found += [self.kill, self.remove]
+            found += [self.remove]
             if not is_static:
-                found += [self.leave, self.leave, self.exceed_poll, self.pause]
+                found += [self.kill, self.leave, self.leave, self.exceed_poll, self.pause]
                 if self.world.assignors == ("range",):
                     found += [self.join_stuck]
             found += [self.subscribe, self.add_partitions]
@@ -401,7 +401,7 @@ class CausedGroup:
         before = {m.member_id for m in self._described()}
         member.kill()
         self._start(member, assignors)
-        wait_until(lambda: before != {m.member_id for m in self._described()}, "the member is replaced", 40, 0.1)
+        wait_until(lambda: before != {m.member_id for m in self._described()}, "the member is replaced", 80, 0.1)
         return member
 
     def _choose(self) -> Member:

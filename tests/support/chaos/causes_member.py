@@ -41,8 +41,8 @@ def run_own(config: dict[str, Any], commands: Commands) -> None:
     from spark_groupsource.source.rebalance_reports import RebalanceReports
     from spark_groupsource.wire.commit_reports import author_metadata
 
-    settings = {"bootstrap.servers": config["bootstrap"], "metadata.max.age.ms": "1000"}
-    parsed = ClientSettings.parse(settings)
+    settings = {"bootstrap.servers": config["bootstrap"], "client.id": config["client_id"]}
+    parsed = ClientSettings.parse({**settings, "metadata.max.age.ms": "1000"})
     group = GroupSettings(
         config["group"],
         topics=tuple(config["topics"]),
