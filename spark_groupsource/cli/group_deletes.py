@@ -15,7 +15,7 @@ from spark_groupsource.cli.groups import (
     group_option,
     print_json,
 )
-from spark_groupsource.cli.tool_form import java_error, java_message, print_error, reject_command_line
+from spark_groupsource.cli.tool_form import is_tool_form, java_error, java_message, print_error, reject_command_line
 from spark_groupsource.client.admin import delete_groups, try_delete_offsets
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, ErrorCode, error_name
@@ -70,7 +70,8 @@ def delete(
     if failed:
         print_error("Deletion of some consumer groups failed:")
         for name, code in failed.items():
-            click.echo(f"* Group '{escaped(name)}' could not be deleted due to: {java_error(code)}", err=as_json)
+            text = f"* Group '{escaped(name)}' could not be deleted due to: {java_error(code)}"
+            click.echo(text, err=not is_tool_form())
         if deleted and not as_json:
             click.echo(f"\nThese consumer groups were deleted successfully: {deleted}")
     elif not as_json:

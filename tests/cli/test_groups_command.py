@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -102,6 +103,29 @@ def test_describe_with_offsets_of_a_deleted_topic(kafka: RealKafka, topic: str, 
     delete_topic(kafka.bootstrap_servers, topic)
     rows = run(kafka.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]
     assert [row.split()[1:6] for row in rows if kept in row] == [[kept, "0", "1", "1", "0"]]
+
+
+def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic)
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"x"), (0, None, b"y")])
+    scope = ("--group", group, "--topic", topic, "--json")
+    (row,) = json.loads(run(cluster.bootstrap_servers, "reset-offsets", *scope, "--to-offset", "1", "--execute").stdout)
+    assert (row["current_offset"], row["new_offset"], row["lag"], row["is_executed"]) == (None, 1, 1, True)
+    (row,) = json.loads(run(cluster.bootstrap_servers, "describe", *scope[:2], "--estimates", "--json").stdout)
+    assert (row["topic"], row["current_offset"], row["log_end_offset"], row["lag"]) == (topic, 1, 2, 1)
+    assert row["lag_ms"] >= 0 and row["lag_bytes"] > 0 and row["consumer_id"] is None
+    shown = run(cluster.bootstrap_servers, "describe", *scope[:2], "--estimates").stdout.splitlines()
+    assert shown[1].split()[-5:] == ["CLIENT-ID", "LAG-MS", "LAG-BYTES", "RECORDS-PER-SECOND", "CATCH-UP-MS"]
+    (row,) = json.loads(run(cluster.bootstrap_servers, "describe", *scope[:2], "--state", "--json").stdout)
+    assert (row["group"], row["state"], row["members"]) == (group, "Empty", 0)
+    listed = json.loads(run(cluster.bootstrap_servers, "list", "--json").stdout)
+    assert {"group": group, "type": "classic", "state": "Empty"} in listed
+    deleted = run(cluster.bootstrap_servers, "delete", "--group", group, "--group", "missing", "--json")
+    assert json.loads(deleted.stdout) == [
+        {"group": group, "error": None},
+        {"group": "missing", "error": "GROUP_ID_NOT_FOUND"},
+    ]
+    assert deleted.exit_code == 1 and "GroupIdNotFoundException" in deleted.stderr
 
 
 def test_unknown_group_is_reported(cluster: Cluster) -> None:
