@@ -188,7 +188,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
-def parse_duration_ms(text: str) -> int | None:
-    """Parses ``10ms``, ``10s``, ``10m``, ``10h`` or ``10d``; returns None for any other text."""
+def match_duration_ms(text: str) -> int | None:
+    """Returns the milliseconds of ``10ms``, ``10s``, ``10m``, ``10h`` or ``10d``; None for any other text."""
     found = _DURATION.fullmatch(text)
     return int(found[1]) * _UNITS_MS[found[2]] if found else None

@@ -367,6 +367,8 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "enable.ssl.certificate.verification": (
         "certificates are always verified. Set ssl.ca.location to the certificate authority."
     ),
+    "ssl.truststore.password": "a PEM file of certificates has no password. Remove the option.",
+    "ssl.keystore.password": "the password of a PEM key is kafka.ssl.key.password. Set that instead.",
     "ssl.truststore.certificates": _PEM_TEXT.format("truststore"),
     "ssl.keystore.certificate.chain": _PEM_TEXT.format("keystore"),
     "ssl.keystore.key": _PEM_TEXT.format("keystore"),

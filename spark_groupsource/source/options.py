@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Mapping
 
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
 from spark_groupsource.config_def import INT64_MAX, ConfigKey, ConfigType, closest, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
@@ -372,6 +372,7 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
         **values,
     )
     _check_subscription(parsed)
+    _check_address(parsed, kafka)
     parsed = replace(parsed, client=_parse_client(parsed, kafka))
     _check_limits(parsed)
     if query == "stream" and parsed.assign is None:
@@ -407,7 +408,12 @@ def _check_subscription(options: SourceOptions) -> None:
         raise ConfigurationError(
             f"Exactly one of options subscribe, subscribePattern, assign is needed, got {got}.{hint}"
         )
+
+
+def _check_address(options: SourceOptions, kafka: Mapping[str, str]) -> None:
     if not options.bootstrap_servers.strip():
+        # a misspelled name is the cause
+        check_names(kafka)
         raise ConfigurationError(
             "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
         )

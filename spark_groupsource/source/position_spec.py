@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
-from spark_groupsource.config_def import INT64_MAX, parse_duration_ms
+from spark_groupsource.config_def import INT64_MAX, match_duration_ms
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 
@@ -67,7 +67,7 @@ def parse_starting_offsets(option: str, text: str) -> PositionSpec:
         return PositionSpec(option, default=_GROUP_WORDS[word], uses_group=True)
     if re.fullmatch(r"-\d+", word):
         return PositionSpec(option, back_count=int(word[1:]))
-    back_ms = parse_duration_ms(word[1:]) if word.startswith("-") else None
+    back_ms = match_duration_ms(word[1:]) if word.startswith("-") else None
     if back_ms is not None:
         return PositionSpec(option, back_ms=back_ms)
     if word.startswith("{"):

@@ -60,6 +60,7 @@ def test_each_option_has_a_row_of_its_own():
         ({"assign": '{"t":[0]}'}, "Exactly one of .* got subscribe and assign"),
         ({"subscribe": " , "}, "must be a comma-separated list of topics"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
+        ({"kafka.bootstrap.servers": "", "kafka.bootstrap.server": "a:1"}, "Did you mean kafka.bootstrap.servers"),
         ({"kafka.bootstrap.servers": "nohost"}, "not host:port"),
         ({"kafka.auto.offset.reset": "latest"}, "startingOffsets"),
         ({"kafka.key.deserializer": "x"}, "kafka.key.deserializer is not supported"),
