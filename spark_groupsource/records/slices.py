@@ -20,7 +20,7 @@ LeadingParser = Callable[[Bytes, int], RecordFields]
 """(payload, limit) -> fields of the whole records at the start of the payload, at most `limit`"""
 
 _MAX_LENGTH_BYTES = 5
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18
 _FIRST_SLICE_BYTES = 1 << 18
 _MIN_SLICE_BYTES = 1 << 14
 

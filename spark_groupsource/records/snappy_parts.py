@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Iterator
 
 _FRAGMENT_BYTES = 1 << 16
-_PART_BYTES = 1 << 20
+_PART_BYTES = 1 << 18
 
 
 def snappy_parts(data: memoryview, position: int, size: int) -> Iterator[tuple[int, int, int]]:

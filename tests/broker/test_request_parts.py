@@ -203,7 +203,7 @@ def test_a_group_of_many_offsets_is_not_changed_while_it_is_deleted(broker, conn
     assert connection.call(every, 8).groups[0].error_code == loading
     assert connection.call(deletion, 1).results[0].error_code == loading
     assert {each.error_code for each in _commit(connection, 1, "deleted").topics[0].partitions} == {loading}
-    assert _commit(connection, 1, "other").topics[0].partitions[0].error_code == 0
+    assert _commit(connection, 1, "untouched").topics[0].partitions[0].error_code == 0
     (result,) = broker.call(lambda node: run_inline(steps, 10**10)).results
     assert (result.group_id, result.error_code) == ("deleted", 0)
     assert connection.call(every, 8).groups[0].topics == []

@@ -34,6 +34,7 @@ from support.chaos.neighbors import KINDS, Neighbors, Reading
 from support.hostile_frames import run_examples, send_hostile
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
+from support.state_attacks import STATE_ATTACKS
 
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.wire.frames import encode_request
@@ -64,6 +65,7 @@ _LABELS = {
     "fetch_100000_partitions": "Fetch and Produce of 100,000 partitions",
     "long_names": "strings of 40,000 bytes",
     "invalid_batches": "eight invalid record batches",
+    **{name: text for name, (_, text) in STATE_ATTACKS.items()},
 }
 _RECOVERY_S = 60.0
 _IDLE_S = 3.0
@@ -214,6 +216,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
     """Runs the attacks, prints the table and returns the problems."""
     randomness = random.Random(options.seed)
     attacks = {**ATTACKS, "long_names": long_names, "invalid_batches": invalid_batches}
+    attacks |= {name: attack for name, (attack, _) in STATE_ATTACKS.items()}
     chosen = [name for name in options.only or attacks if name not in options.without]
     rows = {name: Row() for name in (IDLE, FUZZ, *chosen)}
     problems: list[str] = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import struct
 
+import google_crc32c
+import pyarrow
+
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
     CreateTopicsRequest,
@@ -117,15 +120,12 @@ def empty_headers_batch(headers: int = 3_000_000) -> bytes:
     """A zstd batch of one record with `headers` empty headers: some kB that decompress to 6 MB."""
     headers_part = _zigzag(headers) + b"\0\x01" * headers  # empty key, null value
     body = b"\0" + _zigzag(0) + _zigzag(0) + _zigzag(-1) + _zigzag(-1) + headers_part
-    return _one_record_batch(_zigzag(len(body)) + body)
+    return one_record_batch(pyarrow.Codec("zstd").compress(_zigzag(len(body)) + body, asbytes=True), 4)
 
 
-def _one_record_batch(record: bytes) -> bytes:
-    import google_crc32c
-    import pyarrow
-
-    compressed = pyarrow.Codec("zstd").compress(record, asbytes=True)
-    after_crc = struct.pack(">hiqqqhii", 4, 0, 1_000, 1_000, -1, -1, -1, 1) + compressed
+def one_record_batch(compressed: bytes, codec: int) -> bytes:
+    """A batch of one record, which is compressed already."""
+    after_crc = struct.pack(">hiqqqhii", codec, 0, 1_000, 1_000, -1, -1, -1, 1) + compressed
     crc = google_crc32c.value(after_crc)
     return struct.pack(">qiibI", 0, len(after_crc) + 9, -1, 2, crc) + after_crc
 

@@ -188,7 +188,7 @@ class Outcome(NamedTuple):
     refused: int = 0
 
 
-def _calls(client: Client, *frames: bytes) -> Outcome:
+def call_all(client: Client, *frames: bytes) -> Outcome:
     """Sends all frames, then reads their responses."""
     sender = threading.Thread(target=client.send, args=(b"".join(frames),), daemon=True)
     sender.start()
@@ -221,7 +221,7 @@ def time_lookup_of_headers(target: Target, times: int = 1) -> Outcome:
     with target.connect() as client:
         client.call(create_topics(1, 1, "headers"))
         client.call(produce("headers-0", empty_headers_batch()))
-        return _calls(client, *[list_offsets_at("headers-0", 1_000)] * times)
+        return call_all(client, *[list_offsets_at("headers-0", 1_000)] * times)
 
 
 def pipelined_time_lookups(target: Target) -> Outcome:
@@ -230,34 +230,34 @@ def pipelined_time_lookups(target: Target) -> Outcome:
 
 def metadata_4mb(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, metadata_of_empty_names(4_000_000))
+        return call_all(client, metadata_of_empty_names(4_000_000))
 
 
 def metadata_100mb(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, metadata_of_empty_names(100_000_000))
+        return call_all(client, metadata_of_empty_names(100_000_000))
 
 
 def tags_4mb(target: Target) -> Outcome:
     with target.connect() as client, target.connect() as other:
-        first = _calls(client, unknown_tags(4_000_000))
-        second = _calls(other, header_tags(4_000_000))
+        first = call_all(client, unknown_tags(4_000_000))
+        second = call_all(other, header_tags(4_000_000))
         return Outcome(first.response_bytes + second.response_bytes, first.refused + second.refused)
 
 
 def auto_create_80000(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, metadata_of([f"auto-{number}" for number in range(80_000)], create=True))
+        return call_all(client, metadata_of([f"auto-{number}" for number in range(80_000)], create=True))
 
 
 def create_100000_partitions(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, create_topics(1, 100_000), create_topics(5_000, 10, "many"))
+        return call_all(client, create_topics(1, 100_000), create_topics(5_000, 10, "many"))
 
 
 def describe_configs_2000(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, describe_broker_configs(1, 2_000))
+        return call_all(client, describe_broker_configs(1, 2_000))
 
 
 def describe_groups_300(target: Target) -> Outcome:
@@ -270,7 +270,7 @@ def describe_groups_300(target: Target) -> Outcome:
             group_id="large", generation_id=1, member_id=member_id, group_instance_id=None, assignments=[assignment]
         )
         member.call(bytes(encode_request(sync, 3, 1, None)))
-        return _calls(client, describe_group("large", 300))
+        return call_all(client, describe_group("large", 300))
 
 
 def _member_id_of(response: bytes) -> str:
@@ -307,13 +307,13 @@ def half_sent_frames(target: Target, count: int = 50) -> Outcome:
 
 def pipelined_heartbeats(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, *[heartbeat("busy")] * 30_000)
+        return call_all(client, *[heartbeat("busy")] * 30_000)
 
 
 def pipelined_metadata(target: Target) -> Outcome:
     with target.connect() as client:
         client.call(create_topics(100, 20, "wide"))
-        return _calls(client, *[metadata_of_all_topics()] * 100)
+        return call_all(client, *[metadata_of_all_topics()] * 100)
 
 
 def many_connections(target: Target, count: int = 2_000) -> Outcome:
@@ -331,17 +331,17 @@ def many_connections(target: Target, count: int = 2_000) -> Outcome:
 def many_groups(target: Target, count: int = 9_000) -> Outcome:
     with target.connect() as client:
         frames = [join_group(f"group-{number}", bytes(2_000)) for number in range(count)]
-        return _calls(client, *frames)
+        return call_all(client, *frames)
 
 
 def many_producer_ids(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, *[init_producer_id()] * 20_000)
+        return call_all(client, *[init_producer_id()] * 20_000)
 
 
 def fetch_100000_partitions(target: Target) -> Outcome:
     with target.connect() as client:
-        return _calls(client, fetch_many(100_000), produce_to_many(100_000))
+        return call_all(client, fetch_many(100_000), produce_to_many(100_000))
 
 
 ATTACKS: dict[str, Callable[[Target], Outcome]] = {

@@ -18,6 +18,7 @@ from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    LeaveGroupRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -27,7 +28,7 @@ from spark_groupsource.wire.messages import (
     TxnOffsetCommitRequest,
 )
 
-_PER_PART = 500
+_PER_PART, _MEMBERS_PER_PART = 250, 100
 _FETCH_GROUPS_SINCE, _FETCH_IDS_SINCE = 8, 10
 _MAX_FETCHED_BYTES = 8_388_608
 _FETCHED_BYTES = 60  # of the response and, roughly, a tenth of the memory, of an offset
@@ -250,6 +251,27 @@ def _described_parts(broker: Broker, group_ids: Sequence[str]) -> Iterator[list[
         size += added
     if some:
         yield some
+
+
+def has_many_members(request: LeaveGroupRequest) -> bool:
+    return len(request.members) > _MEMBERS_PER_PART
+
+
+def leave_group(broker: Broker, context: ApiRequestContext, request: LeaveGroupRequest) -> Steps:
+    """Removes many members; the first part starts the rebalance, which cannot complete before the last one."""
+    response: Any = None
+    for some in portions(request.members, _MEMBERS_PER_PART):
+        part = LeaveGroupRequest(group_id=request.group_id, member_id=request.member_id, members=list(some))
+        following: Any = broker.group_coordinator.handle_part(context, part)
+        if response is None:
+            response = following
+        else:
+            response.members += following.members
+        if following.error_code:
+            response.error_code = following.error_code
+            return response  # type: ignore[no-any-return]
+        yield None
+    return response  # type: ignore[no-any-return]
 
 
 def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGroupsRequest) -> Steps:

@@ -25,6 +25,7 @@ from spark_groupsource.wire.messages import (
     DescribeGroupsRequest,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    LeaveGroupRequest,
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -100,6 +101,8 @@ def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequ
             if isinstance(request, DescribeGroupsRequest):
                 return group_parts.describe_groups(broker, context, request)
             return group_parts.delete_groups(broker, context, request)
+    if isinstance(request, LeaveGroupRequest) and group_parts.has_many_members(request):
+        return group_parts.leave_group(broker, context, request)
     broker.group_coordinator.handle(context, request)
     return DELAYED
 

@@ -29,6 +29,7 @@ _MAX_EVENT_BYTES = 393_216
 # until retention applies, clients that rejoin in a loop could write as fast as the disk
 _MAX_BYTES_PER_MINUTE = 16_777_216
 _MAX_BUFFERED = 20_000
+_EVENTS_PER_FLUSH, _FLUSH_PAUSE_MS = 200, 1
 _MINUTE_MS = 60_000
 
 
@@ -37,7 +38,7 @@ class GroupEventLog:
 
     def __init__(self, services: CoordinatorServices) -> None:
         self._services = services
-        self._timer = services.timers.timer(self.flush)
+        self._timer = services.timers.timer(self._flush_some)
         self._buffer: list[GroupEvent] = []
         self._minute_ends_ms = self._left_bytes = self._dropped = 0
 
@@ -51,10 +52,17 @@ class GroupEventLog:
         self._buffer += events
 
     def flush(self) -> None:
-        """Appends the events in memory; drops them if that fails, or above the limit per minute."""
-        events, self._buffer = self._buffer, []
+        """Appends all events in memory."""
+        while self._buffer:
+            self._flush_some()
+
+    def _flush_some(self) -> None:
+        """Appends events in memory, a limited number; drops them if that fails, or above the limit per minute."""
+        events, self._buffer = self._buffer[:_EVENTS_PER_FLUSH], self._buffer[_EVENTS_PER_FLUSH:]
         if not events:
             return
+        if self._buffer:  # thousands of members may join or leave at once
+            self._timer.set(self._services.clock.now_ms() + _FLUSH_PAUSE_MS)
         self._start_minute()
         records: list[Record] = []
         size = 0

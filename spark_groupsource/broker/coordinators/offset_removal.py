@@ -14,7 +14,7 @@ from spark_groupsource.clock import Instant
 from spark_groupsource.group import GroupShard, GroupTimer, Outcome
 from spark_groupsource.model import TopicPartition
 
-_OFFSETS_PER_STEP = 500
+_OFFSETS_PER_STEP = 250
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
 
 
