@@ -53,8 +53,8 @@ class GroupConfig:
     )
     group_coordinator_max_state_bytes: int = _group_setting(
         "group.coordinator.max.state.bytes", 67_108_864,
-        "Approximate memory of all groups, members and offsets above which no group or member is added; not a setting "
-        "of Kafka.",
+        "Approximate memory of all groups, members and offsets above which no group, member, offset or metadata is "
+        "added; not a setting of Kafka.",
         low=1, unit="bytes", type_=ConfigType.LONG,
     )
     offset_metadata_max_bytes: int = _group_setting(

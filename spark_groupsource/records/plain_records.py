@@ -49,6 +49,7 @@ def check_plain_records(data: bytes, count: int, start: int = 0) -> PlainRecords
 
 def _check(data: bytes, count: int, at: int) -> PlainRecords | None:
     """Raises: IndexError or ValueError for invalid records."""
+    # one loop without calls: each call per record would take as long as the checks of the record
     index = last_size = 0
     low, high = 1 << 63, -1 << 63
     has_keys = True
