@@ -252,7 +252,8 @@ def _replace_static(
     rebalance_events.add_joining(builder, group, new, request, old.member_id)
     if rule.action is GroupAction.AWAIT_JOIN:
         return
-    trigger = Trigger(Cause.STATIC_REPLACED, new, request.reason)
+    is_same = [name for name, _ in old.protocols] == [name for name, _ in new.protocols] or group.is_loaded
+    trigger = Trigger(Cause.STATIC_REPLACED if is_same else Cause.ASSIGNOR_CHANGED, new, request.reason)
     if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT and group.select_protocol() == group.protocol_name:
         rebalance_events.add_started(builder, group, trigger)
         builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))

@@ -95,7 +95,11 @@ def add_joining(
     replaced_id: str | None = None,
 ) -> None:
     """Adds a JoinGroup; `member` has its new protocols and the assignment of the previous generation."""
-    detail: dict[str, Any] = {"reason": bounded_reason(request.reason), "replaced": replaced_id}
+    detail: dict[str, Any] = {
+        "reason": bounded_reason(request.reason),
+        "rebalance_timeout_ms": member.rebalance_timeout_ms,
+        "replaced": replaced_id,
+    }
     # an eager member owns nothing in its JoinGroup
     subscription = _subscription(member.protocols) if member.assignment else None
     if subscription is not None and subscription.owned_partitions:

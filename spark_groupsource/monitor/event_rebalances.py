@@ -27,11 +27,12 @@ def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
 
     A rebalance begins with the first change since the group was Stable or Empty, and is yielded when every member has
     received its assignment, or at the next change. `cause` is INFERRED for a leader that sent no reason and whose
-    assignment has other partitions than before (PARTITIONS_CHANGED), and for an assignor that has changed.
+    assignment has other partitions than before (PARTITIONS_CHANGED), for an assignor that has changed, and for a member
+    that left without a reason, later than max.poll.interval.ms after its JoinGroup, and came back (POLL_EXCEEDED).
     """
     listed = list(events)
     reports = application_reports(event for event in listed if event.application is not None)
-    history = _GroupHistory()
+    history = _GroupHistory(_returned_members(listed))
     for event in listed:
         if event.application is None:
             for rebalance in history.add(event):
@@ -42,6 +43,30 @@ def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
         yield _with_reports(rebalance, reports.pop(rebalance.generation, []))
     for generation in sorted(reports):
         yield reported_rebalance(reports[generation])
+
+
+def _returned_members(events: Sequence[GroupEvent]) -> frozenset[str]:
+    """Returns the members that probably exceeded max.poll.interval.ms, of clients that send no reasons.
+
+    librdkafka and Python's clients leave then, as they do when they are closed; but a closed one does not come back.
+    """
+    joined: dict[str | None, GroupEvent] = {}
+    left: dict[tuple[str | None, str | None], str] = {}
+    found = set()
+    for event in events:
+        client = event.client_id, event.host
+        if event.application is not None or event.member_id is None:
+            continue
+        if event.kind is EventKind.MEMBER_JOINING:
+            if client in left:
+                found.add(left.pop(client))
+            joined[event.member_id] = event
+        elif event.kind is EventKind.MEMBER_LEFT and cause_of(event) is Cause.LEFT and "reason" not in event.detail:
+            last = joined.get(event.member_id)
+            timeout_ms = None if last is None else last.detail.get("rebalance_timeout_ms")
+            if last is not None and timeout_ms is not None and event.at_ms - last.at_ms >= timeout_ms:
+                left[client] = event.member_id
+    return frozenset(found)
 
 
 def _before(reports: dict[int, list[ApplicationReport]], generation: int) -> Iterator[Rebalance]:
@@ -82,11 +107,13 @@ class _GroupHistory:
     """Members, owners and released partitions of one group, as its coordinator reports them.
 
     Attributes:
+        returned: members that left without a reason, when max.poll.interval.ms had passed, and joined again.
         owners: partition -> member id; None before the first assignment that is known.
         released_ms: partition -> time since which no member reads it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, returned: frozenset[str]) -> None:
+        self.returned = returned
         self.members: dict[str, Actor] = {}
         self.owners: _Owners | None = None
         self._owned: dict[str, list[TopicPartition]] = {}
@@ -239,6 +266,8 @@ class _GroupHistory:
             is_eager = "cooperative" not in (ended.protocol or "")
             if after.keys() - before.keys() or (is_eager and before.keys() - after.keys()):
                 return _Trigger(Cause.PARTITIONS_CHANGED, first.actor, None), Origin.INFERRED
+        if first.cause is Cause.LEFT and first.actor is not None and first.actor.member_id in self.returned:
+            return _Trigger(Cause.POLL_EXCEEDED, first.actor, None), Origin.INFERRED
         if first.cause is Cause.UNKNOWN and self.protocol and ended.protocol and self.protocol != ended.protocol:
             return _Trigger(Cause.ASSIGNOR_CHANGED, first.actor, first.reason), Origin.INFERRED
         return first, Origin.SEEN

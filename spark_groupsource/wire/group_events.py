@@ -48,8 +48,9 @@ class EventKind(str, Enum):
     """
 
     REBALANCE_STARTED = "rebalance_started"  # cause, reason
-    # JoinGroup received (coordinator) or sent (application). reason; retained: number of its partitions that the member
-    # still reads (cooperative); revoked: topic -> [partition], the others; replaced: former id of a static member
+    # JoinGroup received (coordinator) or sent (application). reason; rebalance_timeout_ms; retained: number of its
+    # partitions that the member still reads (cooperative); revoked: topic -> [partition], the others; replaced: former
+    # id of a static member
     MEMBER_JOINING = "member_joining"
     JOIN_COMPLETED = "join_completed"  # leader, protocol, members: member id -> [client id, host, group instance id]
     MEMBER_SYNCING = "member_syncing"  # assignment_ms: application, duration of the assignor of the leader

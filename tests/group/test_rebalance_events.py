@@ -240,6 +240,34 @@ def test_cause_and_actor_of_static_members(cause: Cause, act: Callable[[Scenario
     assert (scenario.last.actor.member_id, scenario.last.actor.group_instance_id) == (actor_id, "i-1")
 
 
+def test_static_member_with_another_assignor() -> None:
+    scenario = Scenario()
+    a, b = scenario.stable(names=("range", "roundrobin"), instance="i-1")
+    protocols = subscription(names=("roundrobin",))
+    scenario.context.join(instance=b.instance, protocols=protocols, version=5, client_id="b")
+    scenario.rejoin(a, protocols=subscription(names=("range", "roundrobin")))
+    new_id = scenario.context.group().static_members["i-1"]
+    scenario.assign(a, Owned(new_id, (2, 3), "i-1"), protocol="roundrobin")
+    assert scenario.last.cause is Cause.ASSIGNOR_CHANGED
+    assert scenario.last.actor is not None and scenario.last.actor.member_id == new_id
+
+
+@pytest.mark.parametrize(("after_ms", "cause"), [(REBALANCE_MS, Cause.POLL_EXCEEDED), (0, Cause.LEFT)])
+def test_client_without_reasons_that_comes_back_had_exceeded_its_poll_interval(after_ms: int, cause: Cause) -> None:
+    scenario = Scenario()
+    a, b = scenario.stable()
+    generation = scenario.context.group().generation_id
+    for _ in range(2 * after_ms // SESSION_MS):
+        scenario.context.advance(SESSION_MS // 2)
+        for member in (a, b):
+            scenario.context.heartbeat(member.member_id, generation)
+    leave(None)(scenario, a, b)
+    scenario.context.join(protocols=subscription(), client_id="b")
+    left = scenario.rebalances[1]
+    assert left.cause is cause
+    assert left.origins["cause"] is (Origin.INFERRED if cause is Cause.POLL_EXCEEDED else Origin.SEEN)
+
+
 def test_returning_static_member_keeps_its_partitions_in_the_same_generation() -> None:
     scenario = Scenario()
     a, b = scenario.stable(instance="i-1")
