@@ -7,6 +7,7 @@
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes docs/apis.md, docs/options.md, docs/states.md and docs/tables.md from the tables in the code
+# make notebook-screenshots   executes docs/tour.ipynb and renders it in headless Chromium: PNG files in build/notebook
 # make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.
@@ -22,7 +23,8 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options conformance python-there java-there clean
+.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options notebook-screenshots conformance
+.PHONY: python-there java-there clean
 .DELETE_ON_ERROR:
 
 run: java-there $(VENV)/.ready-demo
@@ -74,6 +76,11 @@ docs-diagrams: $(VENV)/.ready-test
 
 docs-options: $(VENV)/.ready-test
 	$(BIN)/python docs/generate.py options.md
+
+# needs Chromium (apt install chromium); no other target does
+notebook-screenshots: java-there $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebook]' nbconvert playwright
+	$(BIN)/python docs/notebook_screenshots.py build/notebook
 
 conformance: $(VENV)/.ready-test
 	$(BIN)/python tests/conformance/report.py

@@ -9,6 +9,7 @@ module of the source imports the broker.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -17,12 +18,17 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from spark_groupsource.client.admin import NewTopic, create_topics
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.model import bounded_names
 from spark_groupsource.source.driver_process import application_name, private_directory, process_identity
 from spark_groupsource.source.file_locks import is_locked, lock_exclusive, lock_shared
-from spark_groupsource.source.options import is_embedded
+from spark_groupsource.source.options import SourceOptions, is_embedded
 from spark_groupsource.source.signal_flag import SignalFlag
+
+_log = logging.getLogger(__name__)
 
 _START_TIMEOUT_MS = 30_000
 _START_POLL_MS = 20
@@ -47,6 +53,25 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
     with lock_exclusive(run_dir / "lock"):
         (run_dir / "users" / application_name(driver)).write_text(process_identity(driver))
         return _running(run_dir) or _start(run_dir, data_dir)
+
+
+def create_subscribed(cluster: Cluster, options: SourceOptions) -> None:
+    """Creates the topics of ``subscribe`` that do not exist, with ``num.partitions`` of the broker.
+
+    Kafka's consumer does so, unless ``allow.auto.create.topics`` is false; the source does so for ``embedded`` alone.
+
+    Raises: BrokerError for an invalid name.
+    """
+    topics = options.subscribe or ()
+    missing = sorted(set(topics) - cluster.metadata(topics, refresh=True).topics.keys())
+    if missing:
+        try:
+            create_topics(cluster, [NewTopic(topic) for topic in missing])
+        except BrokerError as error:
+            # another source of the application has created it meanwhile
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+        _log.info("[broker=embedded] Created topics that do not exist: %s.", bounded_names(missing))
 
 
 def run_directory(data_dir: str, driver: int) -> Path:

@@ -70,10 +70,19 @@ class OffsetLookup:
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             option = "subscribe" if self._options.subscribe else "assign"
             raise ConfigurationError(
-                f"Option {option}: topic {topic} does not exist at {self._options.bootstrap_servers}. Create it or "
-                "correct the name."
+                f"Option {option}: topic {topic} does not exist at {self._options.bootstrap_servers}. Create it"
+                f"{self._creation_hint(topic)} or correct the name."
             )
         raise BrokerError(code, f"Describing topic {topic}")
+
+    def _creation_hint(self, topic: str) -> str:
+        if not self._options.is_embedded:
+            return ""
+        address = ",".join(map(str, self._cluster.settings.bootstrap))
+        return (
+            f" (groupsource topics create --bootstrap-server {address} --topic {topic} --partitions 1; a producer or a "
+            "streaming query creates it, too)"
+        )
 
     def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Returns those of the partitions that no longer exist, sorted."""

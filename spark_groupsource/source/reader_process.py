@@ -42,6 +42,18 @@ _CLOSE_POLL_MS = 10
 _LAST_CALL_MS = 3_000
 
 
+UNIX_SOCKET_HINT = (
+    "spark.python.unix.domain.socket.enabled is off. Set it to true when the Spark session is created: it saves about "
+    "40 ms per micro-batch."
+)
+
+
+def has_unix_socket(environment: Mapping[str, str]) -> bool:
+    """Returns True if Spark communicates with this Python process by a Unix domain socket (Spark 4.1)."""
+    is_enabled = environment.get("PYTHON_UNIX_DOMAIN_ENABLED", "false").lower() == "true"
+    return is_enabled or "PYTHON_WORKER_FACTORY_SOCK_PATH" in environment
+
+
 class ReaderProcess:
     """State of one reader beside its session; created by the first callback of Spark."""
 
@@ -51,6 +63,7 @@ class ReaderProcess:
         self._driver = driver
         self._parallelism = parallelism
         self._session: StreamSession | None = None
+        self._bootstrap_servers: str | None = None
         # Spark's thread and the control socket's thread may both be the first to need the session
         self._session_lock = threading.Lock()
         self._control: ControlServer | None = None
@@ -187,7 +200,7 @@ class ReaderProcess:
 
     def _open_session(self) -> StreamSession:
         from spark_groupsource.client.cluster.client import Cluster
-        from spark_groupsource.source.embedded import resolve_bootstrap
+        from spark_groupsource.source.embedded import create_subscribed, resolve_bootstrap
         from spark_groupsource.source.offset_lookup import OffsetLookup
         from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
         from spark_groupsource.source.session import StreamSession
@@ -197,6 +210,11 @@ class ReaderProcess:
         settings = options.client_settings(bootstrap_servers)
         cluster = Cluster(settings.bootstrap, settings)
         self._availability = cluster.report_availability(f"group={options.group_id}")
+        if options.is_embedded:
+            _log.info("%s The embedded broker listens at %s.", self._entity, bootstrap_servers)
+            create_subscribed(cluster, options)
+        if not has_unix_socket(os.environ):
+            _log.info("%s %s", self._entity, UNIX_SOCKET_HINT)
         ownership: Ownership
         if options.assign is not None:
             ownership = AssignedPartitions(cluster, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,22 @@ def test_every_name_in_the_design_page_exists_in_the_code() -> None:
     code = "\n".join(path.read_text() for path in files)
     known = {*re.findall(r"\w+", code), *(path.stem for path in files)}
     assert names and sorted(names - known) == []
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_the_first_code_block_of_the_readme_runs_in_an_empty_directory(tmp_path: Path) -> None:
+    block = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None and "```" not in (ROOT / "README.md").read_text()[: block.start()]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1"}
+    environment.pop("PYSPARK_PYTHON", None)
+    run = subprocess.run(
+        ["bash", "-ec", block[1]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    assert '{"carrier":"UA","delay":0}' in run.stdout and "Batch: 0" in run.stdout
+    assert len(re.findall(r"^delays +flights +[01] +(\d+) +\1 +0$", run.stdout, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize("page", PAGES)

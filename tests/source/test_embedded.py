@@ -13,6 +13,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source import embedded
 from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
 from spark_groupsource.source.embedded import resolve_bootstrap
+from spark_groupsource.source.reader_process import has_unix_socket
 
 
 @pytest.fixture
@@ -91,6 +92,12 @@ def test_directory_accessible_to_other_users_is_rejected():
         path.rmdir()
 
 
+def test_unix_domain_sockets_are_recognized():
+    assert not has_unix_socket({}) and not has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "False"})
+    assert has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "True"})
+    assert has_unix_socket({"PYTHON_WORKER_FACTORY_SOCK_PATH": "/tmp/s"})
+
+
 def test_driver_is_the_parent_without_a_jvm():
     assert process_identity(driver_pid())
 
@@ -98,14 +105,18 @@ def test_driver_is_the_parent_without_a_jvm():
 @pytest.mark.spark
 def test_embedded_address_works_through_spark(spark, group, topic, tmp_path):
     options = {"kafka.bootstrap.servers": "embedded", "subscribe": topic, "startingOffsets": "earliest"}
-    with pytest.raises(Exception, match=f"topic {topic} does not exist at embedded"):
+    missing = f"topic {topic} does not exist at embedded. Create it .groupsource topics create --bootstrap-server 127"
+    with pytest.raises(Exception, match=missing):
         spark.read.format("groupsource").options(**options).load().count()
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
     address = (embedded.run_directory("", jvm) / "address").read_text().split()[1]
     create_topic(address, topic, 2)
     produce(address, topic, [(n % 2, None, b"v") for n in range(10)])
     assert spark.read.format("groupsource").options(**options).load().count() == 10
-    stream = spark.readStream.format("groupsource").options(**options, **{"kafka.group.id": group}).load()
+    # a stream creates its topics, as Kafka's consumers do
+    options |= {"kafka.group.id": group, "subscribe": f"{topic},{topic}-new"}
+    stream = spark.readStream.format("groupsource").options(**options).load()
     writer = stream.writeStream.format("memory").queryName("embedded").trigger(availableNow=True)
     assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
     assert spark.table("embedded").count() == 10
+    assert produce(address, f"{topic}-new", [(0, None, b"v")]) == 1

@@ -1,0 +1,30 @@
+"""docs/tour.ipynb runs from the first cell to the last."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    import nbformat
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    tour: Any = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
+    assert all(cell.outputs == [] for cell in tour.cells if cell.cell_type == "code")
+    nbclient.NotebookClient(tour, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [repr(cell.outputs) for cell in tour.cells if cell.cell_type == "code"]
+    assert sum("<table" in text for text in shown) >= 8
+    # the second query joins and leaves
+    assert any("partition-seconds without an owner" in text and "4 rebalances" not in text for text in shown)
