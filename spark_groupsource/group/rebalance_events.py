@@ -21,7 +21,7 @@ from spark_groupsource.wire.consumer_protocol import (
     partitions_by_topic,
 )
 from spark_groupsource.wire.group_events import Cause, EventKind, GroupEvent
-from spark_groupsource.wire.member_reasons import bounded_reason, cause_of_join, cause_of_leave
+from spark_groupsource.wire.member_reasons import CLOSING, bounded_reason, cause_of_join, cause_of_leave
 from spark_groupsource.wire.messages import JoinGroupRequest, LeaveGroupRequest
 
 _MAX_ASSIGNMENT_BYTES = 262_144
@@ -73,7 +73,9 @@ def leave_trigger(member: Member, identity: LeaveGroupRequest.MemberIdentity, co
     """Returns the cause of a LeaveGroup: REMOVED_BY_OPERATOR if another client than the member sent it."""
     cause = cause_of_leave(identity.reason)
     is_own_client = member.client_id == context.client_id or member.client_id.startswith(f"{context.client_id}-")
-    if cause is Cause.LEFT and (identity.member_id == UNKNOWN_MEMBER or not is_own_client):
+    # members of this package leave together, by a connection of another client id
+    is_own = identity.member_id != UNKNOWN_MEMBER and (is_own_client or (identity.reason or "").startswith(CLOSING))
+    if cause is Cause.LEFT and not is_own:
         cause = Cause.REMOVED_BY_OPERATOR
     return Trigger(cause, member, identity.reason)
 

@@ -26,9 +26,9 @@ def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
     applications report has the fields that they know. Events of one reporter are in order.
 
     A rebalance begins with the first change since the group was Stable or Empty, and is yielded when every member has
-    received its assignment, or at the next change. `cause` is INFERRED for a leader that sent no reason and whose
-    assignment has other partitions than before (PARTITIONS_CHANGED), for an assignor that has changed, and for a member
-    that left without a reason, later than max.poll.interval.ms after its JoinGroup, and came back (POLL_EXCEEDED).
+    received its assignment, or at the next change. `cause` is INFERRED for a member that rejoined without a reason, if
+    there are other partitions than before (PARTITIONS_CHANGED), for an assignor that has changed, and for a member that
+    left without a reason, later than max.poll.interval.ms after its JoinGroup, and came back (POLL_EXCEEDED).
     """
     listed = list(events)
     reports = application_reports(event for event in listed if event.application is not None)
@@ -262,7 +262,8 @@ class _GroupHistory:
         if not ended.triggers:
             return _Trigger(Cause.UNKNOWN, None, None), Origin.UNKNOWN
         first = ended.triggers[0]
-        if first.reason is None and first.cause is Cause.LEADER_REJOINED and before is not None and after is not None:
+        is_open = first.reason is None and first.cause in (Cause.LEADER_REJOINED, Cause.UNKNOWN)
+        if is_open and first.actor is not None and before is not None and after is not None:
             is_eager = "cooperative" not in (ended.protocol or "")
             if after.keys() - before.keys() or (is_eager and before.keys() - after.keys()):
                 return _Trigger(Cause.PARTITIONS_CHANGED, first.actor, None), Origin.INFERRED

@@ -15,6 +15,7 @@ from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_histo
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
+_SAME_MS = 1_000
 _REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
 
 
@@ -35,7 +36,7 @@ class GroupWatch:
         self._reader = GroupRecordReader(cluster, group)
         self._history: GroupHistory | None = None
         self._records = -1
-        self._shown: set[tuple[int, int]] = set()
+        self._shown: dict[int, int] = {}
         self._progress: str | None = None
 
     def update(self) -> WatchUpdate:
@@ -48,7 +49,12 @@ class GroupWatch:
         if self._history is None or len(records) != self._records:
             self._history = read_history(self._cluster, self._group, records)
             self._records = len(records)
-        completed = [r for r in self._history.rebalances if (r.generation, r.completed_ms) not in self._shown]
+        # the times of the same rebalance differ by milliseconds between its record and its events, which follow
+        completed = [
+            r
+            for r in self._history.rebalances
+            if r.generation not in self._shown or r.completed_ms - self._shown[r.generation] > _SAME_MS
+        ]
         self._shown.update((r.generation, r.completed_ms) for r in completed)
         progress = None
         if description.state in _REBALANCING:

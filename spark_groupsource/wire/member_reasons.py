@@ -28,6 +28,9 @@ REJOIN_WITH_MEMBER_ID = "need to re-join with the given member-id"
 ALREADY_REBALANCING = "group is already rebalancing"
 COMMIT_WHILE_REBALANCING = "offset commit failed since group is already rebalancing"
 
+CLOSING = ("the consumer ", "the query ")
+"""Starts of the reasons of a client that leaves itself: Java's "the consumer is being closed", and those of queries."""
+
 _JOIN_CAUSES: Mapping[str, Cause] = {
     METADATA_CHANGED: Cause.PARTITIONS_CHANGED,
     SUBSCRIPTION_CHANGED: Cause.SUBSCRIPTION_CHANGED,

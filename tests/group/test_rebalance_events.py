@@ -195,6 +195,8 @@ CASES = [
     (Cause.JOINED, joined),
     (Cause.LEFT, leave("the consumer is being closed")),
     (Cause.LEFT, leave(None)),
+    # members of this package leave together, by another connection
+    (Cause.LEFT, leave("the query was stopped", client_id="groupsource")),
     (Cause.POLL_EXCEEDED, leave("consumer poll timeout has expired.")),
     (Cause.REMOVED_BY_OPERATOR, leave("member was removed by an admin")),
     # with a reason of the operator's own
@@ -281,6 +283,15 @@ def test_leader_without_reason_and_other_partitions_is_inferred() -> None:
     scenario = Scenario()
     a, b = scenario.stable()
     rejoined(None, numbers=(0, 1, 4))(scenario, a, b)
+    assert scenario.last.cause is Cause.PARTITIONS_CHANGED and scenario.last.origins["cause"] is Origin.INFERRED
+
+
+def test_follower_without_reason_and_more_partitions_is_inferred() -> None:
+    """librdkafka: every member rejoins when the partitions of its topics change."""
+    scenario = Scenario()
+    a, b = scenario.stable()
+    protocols = subscription(owned=partitions(2, 3))
+    rejoined(None, protocols, numbers=(0, 1, 4), by_leader=False)(scenario, a, b)
     assert scenario.last.cause is Cause.PARTITIONS_CHANGED and scenario.last.origins["cause"] is Origin.INFERRED
 
 
