@@ -123,6 +123,18 @@ def test_partitions_that_occur_twice_in_a_failed_request_are_returned_once(conne
     assert producer.add(topic, 1, 0, 0) == [NONE] * 3
 
 
+def test_clients_neither_write_to_nor_delete_from_internal_topics(connection, topic, group):
+    producer, name = producer_of(connection, group), "__transaction_state"
+    assert producer.add(name, 0, 99) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 2
+    row = DeleteRecordsRequest.DeleteRecordsTopic
+    numbers = [row.DeleteRecordsPartition(partition_index=number, offset=-1) for number in (0, 999)]
+    request = DeleteRecordsRequest(topics=[row(name=name, partitions=numbers)], timeout_ms=1_000)
+    found = connection.call(request, 2).topics[0].partitions
+    assert {entry.partition_index: ErrorCode(entry.error_code) for entry in found} == {
+        0: ErrorCode.INVALID_TOPIC_EXCEPTION, 999: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }  # fmt: skip
+
+
 def test_the_latest_timestamp_may_be_below_the_log_start_offset(connection, topic):
     request = produce_request(topic, batch(b"a", b"b", timestamp_ms=5_000))
     assert connection.call(request, 9).responses[0].partition_responses[0].error_code == 0

@@ -18,6 +18,7 @@ from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -78,18 +79,19 @@ def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
 
 
 def add_partitions(broker: Broker, context: ApiRequestContext, request: AddPartitionsToTxnRequest) -> Steps:
-    """Adds partitions to a transaction: all, or none if one does not exist."""
+    """Adds partitions to a transaction: all, or none if one does not exist or belongs to an internal topic."""
     topics = request.v3_and_below_topics
     requested: set[TopicPartition] = set()
-    unknown: set[TopicPartition] = set()
+    refused: set[TopicPartition] = set()
     for topic in topics:
         for numbers in portions(topic.partitions, _PARTITIONS_PER_STEP):
             named = [TopicPartition(topic.name, number) for number in numbers]
             requested.update(named)
-            unknown.update(each for each in named if each not in broker.partitions)
+            is_internal = topic.name in INTERNAL_TOPICS
+            refused.update(each for each in named if is_internal or each not in broker.partitions)
             if len(requested) % _PARTITIONS_PER_STEP == 0:
                 yield None
-    if unknown:
+    if refused:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     else:
         producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
@@ -104,15 +106,21 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
     for topic in topics:
         entries: list[_AddedPartition] = []
         # Kafka returns a partition once with this error, and as often as it is requested otherwise
-        for number in dict.fromkeys(topic.partitions) if unknown else topic.partitions:
-            is_unknown = bool(unknown) and TopicPartition(topic.name, number) in unknown
-            error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else code
+        for number in dict.fromkeys(topic.partitions) if refused else topic.partitions:
+            is_refused = bool(refused) and TopicPartition(topic.name, number) in refused
+            error_code = _refusal(topic.name) if is_refused else code
             entries.append(new_struct(_AddedPartition, partition_index=number, partition_error_code=error_code))
             added += 1
             if added % _PARTITIONS_PER_STEP == 0:
                 yield None
         results.append(new_struct(_AddedTopic, name=topic.name, results_by_partition=entries))
     return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
+
+
+def _refusal(topic: str) -> ErrorCode:
+    """The error of a partition that cannot be added to a transaction: only coordinators write to internal topics."""
+    is_internal = topic in INTERNAL_TOPICS
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED if is_internal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def add_offsets(broker: Broker, context: ApiRequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
