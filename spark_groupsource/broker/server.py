@@ -45,6 +45,9 @@ from spark_groupsource.storage.reporter import Reporter
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 _CONNECTION_CHECK_S = 1.0
+# a timer that is later than this shows that the process was suspended
+_SUSPENDED_MS = 1_000
+_RESUME_S = 0.1
 _GC_THRESHOLDS = (5_000, 1, 2_500)
 _THREAD_SWITCH_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -117,6 +120,7 @@ class BrokerServer:
         )
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
+        self._timers_run_ms = clock.now_ms()
         self._connection_check: asyncio.TimerHandle | None = None
         self.warning = ""
 
@@ -210,6 +214,13 @@ class BrokerServer:
             self._timer_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._run_timers)
 
     def _run_timers(self) -> None:
+        now_ms = self._clock.now_ms()
+        due_ms = max(self._timer_ms or 0, self._timers_run_ms)
+        self._timers_run_ms = now_ms
+        if now_ms - due_ms > _SUSPENDED_MS:
+            # the process was suspended: heartbeats that arrived meanwhile are handled before their sessions time out
+            self._timer_handle = asyncio.get_running_loop().call_later(_RESUME_S, self._run_timers)
+            return
         self._timer_handle = self._timer_ms = None
         try:
             self.broker.run_timers()

@@ -1,12 +1,17 @@
-"""Group coordinator runtime: tombstones of many offsets."""
+"""Group coordinator runtime: tombstones of many offsets, a suspended broker."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.raw_broker import RawConnection, create_topic
-from support.raw_members import committed
+from support.raw_broker import BrokerProcess, RawConnection, create_topic
+from support.raw_members import committed, heartbeat, join, sync
+from support.waiting import wait_until
 
 from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.clock import Instant
@@ -104,3 +109,18 @@ def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_pat
         assert len(committed(connection)) == PARTITIONS
     start = "[partition=__consumer_offsets-0] Appending"
     assert [line.levelname for line in caplog.records if line.message.startswith(start)] == ["WARNING"]
+
+
+@pytest.mark.slow
+def test_heartbeats_that_arrived_while_the_broker_was_suspended_precede_session_timeouts(tmp_path):
+    settings = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
+    with BrokerProcess(tmp_path, *settings) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        joined = join(connection, session_timeout_ms=500)
+        assert sync(connection, joined).error_code == 0
+        os.kill(broker.process.pid, signal.SIGSTOP)
+        state = Path(f"/proc/{broker.process.pid}/stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the broker is suspended")
+        resume = threading.Timer(2.5, os.kill, (broker.process.pid, signal.SIGCONT))
+        resume.start()
+        assert heartbeat(connection, joined) == 0
+        resume.join()

@@ -11,11 +11,11 @@ from spark_groupsource.wire.messages import (
 )
 
 
-def join(connection, member_id="", group="g"):
+def join(connection, member_id="", group="g", session_timeout_ms=30_000):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\0\0\0\0")
     request = JoinGroupRequest(
         group_id=group,
-        session_timeout_ms=30_000,
+        session_timeout_ms=session_timeout_ms,
         rebalance_timeout_ms=30_000,
         member_id=member_id,
         group_instance_id=None,
@@ -24,7 +24,9 @@ def join(connection, member_id="", group="g"):
         reason=None,
     )
     response = connection.call(request, 7)
-    return join(connection, response.member_id, group) if response.error_code == 79 else response
+    if response.error_code != 79:
+        return response
+    return join(connection, response.member_id, group, session_timeout_ms)
 
 
 def sync(connection, joined, group="g"):
