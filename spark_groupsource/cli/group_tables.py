@@ -96,13 +96,14 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
     """The table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
+    members = MISSING if group.has_members_unknown and group.state != "Empty" else str(len(group.members))
     (line,) = _escaped([[group.group_id, coordinator, group.protocol or MISSING, group.state]])
     widths = [max(15, len(line[0])), max(25, len(coordinator)), 20, 20]
     if verbose:
         header += ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
         line += [MISSING, MISSING]
         widths += [15, 25]
-    return f"\n{_pad([*header, '#MEMBERS'], [*widths, 0])}\n{_pad([*line, str(len(group.members))], [*widths, 0])}\n"
+    return f"\n{_pad([*header, '#MEMBERS'], [*widths, 0])}\n{_pad([*line, members], [*widths, 0])}\n"
 
 
 def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:

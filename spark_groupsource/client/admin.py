@@ -9,7 +9,14 @@ from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, 
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import TopicInfo
-from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError, as_sentence
+from spark_groupsource.errors import (
+    BrokerError,
+    ErrorCode,
+    NetworkError,
+    RemoteProtocolError,
+    UnsupportedVersionError,
+    as_sentence,
+)
 from spark_groupsource.model import Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from spark_groupsource.wire.messages import (
@@ -63,7 +70,11 @@ class MemberDescription(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """One group; `protocol` is the assignor; `state` is ``Dead`` for a group that does not exist."""
+    """One group; `protocol` is the assignor; `state` is ``Dead`` for a group that does not exist.
+
+    Of a group of the consumer protocol (KIP-848), `has_members_unknown` is True: DescribeGroups does not return it, so
+    its state is that of ListGroups, and its members and assignor are missing.
+    """
 
     group_id: str
     state: str
@@ -71,6 +82,7 @@ class GroupDescription(NamedTuple):
     protocol: str
     members: tuple[MemberDescription, ...]
     coordinator: Node
+    has_members_unknown: bool = False
 
 
 def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
@@ -194,7 +206,27 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, Gro
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
             response = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
             described[group_id] = _description(response.groups[0], cluster.find_coordinator(group_id))
+    if any(group.state == "Dead" for group in described.values()):
+        described |= _described_by_listing(cluster, described)
     return {group_id: described[group_id] for group_id in names}
+
+
+def _described_by_listing(
+    cluster: Cluster, described: Mapping[str, GroupDescription]
+) -> dict[str, GroupDescription]:
+    """Returns the groups of the consumer protocol (KIP-848) among those that DescribeGroups does not find."""
+    try:
+        listed = list_groups(cluster, types=("consumer",))
+    except (BrokerError, NetworkError, UnsupportedVersionError):
+        # an older broker has no such groups
+        return {}
+    return {
+        g.group_id: described[g.group_id]._replace(
+            state=g.state, protocol_type=PROTOCOL_TYPE, coordinator=g.coordinator, has_members_unknown=True
+        )
+        for g in listed
+        if g.group_id in described and described[g.group_id].state == "Dead"
+    }
 
 
 def batches_by_coordinator(cluster: Cluster, group_ids: Sequence[str]) -> Iterator[tuple[Node, list[str]]]:

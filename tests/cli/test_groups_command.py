@@ -128,6 +128,26 @@ def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str, group:
     assert deleted.exit_code == 1 and "GroupIdNotFoundException" in deleted.stderr
 
 
+def test_group_of_the_consumer_protocol_is_not_taken_for_a_missing_one(
+    kafka: RealKafka, topic: str, group: str
+) -> None:
+    """DescribeGroups does not return such a group; its offsets must not be reset while it has members."""
+    from confluent_kafka import Consumer
+
+    create_topic(kafka.bootstrap_servers, topic)
+    member = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "group.protocol": "consumer"})
+    member.subscribe([topic])
+    try:
+        wait_until(lambda: member.poll(0.1) or member.assignment(), "the member owns the topic")
+        described = run(kafka.bootstrap_servers, "describe", "--group", group, "--state")
+        assert described.exit_code == 0 and "uses the consumer protocol (KIP-848)" in described.stderr
+        assert described.stdout.split()[-3:] == ["-", "Stable", "-"]
+        reset = run(kafka.bootstrap_servers, "reset-offsets", "--group", group, "--topic", topic, "--to-latest")
+        assert reset.exit_code == 1 and "the current state is Stable" in reset.stderr
+    finally:
+        member.close()
+
+
 def test_unknown_group_is_reported(cluster: Cluster) -> None:
     result = run(cluster.bootstrap_servers, "describe", "--group", "missing")
     assert result.exit_code == 1
