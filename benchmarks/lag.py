@@ -1,10 +1,10 @@
 """Benchmark of table lag: time for a group with thousands of partitions.
 
-    python benchmarks/lag.py [--bootstrap-servers HOST:PORT] [--partitions 10000]
+    PYTHONPATH=jobs python benchmarks/lag.py [--bootstrap-servers HOST:PORT | --kafka] [--partitions 10000]
 
 Every partition has records that the group has not read. Without an address, an embedded broker is started in a process
-of its own. The best of several rounds counts, because other load on the machine only slows a round down; the processor
-time is that of the client.
+of its own, or a real Kafka, where the values are compared with those of kafka-consumer-groups. The best of several
+rounds counts, because other load on the machine only slows a round down; the processor time is that of the client.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Iterator
 from uuid import uuid4
+
+from real_kafka import RealKafka
 
 from spark_groupsource.client.admin import NewTopic, create_topics
 from spark_groupsource.client.cluster.client import Cluster
@@ -86,22 +88,41 @@ def measure(cluster: Cluster, group: str, partitions: int) -> None:
         print(f"{name:<12} {partitions:,} partitions: {best:.2f} s, {best_cpu:.2f} s processor time")
 
 
-def run(address: str, partitions: int) -> None:
+def compare(kafka: RealKafka, cluster: Cluster, group: str) -> None:
+    """Compares the offsets and the lag of every partition with the output of Kafka's tool."""
+    arguments = ("--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group, "--timeout", "600000")
+    tool = kafka.tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *arguments, timeout_s=900)
+    theirs = sorted(line.split()[1:6] for line in tool.stdout.splitlines() if line.startswith(f"{group} "))
+    query = TableQuery("lag", COLUMNS - ESTIMATES, parse_selection("group", group))
+    names = ("topic", "partition", "current_offset", "log_end_offset", "lag")
+    ours = sorted([str(row[name]) for name in names] for row in read_rows(cluster, query))
+    assert ours == theirs, f"{len(ours)} rows, kafka-consumer-groups has {len(theirs)}: {tool.stderr[-500:]}"
+    print(f"kafka-consumer-groups prints the same {len(theirs):,} rows")
+
+
+def run(address: str, partitions: int, kafka: RealKafka | None = None) -> None:
     """Measures against one cluster."""
     settings = ClientSettings.parse({"bootstrap.servers": address})
     topic, group = f"lag-{uuid4().hex[:8]}", f"lag-{uuid4().hex[:8]}"
     with Cluster(settings.bootstrap, settings) as cluster:
         prepare(cluster, topic, group, partitions)
         measure(cluster, group, partitions)
+        if kafka is not None:
+            compare(kafka, cluster, group)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure table lag.")
     parser.add_argument("--bootstrap-servers", default="")
+    parser.add_argument("--kafka", action="store_true", help="start a real Kafka and compare with its tool")
     parser.add_argument("--partitions", type=int, default=10_000)
     options = parser.parse_args()
     if options.bootstrap_servers:
         run(options.bootstrap_servers, options.partitions)
+        return
+    if options.kafka:
+        with RealKafka() as kafka:
+            run(kafka.bootstrap_servers, options.partitions, kafka)
         return
     with broker() as address:
         run(address, options.partitions)
