@@ -146,7 +146,7 @@ def _effect_sentence(rebalance: Rebalance, facts: GroupFacts) -> str:
         parts.append(f"{_count(rebalance.partitions_moved, 'partition')} moved")
     if rebalance.partitions_unassigned:
         parts.append(f"{_count(rebalance.partitions_unassigned, 'partition')} lost their owner")
-    if rebalance.unowned_seconds:
+    if rebalance.unowned_seconds is not None and rebalance.unowned_seconds >= 0.05:
         parts.append(f"{rebalance.unowned_seconds:,.1f} partition-seconds without an owner")
     if rebalance.repeated_records:
         parts.append(f"{_count(rebalance.repeated_records, 'record')} read again")

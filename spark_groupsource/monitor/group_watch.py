@@ -75,13 +75,17 @@ def progress_text(
     value = next((r.value for r in reversed(records) if r.value is not None), None)
     before = {} if value is None else {m.member_id: m.group_instance_id or m.client_id for m in value.members}
     now = {m.member_id: m.group_instance_id or m.client_id for m in group.members}
-    text = f"Rebalance in progress ({group.state}): {len(now)} members"
+    text = f"Rebalance in progress ({group.state}): {len(now)} {'member' if len(now) == 1 else 'members'}"
     new = [name for member_id, name in now.items() if member_id not in before]
     if new:
         text += f", new: {bounded_names(sorted(new))}"
     if group.state == "CompletingRebalance":
         return f"{text}; waiting for the assignment of the leader."
-    started = max((at for at, e in enumerate(events) if e.kind is EventKind.REBALANCE_STARTED), default=None)
+    last = {event.kind: at for at, event in enumerate(events)}
+    started = last.get(EventKind.REBALANCE_STARTED)
+    if started is not None and last.get(EventKind.ASSIGNED, -1) > started:
+        # the start of this rebalance is not recorded yet
+        started = None
     candidates = [member_id for member_id in now if member_id in before]
     if started is not None:
         kinds = (EventKind.MEMBER_JOINING,)

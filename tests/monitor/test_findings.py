@@ -225,6 +225,9 @@ def test_text_of_a_rebalance_in_progress() -> None:
     joining = [GroupEvent(2, "g", EventKind.MEMBER_JOINING, member_id=f"{name}-1") for name in "ca"]
     events = [joining[0], started, joining[1]]
     assert progress_text(group, records, frozenset(), events) == f"{text}waiting for b."
+    # the start of this rebalance is not recorded yet
+    events.append(GroupEvent(3, "g", EventKind.ASSIGNED))
+    assert progress_text(group, records, frozenset(), events) == f"{text}waiting for one or more of a, b."
     syncing = group._replace(state="CompletingRebalance")
     assert progress_text(syncing, records, frozenset(), []).endswith("waiting for the assignment of the leader.")
 
