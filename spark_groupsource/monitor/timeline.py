@@ -123,7 +123,8 @@ def timeline(group: str, events: Iterable[GroupEvent], rebalances: Iterable[Reba
         rebalances: records that replace the markers of their generation, and add those without events.
     """
     ordered = sorted((event for event in events if event.group == group), key=lambda event: event.at_ms)
-    builder = _Builder(any(e.kind is EventKind.ASSIGNED and e.application is None for e in ordered))
+    coordinator = {event.kind for event in ordered if event.application is None}
+    builder = _Builder(EventKind.ASSIGNED in coordinator, EventKind.MEMBER_SYNCING in coordinator)
     for event in ordered:
         builder.add(event)
     return builder.build(group, list(rebalances))
@@ -132,8 +133,14 @@ def timeline(group: str, events: Iterable[GroupEvent], rebalances: Iterable[Reba
 class _Builder:
     """Applies events in the order of their time."""
 
-    def __init__(self, has_coordinator: bool) -> None:
+    def __init__(self, has_coordinator: bool, has_syncs: bool) -> None:
         self._has_coordinator = has_coordinator
+        # the coordinator reports when each member receives its assignment
+        self._has_syncs = has_coordinator and has_syncs
+        self._synced: set[str] = set()
+        # assignments that their members have not received yet, since `_pending_ms`
+        self._pending: dict[str, set[TopicPartition]] = {}
+        self._pending_ms = 0
         self._identities: dict[str, str] = {}
         self._client_ids: dict[str, str] = {}
         self._owned: dict[str, set[TopicPartition]] = {}
@@ -164,6 +171,7 @@ class _Builder:
     # --- events ---
 
     def rebalance_started(self, event: GroupEvent) -> None:
+        self._apply_pending()
         if self._markers and self._markers[-1].completed_ms is None:
             return
         detail = event.detail
@@ -177,6 +185,7 @@ class _Builder:
 
     def member_joining(self, event: GroupEvent) -> None:
         name = self._name(event)
+        self._apply_pending()
         self._set_state(name, event.at_ms, MemberState.JOINING)
         if self._markers and self._markers[-1].completed_ms is None and self._joined_ms is None:
             self._markers[-1] = self._markers[-1]._replace(slowest_member=name)
@@ -186,6 +195,7 @@ class _Builder:
             self._release(revoked, name, event.at_ms)
 
     def join_completed(self, event: GroupEvent) -> None:
+        self._synced.clear()
         for member_id, (client_id, _, instance_id) in event.detail.get("members", {}).items():
             name = self._identities[member_id] = instance_id or member_id
             self._client_ids[name] = instance_id or client_id or member_id
@@ -193,7 +203,14 @@ class _Builder:
         self._complete_join(event.at_ms, event.generation)
 
     def member_syncing(self, event: GroupEvent) -> None:
-        self._set_state(self._name(event), event.at_ms, MemberState.SYNCING)
+        name = self._name(event)
+        if name in self._pending:
+            self._receive(name, self._pending.pop(name), event.at_ms)
+            return
+        self._synced.add(name)
+        is_assigned = bool(self._markers) and self._markers[-1].completed_ms is not None
+        if not is_assigned or event.generation != self._markers[-1].generation:
+            self._set_state(name, event.at_ms, MemberState.SYNCING)
         if not self._has_coordinator:
             self._complete_join(event.at_ms, event.generation)
 
@@ -202,21 +219,37 @@ class _Builder:
         if not self._is_authority(event) or form is None:
             return
         assignment = {self._identities.get(m, m): _partitions(topics) for m, topics in form.items()}
-        moved = 0
+        self._apply_pending()
         for name in set(self._owned) - assignment.keys() if event.application is None else ():
-            self._release(self._owned[name], name, event.at_ms)
-        for name, owned in assignment.items():
+            self._release(self._owned.pop(name), name, event.at_ms)
+        moved = sum(self._last_owner.get(p, name) != name for name, owned in assignment.items() for p in owned)
+        waits = self._has_syncs and event.application is None
+        self._pending_ms = event.at_ms
+        self._pending = {n: owned for n, owned in assignment.items() if waits and n not in self._synced}
+        received = {n: owned for n, owned in assignment.items() if n not in self._pending}
+        for name, owned in received.items():
             self._release(self._owned.get(name, set()) - owned, name, event.at_ms)
-        for name, owned in assignment.items():
-            for partition in owned:
-                moved += self._last_owner.get(partition, name) != name
-                self._set_owner(partition, name, event.at_ms)
-            self._owned[name] = owned
-            self._set_state(name, event.at_ms, MemberState.READING if owned else MemberState.IDLE)
+        for name, owned in received.items():
+            self._receive(name, owned, event.at_ms)
         self._complete_marker(event, moved)
+
+    def _receive(self, name: str, owned: set[TopicPartition], at_ms: int) -> None:
+        """Applies the assignment of a member that has received it."""
+        self._release(self._owned.get(name, set()) - owned, name, at_ms)
+        for partition in owned:
+            self._set_owner(partition, name, at_ms)
+        self._owned[name] = owned
+        self._set_state(name, at_ms, MemberState.READING if owned else MemberState.IDLE)
+
+    def _apply_pending(self) -> None:
+        """Applies the assignments of members whose SyncGroup is not reported."""
+        for name, owned in self._pending.items():
+            self._receive(name, owned, self._pending_ms)
+        self._pending = {}
 
     def member_left(self, event: GroupEvent) -> None:
         name = self._name(event)
+        self._apply_pending()
         ended_ms = event.at_ms
         if event.detail.get("is_expired"):
             ended_ms = min(ended_ms, int(event.detail.get("last_heartbeat_ms", ended_ms)))
@@ -342,6 +375,7 @@ class _Builder:
     # --- result ---
 
     def build(self, group: str, rebalances: Sequence[Rebalance]) -> Timeline:
+        self._apply_pending()
         for rebalance in rebalances:
             started_ms = rebalance.completed_ms if rebalance.started_ms is None else rebalance.started_ms
             self._times = self._times or [started_ms, started_ms]

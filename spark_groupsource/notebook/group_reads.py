@@ -11,7 +11,7 @@ from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.event_sources import application_events, file_events, group_events
 from spark_groupsource.monitor.group_history import group_records
 from spark_groupsource.monitor.history_events import events_of_history
-from spark_groupsource.monitor.rebalances import rebalances
+from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.timeline import Timeline, timeline
 from spark_groupsource.notebook.cluster import Cluster, Group, connect
@@ -31,12 +31,9 @@ def group_timeline(group: Group) -> Timeline:
     client, selection = group._cluster._client, NameSelection((group.name,))
     applications = application_events(client, selection).get(group.name, [])
     coordinator = group_events(client, selection).get(group.name, [])
-    if coordinator:
-        events = [*coordinator, *applications]
-        return timeline(group.name, events, rebalances_from_events(events))
     records = group_records(client, selection).get(group.name, [])
-    found = list(rebalances(group.name, records))
-    history = list(events_of_history(group.name, records, found))
+    found = read_history(client, group.name, records).rebalances
+    history = coordinator or list(events_of_history(group.name, records, found))
     return timeline(group.name, [*history, *applications], found)
 
 

@@ -111,6 +111,21 @@ def test_events_of_applications_alone() -> None:
     assert found.unowned_seconds == 0.085
 
 
+def test_a_member_reads_when_it_has_received_its_assignment() -> None:
+    events = [
+        *rebalance(0, 1, {"a": [0, 1]}, ["a"]),
+        *rebalance(100, 2, {"a": [0], "b": [1]}, ["a", "b"]),
+        event(115, "member_syncing", "a", 2),
+        event(150, "member_syncing", "b", 2),
+        event(200, "rebalance_started", "b", cause="LEFT"),
+    ]
+    found = timeline("g", events)
+    # from the JoinGroup of a at 101; b receives its assignment 30 ms after the group is stable
+    assert found.unowned_seconds == pytest.approx(0.019 + 0.049)
+    assert found.members["b"][-1] == (150, 200, MemberState.READING)
+    assert found.members["a"][-1].state is MemberState.READING
+
+
 def test_records_of_rebalances_replace_and_add_markers() -> None:
     record = Rebalance(
         "g", 2, Cause.LEFT, "leaving", "", Actor(client_id="a"), 100, 140, Phases(), "b", 1, {}, 4, 0, 0.5, 9, None, {}
