@@ -1,4 +1,4 @@
-"""Filter expressions over rows: a small part of Python's syntax, without calls. Pure."""
+"""Filter expressions over rows: part of Python's syntax, without calls. Pure."""
 
 from __future__ import annotations
 

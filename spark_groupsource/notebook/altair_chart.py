@@ -95,7 +95,7 @@ def _causes(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> Any
     tooltip = [alt.Tooltip(f"{field}:N") for field in fields]
     y = alt.Y("y:Q", scale=alt.Scale(domain=[0, 3]), axis=None)
     base = _data(datasets, "causes", marks).encode(x=_x(scale), tooltip=tooltip)
-    labels = base.mark_text(align="left", dx=-4, color=text, fontSize=10, clip=True).transform_calculate(
+    labels = base.mark_text(align="left", color=text, fontSize=10, clip=True).transform_calculate(
         y="1.9 + 0.8 * datum.line"
     )
     triangles = base.mark_point(shape="triangle-down", filled=True, color=text, size=45).transform_calculate(y="1.3")

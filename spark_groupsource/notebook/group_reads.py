@@ -1,4 +1,4 @@
-"""Reads of timelines and lag: from a cluster, a query or a file."""
+"""Reads timelines from a cluster, a query or a file."""
 
 from __future__ import annotations
 
