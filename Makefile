@@ -6,7 +6,7 @@
 #             run; SEED=N repeats one
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
-# make docs   writes docs/apis.md, docs/options.md, docs/states.md and docs/tables.md from the tables in the code
+# make docs   writes the generated pages of docs/, and builds the site in build/site
 # make notebook-screenshots   executes docs/tour.ipynb and renders it in headless Chromium: PNG files in build/notebook
 # make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
 #
@@ -68,8 +68,9 @@ lint: $(VENV)/.ready-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-docs: $(VENV)/.ready-test
+docs: $(VENV)/.ready-test $(VENV)/.ready-docs
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file conf/mkdocs.yml
 
 docs-diagrams: $(VENV)/.ready-test
 	$(BIN)/python docs/generate.py states.md
@@ -94,10 +95,12 @@ $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 
 EXTRAS_demo := demo
 EXTRAS_test := demo,fast,test
+EXTRAS_docs := docs
 
 # fills the caches of mypy, pytest, hypothesis and numba, so that the first `make check` takes as long as every other;
 # errors show there
 CACHES_demo := true
+CACHES_docs := true
 CACHES_test := { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; \
   $(BIN)/python -m pytest -n 0 -qq tests/records/test_parser.py; wait; } >/dev/null 2>&1 || true
 

@@ -1,0 +1,90 @@
+"""The code blocks of the pages run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka import TopicPartition
+from support.commits import commit_as
+
+from spark_groupsource.broker.server import EmbeddedBroker
+
+ROOT = Path(__file__).resolve().parents[2]
+# an HTML comment before a block says why it does not run; the bash block of README.md has a test of its own
+BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+NOT_CODE = ("bash", "mermaid", "text")
+ADDRESS = "localhost:9092"
+
+
+class Block(NamedTuple):
+    """One code block of a page."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    reason: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    return [
+        Block(page, text[: m.start("code")].count("\n") + 1, m["language"], m["code"], m["reason"] or "")
+        for m in BLOCK.finditer(text)
+    ]
+
+
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+BLOCKS = [block for page in PAGES for block in blocks_of(page) if block.language not in NOT_CODE]
+
+
+def pages_with(language: str) -> list[str]:
+    return sorted({block.page for block in BLOCKS if block.language == language and not block.reason})
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    """The topics and groups that the pages name."""
+    with EmbeddedBroker(topics={"flights": 4}) as running:
+        running.produce("flights", [{"carrier": "UA", "delay": number} for number in range(1_000)])
+        for group in ("delays", "billing"):
+            commit_as(running.bootstrap_servers, group, [TopicPartition("flights", 0, 200)])
+        yield running
+
+
+def test_every_block_has_a_language_that_is_run() -> None:
+    unknown = [f"{b.page}:{b.line}: {b.language!r}" for b in BLOCKS if b.language not in ("python", "sh")]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(page: str, broker: EmbeddedBroker, spark, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"spark": spark, "__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.language == "python" and not block.reason:
+            code = "\n" * block.line + block.code.replace(ADDRESS, broker.bootstrap_servers)
+            exec(compile(code, str(ROOT / page), "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_shell_blocks_run(page: str, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    script = "\n".join(b.code for b in blocks_of(page) if b.language == "sh" and not b.reason)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "GROUPSOURCE_BOOTSTRAP_SERVER": broker.bootstrap_servers,
+    }
+    run = subprocess.run(
+        ["sh", "-ex"], input=script.replace(ADDRESS, broker.bootstrap_servers), cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2_000:]
