@@ -1,9 +1,10 @@
 """Loaded by every Python process of a test: shortens its start.
 
 Spark puts ``pyspark.zip`` first on the path, the same files as the installed PySpark without their compiled form, and
-each process would compile them again. Spark's Python daemon forks its workers, and each worker would import what the
-daemon has not. A reader process of a stream and a broker are new interpreters: of kafka-python they need the protocol,
-not the clients that its package imports, and no garbage collection while they import.
+each process would compile them again. Spark has a Python daemon for each kind of worker, which forks the workers, and
+each worker would import what its daemon has not. A reader process of a stream and a broker are new interpreters: of
+kafka-python they need the protocol, not the clients that its package imports, and no garbage collection while they
+import.
 """
 
 import gc
@@ -13,25 +14,36 @@ import os
 import sys
 import types
 
-# what workers of the data source import: Spark's worker modules, its readers, and pandas for `mapInPandas` and frames
-_PRELOADED = (
-    "pandas",
-    "pyspark.worker",
-    "pyspark.sql.worker.lookup_data_sources",
-    "pyspark.sql.worker.create_data_source",
-    "pyspark.sql.worker.plan_data_source_read",
-    "pyspark.sql.streaming.python_streaming_source_runner",
-    "pyspark_groupsource",
-    "spark_groupsource.source.batch_reader",
-    "spark_groupsource.source.task_reader",
-)
+_SOURCE = "pyspark_groupsource"
+# module of a worker -> what it imports; a daemon serves the workers of one module, which is its last argument
+_PRELOADED = {
+    "pyspark.worker": (
+        "pandas",  # for `mapInPandas` and frames
+        "pyspark.sql.worker.plan_data_source_read",
+        _SOURCE,
+        "spark_groupsource.source.batch_reader",
+        "spark_groupsource.source.task_reader",
+    ),
+    "pyspark.sql.worker.lookup_data_sources": (_SOURCE,),
+    "pyspark.sql.worker.create_data_source": (
+        _SOURCE,
+        "spark_groupsource.source.schema",
+        "spark_groupsource.source.options",
+    ),
+    "pyspark.sql.worker.plan_data_source_read": (
+        _SOURCE,
+        "spark_groupsource.source.batch_reader",
+        "spark_groupsource.source.task_reader",
+    ),
+}
 
 _zips = [entry for entry in sys.path if entry.endswith(os.path.join("python", "lib", "pyspark.zip"))]
 if _zips and any(os.path.exists(os.path.join(entry, "pyspark", "__init__.py")) for entry in sys.path):
     sys.path[:] = [entry for entry in sys.path if entry not in _zips]
 
 if "pyspark.daemon" in sys.orig_argv:
-    for _name in _PRELOADED:
+    _module = sys.orig_argv[-1]
+    for _name in (_module, *_PRELOADED.get(_module, ())):
         try:
             importlib.import_module(_name)
         except ImportError:
