@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from real_kafka import RealKafka
 
-from spark_groupsource.client.admin import NewTopic, create_topics
+from spark_groupsource.client.admin import NewTopic, create_partitions, create_topics
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
@@ -56,15 +56,26 @@ def broker() -> Iterator[str]:
             process.wait()
 
 
+def wait_for_partitions(cluster: Cluster, topic: str, count: int) -> None:
+    """Returns when the topic has the partitions."""
+    while len(cluster.metadata([topic], refresh=True).partitions_of(topic)) < count:
+        time.sleep(1)
+
+
 def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
     """Creates the topic, writes a batch of five records to each partition and commits offset 1 of each."""
-    try:
-        create_topics(cluster, [NewTopic(topic, partitions)])
-    except BrokerError as error:
-        # thousands of partitions take longer than the timeout of the request
-        print(error, file=sys.stderr)
-    while len(cluster.metadata([topic], refresh=True).partitions_of(topic)) < partitions:
-        time.sleep(1)
+    # Kafka changes at most 10,000 records of metadata per request
+    first = min(partitions, 5_000)
+    for count in dict.fromkeys((first, partitions)):
+        try:
+            if count == first:
+                create_topics(cluster, [NewTopic(topic, first)])
+            else:
+                create_partitions(cluster, {topic: partitions})
+        except BrokerError as error:
+            # thousands of partitions take longer than the timeout of the request
+            print(error, file=sys.stderr)
+        wait_for_partitions(cluster, topic, count)
     producer = BatchProducer(cluster)
     now_ms = int(time.time() * 1_000)
     for number in range(partitions):
