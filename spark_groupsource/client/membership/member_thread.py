@@ -168,7 +168,9 @@ class MemberThread:
                     member.client_id,
                     outcome.generation.member_id,
                     reason=reason,
-                    is_new=not sent.member_id or reason.startswith(REJOIN_WITH_MEMBER_ID),
+                    # a static member may be new or have returned: its coordinator knows
+                    is_new=membership.config.group_instance_id is None
+                    and (not sent.member_id or reason.startswith(REJOIN_WITH_MEMBER_ID)),
                     sent_ms=started.timestamp_ms,
                     at_ms=now.timestamp_ms,
                     members=outcome.members,
