@@ -41,7 +41,7 @@ def record_slices(
     max_record_bytes: int = DEFAULT_MAX_BYTES,
     parser: LeadingParser = parse_leading_records,
 ) -> Iterator[RecordSlice | None]:
-    """Yields the records of one batch in order, and None between the parts of a record larger than a slice.
+    """Yields the records of one batch in order, and None between the parts of which a slice is read.
 
     Args:
         max_slice_bytes: maximum size of a slice, decompressed; a larger record forms its own slice.
@@ -58,7 +58,7 @@ def record_slices(
     slice_bytes = min(max(_FIRST_SLICE_BYTES, expected_bytes), max_slice_bytes)
     while missing:
         while not window.fill(slice_bytes):
-            pass
+            yield None
         size = _first_record_bytes(window.head())
         if size > max_record_bytes:
             raise SizeLimitError(f"A record of {size} bytes exceeds the limit of {max_record_bytes} bytes.")
