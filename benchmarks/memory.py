@@ -122,7 +122,7 @@ def read(bootstrap_servers: str, topic: str, records: int, small_partitions: int
 
 def peaks(shapes: list[Shape]) -> Iterator[tuple[Shape, int, float]]:
     """Yields each shape with the size of its batch and the peak memory of the task, in MB."""
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
     with EmbeddedBroker(config=BROKER) as broker:
         for number, shape in enumerate(shapes):

@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--assignor", action="append", choices=ASSIGNORS, help="assignor to measure; may be repeated")
     arguments = parser.parse_args()
 
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
     from spark_groupsource.source import reader_process
 
     # a reader must not replace the signal handlers of this process

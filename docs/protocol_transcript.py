@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode, error_name
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
 from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spark_groupsource.version import __version__
 
 if TYPE_CHECKING:
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
     from spark_groupsource.notebook.cluster import Cluster, Group, connect
     from spark_groupsource.notebook.live import watch
     from spark_groupsource.notebook.timeline_chart import timeline
@@ -26,7 +26,7 @@ __all__ = [
 
 # name -> module, imported at first use: Spark imports this package at every lookup of a data source
 _MODULES = {
-    "EmbeddedBroker": "spark_groupsource.broker.server",
+    "EmbeddedBroker": "spark_groupsource.broker.embedded",
     "Cluster": "spark_groupsource.notebook.cluster",
     "Group": "spark_groupsource.notebook.cluster",
     "connect": "spark_groupsource.notebook.cluster",

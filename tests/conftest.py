@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.java_tools import JavaTools
 
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
@@ -108,7 +108,7 @@ def kafka() -> Iterator[RealKafka]:
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[EmbeddedBroker]:
     """The embedded broker with a temporary data directory, one per worker."""
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
     with EmbeddedBroker(config=BROKER_CONFIG) as broker:
         yield broker

@@ -8,8 +8,14 @@ import threading
 from contextlib import suppress
 from typing import Callable
 
+_LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000
 _CLOSE_TIMEOUT_S = 1.0
+
+
+def log_report(line: str, level: int) -> None:
+    """Passes a log line to the logger of this module."""
+    _LOGGER.log(level, line)
 
 
 class ReportWriter:

@@ -85,7 +85,7 @@ def broker(
     it is ready, it prints "listening on HOST:PORT", with the addresses of several nodes separated by commas.
     """
     # imported here: the other commands do not need the broker
-    from spark_groupsource.broker.server import serve_forever
+    from spark_groupsource.broker.process import serve_forever
 
     (address, *others) = parse_addresses(listen, "--listen")
     if others:

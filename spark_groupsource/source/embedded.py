@@ -127,7 +127,7 @@ def _environment() -> dict[str, str]:
 
 def main(run_dir: Path, data_dir: str | None) -> None:
     """Runs the broker until SIGTERM, or until no process listed in ``users`` is running."""
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
     ended = SignalFlag()
 

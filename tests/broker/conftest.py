@@ -8,7 +8,7 @@ import pytest
 from support.raw_broker import RawConnection
 from support.three_nodes import CONFIG, connected
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 
 @pytest.fixture(scope="module")

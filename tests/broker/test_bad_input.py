@@ -19,7 +19,7 @@ from support.raw_broker import (
 )
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import encode_request

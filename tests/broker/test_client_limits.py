@@ -13,8 +13,8 @@ from support.raw_broker import RawConnection, create_topic, fetch, metadata, pro
 from support.waiting import wait_until
 
 from spark_groupsource.broker.api import topics
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.element_count import has_more_elements

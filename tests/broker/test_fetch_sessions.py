@@ -10,10 +10,10 @@ import pytest
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetched_values, produce
 
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import sessions as fetch_sessions
 from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 

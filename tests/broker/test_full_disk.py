@@ -11,7 +11,7 @@ from support.partition_logs import batch
 from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import files as files_module

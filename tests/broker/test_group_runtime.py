@@ -13,7 +13,7 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic
 from support.raw_members import committed, heartbeat, join, sync
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC

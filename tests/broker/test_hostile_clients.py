@@ -23,7 +23,7 @@ from support.raw_broker import (
 )
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import decode_response, encode_request
 from spark_groupsource.wire.messages import (

@@ -8,7 +8,7 @@ import threading
 import pytest
 from support.raw_broker import RawConnection, create_topic
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire.messages import (
     DeleteTopicsRequest,
     FindCoordinatorRequest,

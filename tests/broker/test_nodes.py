@@ -31,8 +31,9 @@ from support.three_nodes import (
 from support.waiting import wait_until
 
 from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.leaders import Leader, Leaders
-from spark_groupsource.broker.server import BrokerServer, EmbeddedBroker
+from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import TopicPartition

@@ -9,8 +9,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.api.produce import _produce_steps
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches

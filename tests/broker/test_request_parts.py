@@ -13,8 +13,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.api.group_parts import delete_groups
 from spark_groupsource.broker.api.inline_steps import run_inline
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (

@@ -15,10 +15,10 @@ from support.raw_broker import RawConnection, create_topic
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network.connection import Connection
 from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
 from spark_groupsource.broker.network.scheduler import Scheduler
-from spark_groupsource.broker.server import EmbeddedBroker
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
     ApiVersionsRequest,
@@ -154,7 +154,8 @@ def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():
 
 def test_the_broker_does_not_import_libraries_for_bulk_decoding():
     code = (
-        "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker, spark_groupsource.broker.server; "
+        "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker; "
+        "import spark_groupsource.broker.process; "
         "print({'numpy', 'pyarrow', 'pandas', 'numba'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -11,7 +11,7 @@ from support.partition_logs import batch
 from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from support.raw_members import commit, committed, heartbeat, join, sync
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.group import coordinator_partition
 from spark_groupsource.records.header import iter_batches

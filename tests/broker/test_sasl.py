@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 from support.java_tools import TOPICS, JavaTools
 from support.raw_broker import RawConnection, metadata
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client import admin as our_admin
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings

@@ -13,7 +13,7 @@ from support.raw_broker import RawConnection, create_topic, fetched_values, meta
 from support.request_cases import every_api
 
 from spark_groupsource.broker.api.versions import SERVED
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import read_response_header

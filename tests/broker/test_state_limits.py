@@ -7,7 +7,7 @@ from support.group_context import GROUP, GroupContext, subscribing
 from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.coordinators import transaction_runtime
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.group.group_store import offset_bytes
 from spark_groupsource.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, OffsetCommitRequest
 

@@ -13,7 +13,7 @@ from real_kafka import run_tool
 from support.java_tools import GROUPS, JavaTools
 from support.raw_broker import RawConnection, create_topic
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 COUNT = 500

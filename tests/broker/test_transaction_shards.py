@@ -9,7 +9,7 @@ from support.raw_broker import RawConnection, create_topic
 from support.raw_transactions import RawTransactions
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.transactions.states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT

@@ -13,7 +13,7 @@ from support.raw_transactions import RawTransactions, committed_offset, latest, 
 from support.waiting import wait_until
 
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.transactions import transaction_shard
 from spark_groupsource.transactions.states import (

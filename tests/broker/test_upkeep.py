@@ -13,7 +13,7 @@ from support.partition_logs import batch
 from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records

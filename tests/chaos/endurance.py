@@ -33,7 +33,7 @@ from support.chaos.submitted_application import SubmittedApplication
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 SCRIPT = Path(__file__).parents[1] / "support" / "chaos" / "endurance_application.py"
 TOPIC, GROUP = "endurance", "endurance"

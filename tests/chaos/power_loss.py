@@ -34,7 +34,7 @@ from support.power_loss import Disk, write_state
 from support.raw_broker import RawConnection, create_topic, fetch_request, metadata, produce
 from support.raw_transactions import RawTransactions, committed_offset
 
-from spark_groupsource.broker.server import serve_forever
+from spark_groupsource.broker.process import serve_forever
 from spark_groupsource.errors import ErrorCode, GroupSourceError
 from spark_groupsource.net import Address
 from spark_groupsource.records.decode import decode_records

@@ -21,7 +21,7 @@ from support.members import RdMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.records.decode import CONTROL_ABORT
 from spark_groupsource.records.encode import Record, control_key, encode_batch

@@ -343,7 +343,7 @@ def test_close_during_a_rebalance_returns_soon(client: Cluster, topic: str, grou
 
 
 def test_members_survive_a_restart_of_the_coordinator(topic: str, group: str, tmp_path: Any) -> None:
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
     broker = EmbeddedBroker(data_dir=tmp_path, config={"group.initial.rebalance.delay.ms": "0"})
     broker.start()

@@ -12,7 +12,7 @@ from support.python_members import AioKafkaMember, KafkaPythonMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.client import LATEST
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer

@@ -16,7 +16,7 @@ import pytest
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import SystemClock

@@ -12,7 +12,7 @@ import google_crc32c
 import pytest
 from support.group_context import GROUP, GroupContext
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from support.commits import commit_as
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 ROOT = Path(__file__).resolve().parents[2]
 # an HTML comment before a block says why it does not run; the bash block of README.md has a test of its own

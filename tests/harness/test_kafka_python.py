@@ -10,7 +10,7 @@ from kafka.net.transport import KafkaTCPTransport
 from support.kafka_python import KafkaConsumer
 from support.raw_broker import RawConnection, create_topic
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 
 def test_a_client_with_unsent_bytes_closes_its_socket(embedded: EmbeddedBroker, topic: str) -> None:

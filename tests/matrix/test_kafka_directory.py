@@ -26,7 +26,7 @@ from support.members import JavaMember, RdMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.client import admin as our_admin
 from spark_groupsource.client.cluster.client import Cluster

@@ -13,7 +13,7 @@ from support.old_librdkafka import CODECS, RELEASES, run_with
 from support.raw_broker import RawConnection, fetch
 from support.topics import create_topic
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.records.header import iter_batches
 
 USER, PASSWORD = "ann", "secret"

@@ -12,7 +12,7 @@ from support.members import RdMember
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.clock import SystemClock

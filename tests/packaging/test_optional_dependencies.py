@@ -42,7 +42,7 @@ def test_the_data_source_without_pyspark_names_the_extra() -> None:
 
 def test_the_broker_and_the_command_need_no_pyspark() -> None:
     commands = "checkpoint, consume, group_resets, produce, topics"
-    code = f"import spark_groupsource.broker.server; from spark_groupsource.cli import {commands}"
+    code = f"import spark_groupsource.broker.embedded; from spark_groupsource.cli import {commands}"
     run = run_without({"pyspark", "numba", "rich", "fastavro", "pandas"}, code)
     assert run.returncode == 0, run.stderr
 

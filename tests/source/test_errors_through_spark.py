@@ -24,7 +24,7 @@ from support.query_harness import QueryHarness
 from support.topics import create_topic, produce
 
 from spark_groupsource import errors
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import GroupSourceError
 
 pytestmark = pytest.mark.spark

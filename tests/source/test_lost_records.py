@@ -12,7 +12,7 @@ from support.clusters import BROKER_CONFIG, Cluster
 from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import DataLossError
 from spark_groupsource.net import parse_addresses
 from spark_groupsource.records.header import iter_batches

@@ -9,7 +9,7 @@ from support.query_harness import PARTITIONS, QueryHarness
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.spark
 

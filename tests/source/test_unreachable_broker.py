@@ -7,7 +7,7 @@ from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.net import parse_addresses
 
 

@@ -69,7 +69,7 @@ def _key(jars: Iterable[Path]) -> str:
 
 
 def _run_spark(option: str) -> None:
-    from spark_groupsource.broker.server import EmbeddedBroker
+    from spark_groupsource.broker.embedded import EmbeddedBroker
 
     options = f"{os.environ.get('SPARK_SUBMIT_OPTS', startup.JVM_OPTIONS)} {option}"
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": options, "SPARK_LOCAL_IP": "127.0.0.1"}

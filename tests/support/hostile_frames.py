@@ -21,7 +21,7 @@ from support.message_strategies import messages
 from support.raw_broker import unexpected_errors
 
 from spark_groupsource.broker.api.versions import SERVED
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import ApiVersionsRequest

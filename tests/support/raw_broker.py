@@ -145,7 +145,7 @@ def unexpected_errors(lines: Iterable[str]) -> list[str]:
 _PROGRAM = """
 import sys
 from pathlib import Path
-from spark_groupsource.broker.server import serve_forever
+from spark_groupsource.broker.process import serve_forever
 from spark_groupsource.net import Address
 
 serve_forever(

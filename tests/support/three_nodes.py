@@ -8,7 +8,7 @@ from support.raw_broker import (
     RawConnection,
 )
 
-from spark_groupsource.broker.server import EmbeddedBroker
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire.messages import (
     HeartbeatRequest,
     JoinGroupRequest,

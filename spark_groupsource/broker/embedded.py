@@ -1,0 +1,283 @@
+"""Embedded broker: a broker in a thread of a Python process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import logging
+import shutil
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, TypeVar
+
+from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.direct_produce import append, record_batches, topic_partitions
+from spark_groupsource.broker.leaders import Leader
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.report_writer import ReportWriter, log_report
+from spark_groupsource.broker.server import BrokerServer
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.net import Address
+
+_LOGGER = logging.getLogger(__name__)
+_EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
+Result = TypeVar("Result")
+
+
+class EmbeddedBroker:
+    """A broker, or several, in a thread of this process.
+
+    It starts with the first use of its address, with `start`, or as a context manager; it stops with `stop`, at the
+    end of the ``with`` block, or when the process exits.
+
+    ::
+
+        broker = EmbeddedBroker(topics={"flights": 4, "airlines": [{"code": "UA"}, {"code": "DL"}]})
+        broker.produce("flights", [{"carrier": "UA", "delay": 12}])
+        spark.read.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
+
+    Args: `data_dir`, None for a temporary directory that `stop` removes; `port`, 0 for any free port; `config`,
+    settings by Kafka's names; `brokers`, number of nodes with consecutive ids, from ``node.id``, and consecutive ports:
+    partition leaders and coordinators are distributed over the nodes, which share the data directory; `adopt`, whether
+    to adopt `data_dir`, a copy of a stopped Apache Kafka broker's log directory (this cannot be undone); `add_scram`,
+    users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``; `topics`, name -> number of partitions, or the
+    records of a topic with one partition (see `produce`), for topics that do not exist yet.
+
+    The first rebalance of a group does not wait for further members: ``group.initial.rebalance.delay.ms`` is 0, as in
+    Kafka's server.properties for development; Kafka's default of 3 seconds is set by `config`.
+
+    Raises on `start`: ConfigurationError, StorageError.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        config: Mapping[str, str] | None = None,
+        brokers: int = 1,
+        adopt: bool = False,
+        add_scram: Collection[str] = (),
+        topics: Mapping[str, int | Iterable[Any]] | None = None,
+    ) -> None:
+        if brokers < 1:
+            raise ConfigurationError(f"Argument brokers must be at least 1, got {brokers}.")
+        if adopt and data_dir is None:
+            text = "Argument adopt requires data_dir. Set it to a copy of the Kafka broker's log directory."
+            raise ConfigurationError(text)
+        self._adopt = adopt
+        self._add_scram = tuple(add_scram)
+        self._brokers = brokers
+        self._given_dir = None if data_dir is None else Path(data_dir)
+        self._address = Address(host, port)
+        self._config = broker_config({**_EMBEDDED_DEFAULTS, **(config or {})})
+        self._topics = dict(topics or {})
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+        self._server: BrokerServer | None = None
+        self._failure: BaseException | None = None
+        self._write_line: ReportWriter | None = None
+        self.data_dir: Path | None = None
+        self._bootstrap_servers = ""
+        self.reports: deque[str] = deque(maxlen=1000)
+
+    def start(self) -> EmbeddedBroker:
+        """Returns when clients can connect."""
+        if self._thread is not None:
+            raise RuntimeError("The broker is already running.")
+        self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="groupsource-broker-"))
+        self._write_line = ReportWriter(log_report)
+        ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
+        self._thread.start()
+        try:
+            self._bootstrap_servers = ready.result()
+        except BaseException:
+            self._join()
+            raise
+        assert self._server is not None
+        if self._server.warning:
+            _LOGGER.warning(self._server.warning)
+        atexit.register(self.stop)
+        try:
+            for topic, content in self._topics.items():
+                self._create_topic(topic, content)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port`` of the nodes, separated by commas; starts a broker that has not been started."""
+        if not self._bootstrap_servers:
+            self.start()
+        return self._bootstrap_servers
+
+    def produce(self, topic: str, records: Iterable[Any], partition: int | None = None) -> int:
+        """Appends records made from Python objects and returns their number.
+
+        An object is the value, a tuple is ``(key, value)``. Bytes are used as they are, None is null, text is encoded
+        as UTF-8, and everything else as JSON. A missing topic is created with ``num.partitions``.
+
+        Args:
+            partition: None for the partition of the key, as Kafka's producer computes it, and round-robin without one.
+        Raises: ConfigurationError for an object that cannot be encoded; ApiError for an unknown partition and records
+            that the topic rejects.
+        """
+        self.bootstrap_servers  # noqa: B018
+        objects = list(records)
+        count = self.call(lambda broker: topic_partitions(broker, topic))
+        for batch in record_batches(topic, objects, partition, count, SystemClock().timestamp_ms()):
+            self.call(lambda broker, batch=batch: append(broker, [batch]))  # type: ignore[misc]
+        return len(objects)
+
+    def _create_topic(self, topic: str, content: int | Iterable[Any]) -> None:
+        count = content if isinstance(content, int) else 1
+        is_new = self.call(lambda broker: topic not in broker.partitions.topics)
+        self.call(lambda broker: topic_partitions(broker, topic, count))
+        if is_new and not isinstance(content, int):
+            self.produce(topic, content)
+
+    def stop(self) -> None:
+        """Stops the broker, if it runs.
+
+        Raises: StorageError when the logs cannot be closed.
+        """
+        if self._loop is not None and self._stopped is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def call(self, function: Callable[[Broker], Result]) -> Result:
+        """Runs `function` with the broker in the broker's thread. For inspection and tests."""
+        assert self._loop is not None and self._server is not None, "the broker is not running"
+        server, broker = self._server, self._server.broker
+        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function(broker))
+            except BaseException as error:
+                result.set_exception(error)
+            server.after_call()
+
+        self._loop.call_soon_threadsafe(run)
+        return result.result()
+
+    def move_leader(self, topic: str, partition: int, node_id: int) -> None:
+        """Makes another node the leader of a partition. Raises: ApiError; ValueError for a node that does not run."""
+        self.call(lambda broker: broker.move_leader(TopicPartition(topic, partition), node_id))
+
+    def move_coordinator(self, group_id: str, node_id: int) -> None:
+        """Makes another node the coordinator of a group, and of all groups in the same `__consumer_offsets` partition.
+
+        Raises: as `move_leader`.
+        """
+        self.call(lambda broker: broker.move_leader(broker.group_coordinator.shards.partition_of(group_id), node_id))
+
+    def leader(self, topic: str, partition: int) -> Leader:
+        """The leader of a partition and its epoch."""
+        return self.call(lambda broker: broker.leaders.leader(TopicPartition(topic, partition)))
+
+    def coordinator(self, group_id: str) -> int:
+        """The node that coordinates a group. Raises: ApiError."""
+        return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id).node_id)
+
+    def pause_loading(self, paused: bool = True) -> None:
+        """Pauses the loading of group coordinators, so that they return COORDINATOR_LOAD_IN_PROGRESS; or resumes it."""
+        self.call(lambda broker: broker.group_coordinator.shards.pause_loading(paused))
+
+    def stop_node(self, node_id: int) -> None:
+        """Stops one node: closes its connections; other nodes become leaders of its partitions."""
+        self._run_in_loop(lambda server: server.stop_node(node_id))
+
+    def start_node(self, node_id: int) -> None:
+        """Starts a stopped node at its previous address."""
+        self._run_in_loop(lambda server: server.start_node(node_id))
+
+    def _run_in_loop(self, work: Callable[[BrokerServer], Coroutine[None, None, None]]) -> None:
+        assert self._loop is not None and self._server is not None, "the broker is not running"
+        asyncio.run_coroutine_threadsafe(work(self._server), self._loop).result()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Response bytes that clients have not read yet; use within `call`."""
+        return self._server.unsent_bytes if self._server is not None else 0
+
+    @property
+    def connection_count(self) -> int:
+        """Number of connected clients; use within `call`."""
+        return self._server.connection_count if self._server is not None else 0
+
+    def __repr__(self) -> str:
+        if self._thread is None:
+            return "EmbeddedBroker(not running)"
+        return f"EmbeddedBroker({self._bootstrap_servers!r})"
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self if self._thread is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, ready: concurrent.futures.Future[str]) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            else:
+                self._failure = error
+
+    async def _serve(self, ready: concurrent.futures.Future[str]) -> None:
+        assert self.data_dir is not None
+        clock = SystemClock()
+        self._server = BrokerServer(
+            self.data_dir,
+            self._address,
+            self._config,
+            clock,
+            self._note,
+            self._brokers,
+            self._adopt,
+            self._add_scram,
+            listen_option="port",
+        )
+        self._stopped = asyncio.Event()
+        addresses = await self._server.start()
+        self._loop = asyncio.get_running_loop()
+        ready.set_result(",".join(map(str, addresses)))
+        try:
+            await self._stopped.wait()
+        finally:
+            self._loop = None
+            await self._server.stop()
+
+    def _note(self, line: str, level: int = logging.WARNING, /) -> None:
+        self.reports.append(line)
+        if self._write_line is not None and _LOGGER.isEnabledFor(level):
+            self._write_line(line, level)
+
+    def _join(self) -> None:
+        atexit.unregister(self.stop)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._write_line is not None:
+            self._write_line.close()
+            self._write_line = None
+        if self._given_dir is None and self.data_dir is not None:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+            self.data_dir = None

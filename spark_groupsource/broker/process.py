@@ -1,0 +1,97 @@
+"""Broker in the foreground of a process, tuned for it.
+
+It serves until SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Callable, Collection, Mapping
+
+from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.report_writer import ReportWriter, log_report
+from spark_groupsource.broker.server import BrokerServer
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.net import Address
+from spark_groupsource.storage.reporter import Reporter
+
+_GC_THRESHOLDS = (5_000, 1, 2_500)
+_THREAD_SWITCH_S = 0.0005
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
+
+
+def _bound_allocator() -> None:
+    """Lets the C library return large buffers to the system when they are freed: without effect where it is not glibc.
+
+    By default glibc raises its threshold for own mappings to 32 MB after the first large buffer that is freed, and then
+    keeps buffers in its heaps, of which each thread has one.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+        library.mallopt(_M_ARENA_MAX, 1)
+
+
+def serve_forever(
+    data_dir: Path,
+    address: Address,
+    config: Mapping[str, str],
+    *,
+    ready: Callable[[str], None],
+    report: Reporter | None = None,
+    brokers: int = 1,
+    adopt: bool = False,
+    add_scram: Collection[str] = (),
+) -> None:
+    """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
+
+    Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
+    called in a separate thread with each log line and its level, by default the logger; `brokers`, number of nodes, at
+    consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
+    ``--add-scram``.
+
+    Raises: ConfigurationError, StorageError: the broker cannot start.
+    """
+    parsed = broker_config(config)
+    # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    _bound_allocator()
+    # the event loop waits that long for the worker thread, after each system call
+    sys.setswitchinterval(_THREAD_SWITCH_S)
+    # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
+    gc.freeze()
+    # a collection blocks all requests, so those of the middle generation must be short
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+    async def run(write_line: ReportWriter) -> None:
+        server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        addresses = await server.start()
+        gc.collect()
+        gc.freeze()  # collections do not traverse modules, topics and partitions
+        ready(",".join(map(str, addresses)))
+        if server.warning:
+            write_line(server.warning)
+        try:
+            await stopped.wait()
+        finally:
+            await server.stop()
+
+    write_line = ReportWriter(report or log_report)
+    try:
+        asyncio.run(run(write_line))
+    finally:
+        write_line.close()
