@@ -1,4 +1,4 @@
-"""The commands ``groupsource groups why``, ``history`` and ``watch``: rebalances of a group and their causes."""
+"""The commands ``groupsource groups why``, ``history`` and ``watch``."""
 
 from __future__ import annotations
 

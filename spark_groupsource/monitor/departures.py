@@ -1,4 +1,4 @@
-"""Why a member is no longer in its group, inferred from commits and timeouts.
+"""Inference of why a member left its group.
 
 A member was alive when it received its assignment and when it committed. If it was gone before a timeout has elapsed
 since then, the timeout did not remove it: that is certain. If it was gone later, the time of its last commit shows the

@@ -1,4 +1,4 @@
-"""Reads events of groups: topic of the embedded broker, metadata of commits, file of option rebalanceLog."""
+"""Readers of group events: topic, metadata of commits, file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings over the rebalances of a group: what repeats, and the setting to change."""
+"""Findings over rebalances: what repeats, and the setting to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations of one group from its records in `__consumer_offsets`, with the commits between them.
+"""Generations of a group in `__consumer_offsets`, with the commits between them.
 
 A commit names no member, but the assignment of the generation shows which member owns the partition. So the commits
 show until when a member was alive.

@@ -1,4 +1,4 @@
-"""Merges the rebalances of a group from several sources: each field from the most exact source that has it."""
+"""Merge of rebalances: each field from its most exact source."""
 
 from __future__ import annotations
 

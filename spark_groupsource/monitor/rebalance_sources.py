@@ -1,4 +1,4 @@
-"""Rebalances of groups from all sources of a cluster: events of coordinator and members, and the history."""
+"""Rebalances of groups from all sources of a cluster."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _json(name: str, values: Sequence[bytes | None]) -> list[Any]:
 
 def _avro(schema: Any) -> Decoder:
     if schema is None:
-        raise ConfigurationError("Argument decode is avro, which requires a schema. Set schema to its JSON text.")
+        raise ConfigurationError("Argument schema is required with decode=\"avro\". Set it to the JSON text of an Avro schema.")
     try:
         import fastavro
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a query reports of its rebalances: in its commits, in a file, and to other processes of the application."""
+"""Reports of a query's rebalances: in commits, in a file, on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata of commits: author, and a report of the rebalance before the commit.
+"""Metadata of commits: author, and a report of the rebalance.
 
 The first commit of a query after a rebalance carries what its members know of it, so that any client that reads
 `__consumer_offsets` knows it, too. The report is about 500 bytes; offset.metadata.max.bytes is 4,096 by default.

@@ -1,4 +1,4 @@
-"""Construction of message structs without the checks of their constructors, and compiled encoding of log records.
+"""Fast construction of message structs, and compiled encoding of log records.
 
 The constructors of kafka-python take 4 to 8 microseconds: too long for messages with thousands of structs.
 """

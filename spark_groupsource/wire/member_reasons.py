@@ -1,4 +1,4 @@
-"""Reasons of JoinGroup and LeaveGroup (KIP-800), and the causes of rebalances that they name.
+"""Reasons of JoinGroup and LeaveGroup (KIP-800), and their causes.
 
 Members of this package send the texts of Kafka's clients.
 
