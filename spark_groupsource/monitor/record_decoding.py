@@ -73,7 +73,9 @@ def _json(name: str, values: Sequence[bytes | None]) -> list[Any]:
 
 def _avro(schema: Any) -> Decoder:
     if schema is None:
-        raise ConfigurationError("Argument schema is required with decode=\"avro\". Set it to the JSON text of an Avro schema.")
+        raise ConfigurationError(
+            "Option decode is avro, which requires a schema. Set argument schema to the JSON text of an Avro schema."
+        )
     try:
         import fastavro
     except ModuleNotFoundError as error:
