@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
+from job_support import cause_line, start_session
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _POSITION = ("topic", "partition", "offset")
 
@@ -117,19 +118,6 @@ def decoded_flights(stream: DataFrame, schema: dict[str, Any], types: dict[str, 
     return stream.where("value is not null").mapInArrow(decoder(schema, types), output)
 
 
-def start_session(log_level: str) -> SparkSession:
-    """The Spark session; settings of spark-submit take precedence."""
-    from pyspark.sql import SparkSession
-
-    settings: dict[str, Any] = {
-        "spark.log.level": log_level,
-        "spark.ui.showConsoleProgress": "false",
-        # saves about 45 ms of each micro-batch; Spark's daemon then logs a broken pipe for a worker it no longer needs
-        "spark.python.unix.domain.socket.enabled": "true",
-    }
-    return SparkSession.builder.config(map=settings).getOrCreate()
-
-
 @click.command(context_settings={"show_default": True})
 @click.option("--bootstrap-servers", required=True, help="host:port of a Kafka broker, or embedded.")
 @click.option("--topic", default="flights")
@@ -187,13 +175,6 @@ def main(
     except PySparkException as error:
         raise click.ClickException(cause_line(error)) from error
     spark.stop()
-
-
-def cause_line(error: Exception) -> str:
-    """The line of a Spark error that states the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("spark_groupsource.errors.")]
-    return ours[-1].partition(": ")[2] if ours else lines[0]
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def open_cluster(
         timeout_ms: how long each operation may take; None for default.api.timeout.ms.
     Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
     """
-    settings = _client_properties(command_config) if command_config else {}
+    settings = client_properties(command_config) if command_config else {}
     if _is_default("bootstrap"):
         bootstrap = settings.get("bootstrap.servers", bootstrap)
     if timeout_ms is not None:
@@ -111,7 +111,7 @@ def _is_default(parameter: str) -> bool:
     return context is not None and context.get_parameter_source(parameter) is ParameterSource.DEFAULT
 
 
-def _client_properties(path: Path) -> dict[str, str]:
+def client_properties(path: Path) -> dict[str, str]:
     """Reads the settings of a Kafka client; those without effect here are skipped with one warning.
 
     Raises: ConfigurationError.

@@ -106,6 +106,7 @@ ALL_SECONDS: Mapping[str, float] = {
     "harness/test_real_kafka.py": 8,
     "parity/test_same_errors.py": 8,
     "source/test_reader_signals.py": 8,
+    "jobs/test_spark_jobs.py": 25,
     "broker/test_transactions.py": 7,
     "chaos/test_broker_kills.py": 7,
     "parity/test_feature_rows.py": 7,
