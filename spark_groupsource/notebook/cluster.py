@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -62,6 +63,8 @@ class Cluster:
     def __init__(self, client: ClusterClient, address: str) -> None:
         self._client = client
         self._address = address
+        # a notebook rarely closes it, and gs.connect(...).group(...) has no name to close
+        self._finalizer = weakref.finalize(self, client.close)
 
     def topics(self, topic: str | None = None) -> Result:
         """Returns the topics; internal ones only if `topic` selects them."""
@@ -115,8 +118,8 @@ class Cluster:
         return Group(self, name)
 
     def close(self) -> None:
-        """Closes the connections."""
-        self._client.close()
+        """Closes the connections, which are also closed when the object is no longer used."""
+        self._finalizer()
 
     def __enter__(self) -> Cluster:
         return self

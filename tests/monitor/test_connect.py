@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError, NetworkError
@@ -56,3 +57,15 @@ def test_only_public_names_are_shown() -> None:
     text = pydoc.render_doc(gs, renderer=pydoc.plaintext)
     assert "connect(bootstrap" in text and "class EmbeddedBroker" in text and gs.__version__ in text
     assert "import_module" not in text and "TYPE_CHECKING" not in text
+
+
+def test_connections_are_closed_with_the_last_reference(embedded: Any) -> None:
+    before = embedded.call(lambda _: embedded.connection_count)
+    cluster = gs.connect(embedded)
+    cluster.topics()
+    assert embedded.call(lambda _: embedded.connection_count) > before
+    group = cluster.group("unnamed")
+    del cluster
+    assert len(group.offsets()) == 0
+    del group
+    wait_until(lambda: embedded.call(lambda _: embedded.connection_count) == before, "the connections are closed")
