@@ -66,6 +66,21 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
     return tuple(addresses)
 
 
+def resolve(address: Address) -> tuple[str, ...]:
+    """Returns the IP addresses of a host, in the order in which `dial` tries them. Raises: NetworkError."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise _unresolved(address, error) from error
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _unresolved(address: Address, error: socket.gaierror) -> NetworkError:
+    return NetworkError(
+        f"Connecting to {address} failed: the host name cannot be resolved ({error.strerror}). Check the address."
+    )
+
+
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
     """Opens a connected blocking TCP socket, over TLS when `tls` is given; each of the two in `timeout_ms`.
 
@@ -76,9 +91,7 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     try:
         connection = socket.create_connection(address, timeout=timeout_ms / 1000)
     except socket.gaierror as error:
-        raise NetworkError(
-            f"Connecting to {address} failed: the host name cannot be resolved ({error.strerror}). Check the address."
-        ) from error
+        raise _unresolved(address, error) from error
     except (TimeoutError, socket.timeout) as error:
         raise NetworkError(
             f"Connecting to {address} failed: no response within {timeout_ms} ms. Check the address and the firewall."
@@ -101,6 +114,21 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         if isinstance(error, TimeoutError):
             raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
         raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
+
+
+def has_tls_listener(address: Address, timeout_ms: int) -> bool:
+    """Returns whether the peer responds to a TLS handshake, whatever its certificate; False if it is unreachable."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection(address, timeout=timeout_ms / 1000) as connection:
+            context.wrap_socket(connection, server_hostname=address.host).close()
+        return True
+    except ssl.SSLError as error:
+        # an alert is a response in TLS too
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
 
 
 def _is_lost_in_handshake(error: ssl.SSLError) -> bool:

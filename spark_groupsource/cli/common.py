@@ -95,14 +95,19 @@ def open_cluster(
         timeout_ms: how long each operation may take; None for default.api.timeout.ms.
     Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
     """
+    parsed = client_settings(bootstrap, command_config, timeout_ms)
+    with Cluster(parsed.bootstrap, parsed) as cluster:
+        yield cluster
+
+
+def client_settings(bootstrap: str, command_config: Path | None, timeout_ms: int | None = None) -> ClientSettings:
+    """Parses the options of `cluster_options`; arguments and errors as of `open_cluster`."""
     settings = client_properties(command_config) if command_config else {}
     if _is_default("bootstrap"):
         bootstrap = settings.get("bootstrap.servers", bootstrap)
     if timeout_ms is not None:
         settings |= {"default.api.timeout.ms": str(timeout_ms), "request.timeout.ms": str(timeout_ms)}
-    parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
-    with Cluster(parsed.bootstrap, parsed) as cluster:
-        yield cluster
+    return ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
 
 
 def _is_default(parameter: str) -> bool:

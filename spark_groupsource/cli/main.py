@@ -15,6 +15,7 @@ _MODULES: Mapping[str, str] = {
     "checkpoint": "checkpoint",
     "completion": "completion",
     "consume": "consume",
+    "doctor": "doctor",
     "groups": "groups",
     "offsets-log": "offsets_log",
     "produce": "produce",

@@ -119,6 +119,11 @@ class BrokerConnection:
         """True after `close` and after any error; the connection cannot be opened again."""
         return self._closed
 
+    @property
+    def api_versions(self) -> VersionRanges:
+        """The API versions of the broker; empty before `open`."""
+        return self._versions
+
     def open(self, timeout_ms: int | None = None) -> None:
         """Connects, negotiates versions and authenticates; does nothing on an open connection.
 

@@ -1,0 +1,70 @@
+"""The ``groupsource doctor`` command: checks the way from Spark to a group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from spark_groupsource.cli.common import HELP, client_settings, cluster_options
+from spark_groupsource.cli.doctor_checks import CLUSTER_CHECKS, Target
+from spark_groupsource.cli.doctor_findings import Finding, Status, failed, run_checks
+from spark_groupsource.cli.doctor_machine import MACHINE_CHECKS
+from spark_groupsource.client.settings import without_prefix
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.log_text import escaped
+from spark_groupsource.monitor.selection import parse_selection
+
+_SETTINGS = "settings"
+
+
+@click.command(context_settings=HELP)
+@cluster_options
+@click.option("--topic", metavar="NAMES", help="Topics to check: names and patterns, separated by commas.")
+@click.option("--group", metavar="GROUP", help="Consumer group to check.")
+@click.option("--checkpoint", metavar="DIR", help="checkpointLocation of a query, in a local directory.")
+@click.option(
+    "--timeout",
+    "timeout_ms",
+    type=click.IntRange(100),
+    default=5_000,
+    show_default=True,
+    metavar="MS",
+    help="How long each request may take, in milliseconds.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print a JSON array of objects instead of the lines.")
+def doctor(
+    bootstrap: str,
+    command_config: Path | None,
+    topic: str | None,
+    group: str | None,
+    checkpoint: str | None,
+    timeout_ms: int,
+    is_json: bool,
+) -> None:
+    """Checks what a query needs: addresses, versions, login, topics, group, offsets, checkpoint, this machine.
+
+    Each line starts with good, bad or unknown, and says what to do. Nothing is changed, and no group is joined. The
+    exit status is 1 if a line is bad.
+    """
+    topics = None if topic is None else parse_selection("--topic", topic)
+    findings = run_checks(MACHINE_CHECKS, None)
+    try:
+        settings = client_settings(bootstrap, command_config, timeout_ms)
+    except ConfigurationError as error:
+        findings.append(failed(_SETTINGS, error))
+    else:
+        with Target(settings, topics, group, checkpoint, timeout_ms) as target:
+            findings += run_checks(CLUSTER_CHECKS, target)
+    findings = [f._replace(text=without_prefix(f.text), fix=without_prefix(f.fix)) for f in findings]
+    if is_json:
+        click.echo(json.dumps([f._asdict() for f in findings], ensure_ascii=False, indent=1))
+    else:
+        click.echo("\n".join(map(_line, findings)))
+    click.get_current_context().exit(int(any(f.status is Status.BAD for f in findings)))
+
+
+def _line(finding: Finding) -> str:
+    text = escaped(" ".join(filter(None, (finding.text, finding.fix))))
+    return f"{finding.status.value:<8} {finding.check:<19} {text}"
