@@ -1,4 +1,4 @@
-"""The jobs for copying: landing in Parquet."""
+"""The jobs for copying: Parquet, windows, a database."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import job_support
 import land_parquet
 import pyarrow.dataset
 import pytest
+import upsert_database
+import windowed_aggregates
 from child_processes import start_process, stop_process
 from click import ClickException
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer, TopicPartition
+from job_database import Changes, Database
+from support.databases import KINDS, database_url, rows_of_query
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -62,10 +66,10 @@ def committed(servers: str, group: str, topic: str) -> int:
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
     table = pyarrow.dataset.dataset(directory, format="parquet", partitioning="hive").to_table()
-    return sorted(table.to_pylist(), key=lambda row: (row["kafka_partition"], row["kafka_offset"]))
+    return [dict(row) for row in table.to_pylist()]
 
 
-@pytest.mark.parametrize("module", [land_parquet])
+@pytest.mark.parametrize("module", [land_parquet, upsert_database, windowed_aggregates])
 def test_help_names_the_common_options(module: Any) -> None:
     result = CliRunner().invoke(module.main, ["--help"])
     assert result.exit_code == 0
@@ -100,7 +104,7 @@ def test_landed_rows_have_columns_position_and_date(
     land_parquet.main.main(options, standalone_mode=False)
     found = [
         tuple(row[name] for name in ("carrier", "delay", "_corrupt_record", "kafka_key", "kafka_offset", "date"))
-        for row in rows_of(tmp_path / "out")
+        for row in sorted(rows_of(tmp_path / "out"), key=lambda row: row["kafka_offset"])
     ]
     assert found == [
         ("UA", 3, None, "a", 0, "2023-11-14"),
@@ -116,6 +120,55 @@ def test_invalid_schema_is_a_one_line_error(spark: Any, servers: str, topic: str
     with pytest.raises(ClickException) as caught:
         land_parquet.main.main(options, standalone_mode=False)
     assert "STRNG" in caught.value.message and "\n" not in caught.value.message
+
+
+def test_a_window_is_written_once_when_the_watermark_has_passed_it(
+    spark: Any, servers: str, topic: str, group: str, tmp_path: Path
+) -> None:
+    create_topic(servers, topic)
+    minute = 60_000
+    options = [*arguments(servers, topic, group, tmp_path), "--schema", SCHEMA, "--by", "carrier", "--value", "delay"]
+    options += ["--output", str(tmp_path / "out")]
+    # 16 closes the window of minutes 0 to 10 at a watermark of 5 minutes; the second run gets a late record for it
+    minutes = [(1, "UA", 10), (9, "UA", 20), (2, "AA", 5), (16, "UA", 7)]
+    send(servers, topic, *((None, {"carrier": c, "delay": d}, DAY_MS + at * minute) for at, c, d in minutes))
+    send(servers, topic, (None, b"no JSON", DAY_MS), (None, None, DAY_MS))
+    windowed_aggregates.main.main(options, standalone_mode=False)
+    send(servers, topic, *((None, {"carrier": "UA", "delay": 1}, DAY_MS + at * minute) for at in (3, 30)))
+    windowed_aggregates.main.main(options, standalone_mode=False)
+    found = [(row["start"].minute, *list(row.values())[2:]) for row in rows_of(tmp_path / "out")]
+    assert sorted(found) == [(0, "AA", 1, 5.0, 5, 5), (0, "UA", 2, 15.0, 10, 20), (10, "UA", 1, 7.0, 7, 7)]
+
+
+@pytest.mark.parametrize("database", KINDS)
+def test_batch_delivered_again_after_a_crash_is_not_applied_twice(
+    spark: Any, servers: str, topic: str, group: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(servers, topic)
+    (tmp_path / "carriers.csv").write_text("carrier,name\nUA,United\nAA,American\n")
+    options = [*arguments(servers, topic, group, tmp_path), "--schema", "carrier STRING, delay INT, tags ARRAY<INT>"]
+    options += ["--key", "flight", "--lookup", str(tmp_path / "carriers.csv"), "--on", "carrier"]
+    options += ["--table", "flights", "--database"]
+    apply = Database.apply
+
+    def apply_and_crash(self: Database, changes: Changes, before: Any) -> bool:
+        apply(self, changes, before)
+        raise OSError("the process is killed between the database and the checkpoint")
+
+    send(servers, topic, ("1", {"carrier": "UA", "delay": 1}, DAY_MS), ("1", {"carrier": "UA", "delay": 2}, DAY_MS))
+    send(servers, topic, ("2", {"carrier": "AA", "delay": 3}, DAY_MS), (None, {"carrier": "AA"}, DAY_MS))
+    with database_url(database) as url:
+        monkeypatch.setattr(Database, "apply", apply_and_crash)
+        with pytest.raises(ClickException):
+            upsert_database.main.main([*options, url], standalone_mode=False)
+        assert committed(servers, group, topic) < 4
+        monkeypatch.undo()
+        send(servers, topic, ("1", {"carrier": "B6", "tags": [1]}, DAY_MS), ("2", None, DAY_MS), ("3", b"{", DAY_MS))
+        upsert_database.main.main([*options, url], standalone_mode=False)
+        columns = "flight, carrier, delay, tags, name, updates"
+        assert rows_of_query(url, f"SELECT {columns} FROM flights ORDER BY 1") == [("1", "B6", None, "[1]", None, 3)]
+        assert rows_of_query(url, "SELECT next_offset FROM kafka_offsets") == [(7,)]
+        assert committed(servers, group, topic) == 7
 
 
 @pytest.fixture
@@ -146,5 +199,5 @@ def test_sigterm_drains_the_job(
     assert landing.returncode == 0, log
     assert "Traceback" not in log
     # what is written is what is committed
-    offsets = [row["kafka_offset"] for row in rows_of(tmp_path / "out")]
+    offsets = sorted(row["kafka_offset"] for row in rows_of(tmp_path / "out"))
     assert offsets == list(range(committed(servers, group, topic)))
