@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.clients import open_cluster
-from support.fake_leader import TP, FakeLeader, fake_leader
+from support.clients import client_settings, open_cluster
+from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange
-from spark_groupsource.wire.messages import ListOffsetsResponse
+from spark_groupsource.wire.messages import FetchResponse, ListOffsetsResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
 SHORT = {**SETTINGS, "default_api_timeout_ms": "150", "request_timeout_ms": "100"}
@@ -71,6 +72,58 @@ def test_partition_error_refreshes_the_metadata_and_is_retried(
     assert fetch(client) == EVERYTHING
     assert len(broker.sent("Metadata")) > before
     assert [each.fetch_offset for each in broker.fetches][:2] == [0, 0], "the position is that before the error"
+
+
+def whole_request(code: ErrorCode = ErrorCode.NONE, throttle_time_ms: int = 0) -> FetchResponse:
+    """A response without partitions, as a broker sends it that fails to process a request, or has a quota."""
+    return FetchResponse(throttle_time_ms=throttle_time_ms, error_code=code, session_id=0, responses=[])
+
+
+def respond_first(broker: FakeLeader, *responses: FetchResponse) -> None:
+    """Sends these responses to the first Fetch requests."""
+    prepared, respond = list(responses), broker.responses["Fetch"]
+    broker.responses["Fetch"] = lambda request, version: prepared.pop(0) if prepared else respond(request, version)
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, ErrorCode.KAFKA_STORAGE_ERROR]
+)
+def test_error_of_a_whole_request_is_retried(broker: FakeLeader, client: Cluster, code: ErrorCode) -> None:
+    client.metadata(["t"])
+    before = len(broker.sent("Metadata"))
+    respond_first(broker, whole_request(code), whole_request(code))
+    assert fetch(client) == EVERYTHING
+    assert len(broker.sent("Metadata")) > before
+
+
+def test_fatal_error_of_a_whole_request_is_raised(broker: FakeLeader, client: Cluster) -> None:
+    respond_first(broker, whole_request(ErrorCode.UNSUPPORTED_VERSION))
+    with pytest.raises(BrokerError, match="UNSUPPORTED_VERSION"):
+        fetch(client)
+
+
+def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader) -> None:
+    respond_first(broker, *[whole_request(throttle_time_ms=60_000)] * 3)
+    settings = client_settings(str(broker.address), **SETTINGS)
+    with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+        client.metadata(["t"])
+        before = len(broker.sent("Metadata"))
+        assert fetch(client) == EVERYTHING
+        assert clock.now_ms() == 180_000, "each request is sent after the time of the response before it"
+        assert len(broker.sent("Metadata")) == before
+
+
+def test_throttled_responses_are_no_gap_of_a_compacted_topic(broker: FakeLeader, client: Cluster) -> None:
+    broker.cleanup_policy, respond = "compact", broker.responses["Fetch"]
+    broker.steps = [EMPTY] * 3
+
+    def throttled(request: object, version: int) -> object:
+        response = respond(request, version)
+        response.throttle_time_ms = 0 if response.responses[0].partitions[0].records else 1
+        return response
+
+    broker.responses["Fetch"] = throttled
+    assert fetch(client) == EVERYTHING
 
 
 @pytest.mark.conformance("FT-028", "FT-079")

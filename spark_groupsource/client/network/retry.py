@@ -51,6 +51,10 @@ class Retry:
     def elapsed_ms(self) -> int:
         return self._clock.now_ms() - self.started_ms
 
+    def extend(self, ms: int) -> None:
+        """Moves the deadline by a time that does not count, because the peer requires it."""
+        self._deadline_ms += ms
+
     def backoff_or_raise(self, error: GroupSourceError) -> None:
         """Waits before the next attempt, or raises `error` if the deadline is before it."""
         delay_ms = backoff_ms(self.attempt, self._base_ms, self._max_ms, self._rng)

@@ -9,7 +9,7 @@ longer than its maximum wait. Offsets are skipped where a later batch follows, o
 excludes tiered storage.
 
 Source: KIP-74 (bounded responses, an incomplete last batch), KIP-392 (followers), KIP-98 (aborted transactions),
-KIP-320 (leader epochs), KIP-405 (tiered storage), KIP-516 (topic ids).
+KIP-219 (throttling by quotas), KIP-320 (leader epochs), KIP-405 (tiered storage), KIP-516 (topic ids).
 """
 
 from __future__ import annotations
@@ -68,12 +68,16 @@ _EMPTY_RESPONSES_FOR_GAP = 2
 
 @dataclass
 class _Leader:
-    """One broker with its pooled connection, outstanding request, and partitions in the order of the next request."""
+    """One broker with its pooled connection, outstanding request, and partitions in the order of the next request.
+
+    `throttled_until_ms`: the broker has a quota and processes no request before.
+    """
 
     address: Address
     states: list[PartitionState]
     connection: BrokerConnection | None = None
     sent: InFlight[FetchResponse] | None = None
+    throttled_until_ms: int = 0
 
 
 class PartitionFetcher:
@@ -106,7 +110,8 @@ class PartitionFetcher:
     def fetch_blocks(self, ranges: Sequence[OffsetRange]) -> Iterator[FetchedBlock]:
         """Yields blocks until every range is complete; blocks of a partition are in order of offsets.
 
-        Moved leaders and broken connections are retried.
+        Moved leaders and broken connections are retried. The time for which brokers throttle this client counts in no
+        timeout.
 
         Raises: BrokerError and NetworkError without progress for default.api.timeout.ms, or at once if the error is not
             retriable; DataLossError if the brokers have returned no record for this time; CorruptRecordError on
@@ -145,6 +150,8 @@ class PartitionFetcher:
                     retry.backoff_or_raise(failure)
                 elif retry.is_expired:
                     raise self._no_record()
+                else:
+                    retry.extend(self._wait_while_throttled())
         finally:
             for leader in self._leaders.values():
                 self._release(leader)
@@ -262,9 +269,22 @@ class PartitionFetcher:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
+    def _wait_while_throttled(self) -> int:
+        """Waits while every broker throttles this client; returns the time in ms."""
+        leaders = list(self._leaders.values())
+        if self._awaiting_leader or not leaders or any(leader.sent is not None for leader in leaders):
+            return 0
+        clock = self._cluster.clock
+        wait_ms = max(min(leader.throttled_until_ms for leader in leaders) - clock.now_ms(), 0)
+        clock.sleep_ms(wait_ms)
+        return wait_ms
+
     def _send(self, leader: _Leader) -> GroupSourceError | None:
-        """Sends the next request unless one is outstanding; releases a leader without incomplete ranges."""
-        if leader.sent is not None:
+        """Sends the next request unless one is outstanding or the broker throttles this client.
+
+        Releases a leader without incomplete ranges.
+        """
+        if leader.sent is not None or self._cluster.clock.now_ms() < leader.throttled_until_ms:
             return None
         leader.states = [state for state in leader.states if not state.is_complete]
         if not leader.states:
@@ -294,9 +314,13 @@ class PartitionFetcher:
         except NetworkError as error:
             self._disconnect(leader)
             return [], error
+        # set before the next request: the broker reads it only after this time (KIP-219)
+        leader.throttled_until_ms = self._cluster.clock.now_ms() + response.throttle_time_ms
         if response.error_code:
-            raise BrokerError(response.error_code, f"Fetch from {leader.address}")
+            return [], self._response_failed(leader, response.error_code)
         received = list(partitions_of(response, sent.version, leader.states))
+        if not received and response.throttle_time_ms:
+            return [], None
         if not received:
             return [], NetworkError(f"Fetch from {leader.address} failed: no requested partition is in the response.")
         blocks: list[FetchedBlock] = []
@@ -306,13 +330,24 @@ class PartitionFetcher:
             failure = problem or failure
             if block is not None:
                 blocks.append(block)
-        if not blocks and failure is None:
-            # without any records, no partition was left out because of fetch.max.bytes
+        if not blocks and failure is None and not response.throttle_time_ms:
+            # without any records, no partition was left out because of fetch.max.bytes or a quota
             blocks = [block for state, data in received if (block := self._skip_compacted(state, data)) is not None]
         # partitions with records go to the end of the next request, because fetch.max.bytes applies in order
         served = {block.topic_partition for block in blocks}
         leader.states.sort(key=lambda state: state.topic_partition in served)
         return blocks, failure
+
+    def _response_failed(self, leader: _Leader, code: int) -> BrokerError:
+        """Looks all leaders of a response up again whose error is that of the whole request.
+
+        Raises: BrokerError if it is not retriable.
+        """
+        error = BrokerError(code, f"Fetch from {leader.address}")
+        states, leader.states = leader.states, []
+        for state in states:
+            self._retry_leader(state, error)
+        return error
 
     def _read_partition(
         self, leader: _Leader, state: PartitionState, data: PartitionData
