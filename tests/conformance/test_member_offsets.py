@@ -109,13 +109,12 @@ def test_commit_without_a_response_ends_at_its_timeout() -> None:
     assert 8_000 <= bench.clock.now_ms() - started_ms <= 12_000
 
 
-@pytest.mark.conformance("CC-101", "CC-102", "CC-104", "CC-108", "CC-140")
+@pytest.mark.conformance("CC-101", "CC-102", "CC-104", "CC-108")
 @pytest.mark.parametrize(
     "code, left",
     [
         (ErrorCode.ILLEGAL_GENERATION, Generation(-1, "m1", None)),
         (ErrorCode.UNKNOWN_MEMBER_ID, Generation()),
-        (ErrorCode.FENCED_INSTANCE_ID, Generation()),
     ],
 )
 def test_commit_of_a_fenced_member_raises_and_resets_the_generation(code: ErrorCode, left: Generation) -> None:
@@ -127,6 +126,19 @@ def test_commit_of_a_fenced_member_raises_and_resets_the_generation(code: ErrorC
     assert bench.member.generation == left and bench.client.rejoin_needed
     bench.poll()
     assert bench.callbacks() == [("lost", (T0, T1))]
+
+
+@pytest.mark.conformance("CC-140")
+def test_commit_of_a_replaced_static_member_ends_its_membership() -> None:
+    bench = joined(group_instance_id="i")
+    bench.script.prepare("OffsetCommit", ErrorCode.FENCED_INSTANCE_ID)
+    with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
+        bench.client.commit(AT_5)
+    assert bench.client.rejoin_needed
+    with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
+        bench.poll()
+    bench.run_thread()
+    assert bench.script.requests("JoinGroup") == [], "a join would fence the process that replaced this one"
 
 
 def after_reset(bench: Bench, code: ErrorCode) -> Any:

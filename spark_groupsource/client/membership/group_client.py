@@ -227,13 +227,18 @@ class GroupClient:
                     self.shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
                 self.shared.changed.notify_all()
             if code in FENCING_ERRORS and not can_retry:
-                raise generation_mismatch(
+                fenced = generation_mismatch(
                     self._cluster,
                     group_id=group_id,
                     member_id=sent.member_id,
                     generation_id=sent.generation_id,
                     code=code,
                 )
+                if code == ErrorCode.FENCED_INSTANCE_ID:
+                    # the next poll raises it: a JoinGroup of this member would fence the process that replaced it
+                    with self.shared.changed:
+                        member.failure = fenced
+                raise fenced
             if code in FENCING_ERRORS:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
             error = BrokerError(code, f"Commit by member {member.client_id} of group '{group_id}'")
