@@ -1,4 +1,4 @@
-"""The jobs for copying: Parquet, windows, a database."""
+"""The jobs for copying: Parquet, windows, a database, replay."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import job_support
 import land_parquet
 import pyarrow.dataset
 import pytest
+import replay_range
 import upsert_database
 import windowed_aggregates
 from child_processes import start_process, stop_process
@@ -22,6 +23,7 @@ from click import ClickException
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer, TopicPartition
 from job_database import Changes, Database
+from kafka_jars import spark_connector_jars
 from support.databases import KINDS, database_url, rows_of_query
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -69,13 +71,12 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     return [dict(row) for row in table.to_pylist()]
 
 
-@pytest.mark.parametrize("module", [land_parquet, upsert_database, windowed_aggregates])
+@pytest.mark.parametrize("module", [land_parquet, replay_range, upsert_database, windowed_aggregates])
 def test_help_names_the_common_options(module: Any) -> None:
     result = CliRunner().invoke(module.main, ["--help"])
     assert result.exit_code == 0
-    assert {"--bootstrap-servers", "--topic", "--group", "--checkpoint", "--command-config"} <= set(
-        result.output.replace(",", " ").split()
-    )
+    common = {"--bootstrap-servers", "--topic", "--checkpoint", "--command-config"}
+    assert common | (set() if module is replay_range else {"--group"}) <= set(result.output.split())
 
 
 def test_settings_of_the_properties_file_are_options_of_the_source(tmp_path: Path) -> None:
@@ -169,6 +170,50 @@ def test_batch_delivered_again_after_a_crash_is_not_applied_twice(
         assert rows_of_query(url, f"SELECT {columns} FROM flights ORDER BY 1") == [("1", "B6", None, "[1]", None, 3)]
         assert rows_of_query(url, "SELECT next_offset FROM kafka_offsets") == [(7,)]
         assert committed(servers, group, topic) == 7
+
+
+def test_replay_writes_the_range_and_continues_after_a_signal(
+    spark: Any, servers: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(servers, topic, 2)
+    hour = 3_600_000
+    times = [DAY_MS - 1, DAY_MS, DAY_MS + hour - 1, DAY_MS + hour, DAY_MS + 2 * hour - 1, DAY_MS + 2 * hour]
+    send(servers, topic, *((None, n, time) for n, time in enumerate(times)))
+    options = ["--bootstrap-servers", servers, "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
+    options += ["--from", "2023-11-15", "--until", "2023-11-15T03:00+01:00", "--output", str(tmp_path / "out")]
+    read = replay_range.records_of
+
+    def read_and_signal(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return read(*given)
+
+    def written() -> list[tuple[str, bytes]]:
+        return sorted((row["slice"], row["value"]) for row in rows_of(tmp_path / "out"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_range, "records_of", read_and_signal)
+        with pytest.raises(SystemExit, match="143"):
+            replay_range.main.main(options, standalone_mode=False)
+    first = [("20231115T000000.000Z", b"1"), ("20231115T000000.000Z", b"2")]
+    assert written() == first
+    for _ in range(2):
+        replay_range.main.main(options, standalone_mode=False)
+        assert written() == [*first, ("20231115T010000.000Z", b"3"), ("20231115T010000.000Z", b"4")]
+
+
+@pytest.mark.soak
+def test_replay_appends_to_a_topic(spark: Any, servers: str, topic: str, tmp_path: Path) -> None:
+    for name in (topic, f"{topic}-again"):
+        create_topic(servers, name)
+    for jar in spark_connector_jars():
+        spark.sql(f"ADD JAR '{jar}'").collect()
+    send(servers, topic, ("a", 1, DAY_MS), (None, None, DAY_MS + 1), ("b", 2, DAY_MS + 60_000))
+    options = ["--bootstrap-servers", servers, "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
+    options += ["--from", "2023-11-15", "--until", "2023-11-15T00:01", "--to-topic", f"{topic}-again"]
+    replay_range.main.main(options, standalone_mode=False)
+    read = spark.read.format("groupsource").option("kafka.bootstrap.servers", servers)
+    rows = read.option("subscribe", f"{topic}-again").load().select("key", "value").collect()
+    assert [(row.key, row.value) for row in rows] == [(b"a", b"1"), (None, None)]
 
 
 @pytest.fixture
