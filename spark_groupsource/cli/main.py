@@ -16,6 +16,7 @@ _MODULES: Mapping[str, str] = {
     "completion": "completion",
     "consume": "consume",
     "doctor": "doctor",
+    "exporter": "exporter",
     "groups": "groups",
     "offsets-log": "offsets_log",
     "produce": "produce",

@@ -1,0 +1,216 @@
+"""The ``groupsource exporter`` command: serves metrics to Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_groupsource import net
+from spark_groupsource.cli.common import HELP, cluster_options, one_line, open_cluster
+from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
+from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
+from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.log_text import log_line
+from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.net import parse_addresses
+
+_LEAST_TIMEOUT_MS = 5_000
+_SLOW_CLIENT_S = 10.0
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsPart:
+    """Reads one part of the metrics at an interval, in a thread of its own, and keeps the last result.
+
+    A scrape returns the last result: it sends no request to the cluster, so scrapes cannot pile up. After an error, the
+    metrics of the part are absent until the next success.
+    """
+
+    def __init__(self, name: str, read: Callable[[], list[Sample]], interval_s: float) -> None:
+        self._name = name
+        self._read = read
+        self._interval_s = interval_s
+        self._result: tuple[list[Sample], float] | None = None
+        self._errors = 0
+        self._error = ""
+        self.has_read = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"exporter-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def samples(self) -> list[Sample]:
+        """Returns the last result, with the metrics of the read itself."""
+        result, label = self._result, (self._name,)
+        own = [Sample("groupsource_exporter_up", label, result is not None)]
+        own.append(Sample("groupsource_exporter_errors_total", label, self._errors))
+        if result is None:
+            return own
+        return [*result[0], *own, Sample("groupsource_exporter_read_seconds", label, result[1])]
+
+    def _run(self) -> None:
+        while True:
+            self.update()
+            if self._closing.wait(self._interval_s):
+                return
+
+    def update(self) -> None:
+        """Reads the part once."""
+        started_ns = monotonic_ns()
+        try:
+            self._result = (self._read(), (monotonic_ns() - started_ns) / 1e9)
+            if self._error:
+                _log(f"[exporter part={self._name}] Reads succeed again, errors in all: {self._errors}.", logging.INFO)
+            self._error = ""
+        except Exception as error:
+            # the exporter must survive every error
+            known = error if isinstance(error, GroupSourceError) else None
+            text = one_line(known) if known else f"Unexpected {type(error).__name__}: {error}"
+            if text != self._error and not self._closing.is_set():
+                _log(f"[exporter part={self._name}] Read failed, retrying: {text}", logging.WARNING)
+            self._result, self._error, self._errors = None, text, self._errors + 1
+        self.has_read.set()
+
+
+def _log(text: str, level: int) -> None:
+    click.echo(f"{logging.getLevelName(level)} {log_line(text)}", err=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves ``/metrics`` and ``/healthz``."""
+
+    timeout = _SLOW_CLIENT_S
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, parts: Sequence[MetricsPart], *arguments: Any) -> None:
+        self._parts = parts
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self._respond(200, "ok\n")
+        elif path != "/metrics":
+            self._respond(404, "Not found. Metrics are at /metrics.\n")
+        elif not self._parts[0].has_read.is_set():
+            self._respond(503, "The first read of the cluster is in progress.\n")
+        else:
+            self._respond(200, prometheus_text(s for part in self._parts for s in part.samples()))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _respond(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", _TEXT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not logged."""
+
+
+class _HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that closes its connection early is no error of the server."""
+
+
+class MetricsServer:
+    """HTTP server of the metrics. Raises: ConfigurationError if the address cannot be used."""
+
+    def __init__(self, listen: str, parts: Sequence[MetricsPart]) -> None:
+        (address, *others) = parse_addresses(listen, "--listen")
+        if others:
+            raise ConfigurationError(f"Option --listen must be one HOST:PORT, got {listen!r}.")
+        listener = net.listen(address, "--listen")
+        self._server = _HttpServer((address.host, address.port), partial(_Handler, parts), bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listener
+        self.address = net.Address(address.host, listener.getsockname()[1])
+        self.is_loopback = net.is_loopback(listener)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter-http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@click.command(context_settings=HELP)
+@cluster_options
+@click.option(
+    "--listen",
+    default="127.0.0.1:9308",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address of the HTTP server; port 0 selects a free port.",
+)
+@click.option("--group", metavar="NAMES", help="Groups: names and patterns, separated by commas. Default: all.")
+@click.option("--topic", metavar="NAMES", help="Topics: names and patterns, separated by commas. Default: all.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1),
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two reads of the cluster: the scrape interval of Prometheus.",
+)
+def exporter(
+    bootstrap: str,
+    command_config: Path | None,
+    listen: str,
+    group: str | None,
+    topic: str | None,
+    interval_s: float,
+) -> None:
+    """Serves metrics for Prometheus at /metrics until SIGTERM or Ctrl-C, and /healthz.
+
+    Topics, groups and lag have the names and labels of kafka_exporter. Rebalances are counted by cause, and the
+    durations of their phases are histograms. When the server is ready, it prints "listening on HOST:PORT".
+    """
+    groups = None if group is None else parse_selection("--group", group)
+    topics = None if topic is None else parse_selection("--topic", topic)
+    ending = threading.Event()
+    timeout_ms = max(int(interval_s * 1000), _LEAST_TIMEOUT_MS)
+    with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
+        rebalances = RebalanceMetrics(cluster, groups)
+        parts = (
+            MetricsPart("lag", lambda: lag_samples(cluster, topics, groups), interval_s),
+            MetricsPart("rebalances", rebalances.samples, interval_s),
+        )
+        server = MetricsServer(listen, parts)
+        if not server.is_loopback:
+            text = f"[exporter] The metrics at {server.address} are readable by other machines without authentication."
+            _log(text, logging.WARNING)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ending.set())
+        for part in parts:
+            part.start()
+        server.start()
+        # flushed: scripts wait for this line
+        print(f"listening on {server.address}", flush=True)
+        ending.wait()
+        for part in parts:
+            part.close()
+        server.close()
