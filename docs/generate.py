@@ -13,12 +13,14 @@ from api_tables import apis_page
 from monitor_tables import tables_page
 from option_tables import options_page
 from protocol_transcript import protocol_page
+from rebalance_picture import rebalance_picture
 from record_formats import record_formats_page
 from state_diagrams import states_page
 
 DIRECTORY = Path(__file__).resolve().parent
 PAGES = {
     "apis.md": apis_page,
+    "images/rebalance.svg": rebalance_picture,
     "options.md": options_page,
     "protocol.md": protocol_page,
     "record-formats.md": record_formats_page,
