@@ -89,7 +89,7 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     """
     context = None if tls is None else _tls_context(tls)
     try:
-        connection = socket.create_connection(address, timeout=timeout_ms / 1000)
+        connection = _connect(address, timeout_ms)
     except socket.gaierror as error:
         raise _unresolved(address, error) from error
     except (TimeoutError, socket.timeout) as error:
@@ -129,6 +129,28 @@ def has_tls_listener(address: Address, timeout_ms: int) -> bool:
         return "ALERT" in (error.reason or "")
     except OSError:
         return False
+
+
+def _connect(address: Address, timeout_ms: int) -> socket.socket:
+    """Connects to the first reachable address of a host name; each of them has a share of the time.
+
+    Raises: OSError of the last one.
+    """
+    deadline_ms = _CLOCK.now_ms() + timeout_ms
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    failure = OSError("the host name has no address")
+    for index, (family, kind, protocol, _, target) in enumerate(found):
+        share_ms = max((deadline_ms - _CLOCK.now_ms()) // (len(found) - index), 1)
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(share_ms / 1000)
+            connection.connect(target)
+            connection.settimeout(timeout_ms / 1000)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+    raise failure
 
 
 def _is_lost_in_handshake(error: ssl.SSLError) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.clients import advertise, client_settings, fake_broker, open_cluster
+from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 
 from spark_groupsource import net
 from spark_groupsource.client.cluster import routing
@@ -143,6 +143,22 @@ def test_peer_that_sends_byte_by_byte_exceeds_the_timeout() -> None:
         far.close()
 
 
+def test_addresses_of_one_host_name_share_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as full, frozen() as address:
+        # a listener with a full backlog: the kernel drops further attempts, as a firewall does
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        with socket.create_connection(full.getsockname()):
+            rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", target) for target in (full.getsockname(), address)]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+            started = time.monotonic()
+            net.dial(Address("broker", 9092), 200).close()
+            assert 0.09 < time.monotonic() - started < 0.2
+            with pytest.raises(NetworkError, match="Connecting to broker:9092 failed: no response within 50 ms"):
+                rows.pop()
+                net.dial(Address("broker", 9092), 50)
+
+
 def test_opening_a_connection_is_part_of_the_timeout() -> None:
     with frozen() as address:
         started = time.monotonic()
@@ -214,17 +230,41 @@ def versions(request: Any, version: int) -> Any:
     return advertise(ApiVersions=(0, 3), Metadata=(0, 12))
 
 
-def metadata(request: Any, version: int) -> Any:
-    return MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=7, topics=[])
+@contextmanager
+def one_broker(*empty: bool) -> Iterator[FakeBroker]:
+    """A cluster of one broker; its first Metadata responses name none where `empty` is True."""
+    is_empty = list(empty)
+
+    def metadata(request: Any, version: int) -> Any:
+        row = MetadataResponse.MetadataResponseBroker(node_id=7, host="127.0.0.1", port=broker.address.port, rack=None)
+        rows = [] if is_empty and is_empty.pop(0) else [row]
+        return MetadataResponse(throttle_time_ms=0, brokers=rows, cluster_id="c", controller_id=7, topics=[])
+
+    with fake_broker(ApiVersions=versions, Metadata=metadata) as broker:
+        yield broker
+
+
+def test_metadata_without_brokers_are_requested_again() -> None:
+    settings = {"retry_backoff_ms": "1"}
+    with one_broker(True, True, False, True) as broker, open_cluster(str(broker.address), **settings) as client:
+        assert list(client.metadata().nodes) == [7]
+        assert list(client.metadata(refresh=True).nodes) == [7], "a broker that starts does not know the others yet"
+        assert [name for name, *_ in broker.requests].count("Metadata") == 5
+
+
+def test_metadata_without_brokers_fail_after_the_timeout() -> None:
+    with one_broker(*[True] * 1_000) as broker, open_cluster(str(broker.address), retry_backoff_ms="1") as client:
+        with pytest.raises(NetworkError, match="Metadata request failed: the response names no broker."):
+            client.metadata(timeout_ms=50)
 
 
 def test_frozen_address_leaves_time_for_the_others_and_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "_MIN_ATTEMPT_MS", 50)
-    with frozen() as address, fake_broker(ApiVersions=versions, Metadata=metadata) as broker:
+    with frozen() as address, one_broker() as broker:
         with open_cluster(f"{address},{broker.address}") as client:
             assert client.metadata(timeout_ms=400).cluster_id == "c"
             started = time.monotonic()
-            assert client.metadata(timeout_ms=400).cluster_id == "c"
+            assert client.metadata(refresh=True, timeout_ms=400).cluster_id == "c"
             assert time.monotonic() - started < 0.15, "the frozen address was tried again"
 
 
@@ -242,6 +282,6 @@ def test_address_of_a_cluster_that_exists_is_tried_until_the_timeout() -> None:
 
 
 def test_brokers_known_to_another_process_replace_a_dead_bootstrap_server() -> None:
-    with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(REFUSING)) as client:
+    with one_broker() as broker, open_cluster(str(REFUSING)) as client:
         client.add_known_brokers([broker.address])
         assert client.metadata().cluster_id == "c"

@@ -373,8 +373,9 @@ def test_static_members_need_a_supported_joingroup_version(group: str) -> None:
         broker.responses["ApiVersions"] = lambda r, v: advertise(
             ApiVersions=(0, 3), Metadata=(0, 12), FindCoordinator=(0, 4), JoinGroup=(0, 4)
         )
-        nothing = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=-1, topics=[])
-        broker.responses["Metadata"] = lambda r, v: nothing
+        node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=broker.address.port, rack=None)
+        no_topic = MetadataResponse(throttle_time_ms=0, brokers=[node], cluster_id="c", controller_id=1, topics=[])
+        broker.responses["Metadata"] = lambda r, v: no_topic
         found = FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
         broker.responses["FindCoordinator"] = lambda r, v: found
         with open_cluster(str(broker.address)) as client, group_client(

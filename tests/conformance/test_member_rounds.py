@@ -20,6 +20,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
     NetworkError,
+    RequestTimeoutError,
 )
 from spark_groupsource.model import Assignment
 from spark_groupsource.wire.consumer_protocol import encode_assignment
@@ -315,6 +316,29 @@ def test_static_member_fenced_by_a_heartbeat_raises_from_poll() -> None:
     assert bench.client.rejoin_needed
     with pytest.raises(GenerationMismatchError, match="kafka.group.instance.id"):
         bench.poll()
+
+
+def test_heartbeat_waits_for_its_response_until_the_session_timeout() -> None:
+    bench = joined(client={"request_timeout_ms": 30_000}, session_timeout_ms=10_000, heartbeat_interval_ms=3_000)
+    started_ms = bench.clock.now_ms()
+    bench.script.prepare("Heartbeat", RequestTimeoutError("no response"))
+    bench.heartbeat()
+    assert bench.clock.now_ms() - started_ms == 10_000
+    assert not bench.cluster.has_coordinator("g"), "the coordinator is looked up again"
+    bench.heartbeat()
+    assert bench.poll().is_stable and joins(bench) == []
+
+
+def test_missing_permission_to_find_the_coordinator_is_raised_from_poll() -> None:
+    bench = joined()
+    bench.script.prepare("Heartbeat", ErrorCode.NOT_COORDINATOR)
+    bench.heartbeat()
+    bench.script.prepare("FindCoordinator", ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    bench.heartbeat()
+    assert bench.client.rejoin_needed
+    with pytest.raises(BrokerError, match="FindCoordinator of group 'g' failed: GROUP_AUTHORIZATION_FAILED"):
+        bench.poll()
+    assert bench.settle().is_stable
 
 
 @pytest.mark.conformance("AC-034")

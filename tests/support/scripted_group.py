@@ -270,7 +270,7 @@ class ScriptedConnection:
         self._script = script
         self.is_closed = False
 
-    def open(self) -> None:
+    def open(self, timeout_ms: int | None = None) -> None:
         try:
             self._script.connect()
         except Exception:

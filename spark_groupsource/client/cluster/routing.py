@@ -382,7 +382,7 @@ class Router:
                 topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
                 allow_auto_topic_creation=False,
             )
-            self._update_cache(read_metadata(self.call_any(request, timeout_ms, min_version=4)), names)
+            self._update_cache(self._request_metadata(request, timeout_ms), names)
         with self._lock:
             chosen = {
                 name: known for name, (_, known) in self._topics.items() if names is None or name in set(names)
@@ -394,6 +394,18 @@ class Router:
                 self._cluster_id,
                 {name: known for name, known in chosen.items() if not isinstance(known, TopicInfo)},
             )
+
+    def _request_metadata(self, request: MetadataRequest, timeout_ms: int | None) -> ClusterMetadata:
+        """Returns the metadata of the first response with brokers: one that starts may not know the cluster yet.
+
+        Source: NetworkClient.DefaultMetadataUpdater.handleSuccessfulResponse.
+        """
+        retry = self.retry(timeout_ms)
+        while True:
+            view = read_metadata(self.call_any(request, retry.remaining_ms, min_version=4))
+            if view.nodes:
+                return view
+            retry.backoff_or_raise(NetworkError("Metadata request failed: the response names no broker. Try again."))
 
     def cached_leader_epoch(self, topic_partition: TopicPartition) -> int:
         """Returns the leader epoch of a partition in the cached metadata, -1 if it is unknown; sends no request.

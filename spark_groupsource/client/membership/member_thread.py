@@ -363,12 +363,17 @@ class MemberThread:
     def _send_heartbeat(self) -> None:
         shared, membership = self._shared, self.membership
         with shared.changed:
-            request = membership.heartbeat_request(self._clock.now_ms())
+            now_ms = self._clock.now_ms()
+            request = membership.heartbeat_request(now_ms)
             sent = membership.generation
+            # as in Kafka's client, a coordinator that does not respond is replaced when the session timer expires
+            timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
         min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
-            code = self._call(request, self._cluster.settings.request_timeout_ms, min_version).error_code
+            code = self._call(request, timeout_ms, min_version).error_code
         except (NetworkError, BrokerError) as error:
+            if isinstance(error, BrokerError) and not error.retriable:
+                raise fatal_error(membership.config.group_id, "FindCoordinator", error.code) from error
             _log.log(retry_level(error), "%s Heartbeat failed, retrying: %s", self.member.log_prefix, error)
             with shared.changed:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
@@ -444,14 +449,14 @@ class MemberThread:
 
     def _call(self, request: Request[R], timeout_ms: int, min_version: int) -> R:
         """Sends one request to the coordinator, which becomes unknown if the connection is lost."""
-        connection = self._connected()
+        connection = self._connected(timeout_ms)
         try:
             return connection.call(request, timeout_ms, min_version=min_version)
         except NetworkError as error:
             self._mark_coordinator_unknown(str(error))
             raise
 
-    def _connected(self) -> BrokerConnection:
+    def _connected(self, timeout_ms: int) -> BrokerConnection:
         if self._connection is not None and not self._connection.is_closed:
             return self._connection
         lookup_ms = min(_COORDINATOR_LOOKUP_MS, self.membership.config.session_timeout_ms)
@@ -462,7 +467,7 @@ class MemberThread:
             if self._shared.is_closing:
                 raise NetworkError("Connecting to the coordinator was canceled: the group client is closing.")
         try:
-            connection.open()
+            connection.open(timeout_ms)
         except NetworkError as error:
             self._mark_coordinator_unknown(str(error))
             raise

@@ -289,6 +289,10 @@ class Membership:
             return SendHeartbeat()
         return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms))
 
+    def session_left_ms(self, now_ms: int) -> int:
+        """Returns the time until the session timer expires, at least 1."""
+        return max(self._session_due_ms - now_ms, 1)
+
     def restart_session_timer(self, now_ms: int) -> None:
         """Restarts the session timer, for example when the coordinator was found."""
         self._session_due_ms = now_ms + self.config.session_timeout_ms

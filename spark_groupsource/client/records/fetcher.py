@@ -64,6 +64,7 @@ _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TO
 _RETRIABLE_FETCH_ERRORS = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR})
 # number of responses without records after which the rest of a readable range of a compacted topic is skipped
 _EMPTY_RESPONSES_FOR_GAP = 2
+_THROTTLED_BY_CLIENT_SINCE = 8
 
 
 @dataclass
@@ -314,8 +315,9 @@ class PartitionFetcher:
         except NetworkError as error:
             self._disconnect(leader)
             return [], error
-        # set before the next request: the broker reads it only after this time (KIP-219)
-        leader.throttled_until_ms = self._cluster.clock.now_ms() + response.throttle_time_ms
+        if sent.version >= _THROTTLED_BY_CLIENT_SINCE:
+            # the broker reads the next request only after this time; in earlier versions the response has waited for it
+            leader.throttled_until_ms = self._cluster.clock.now_ms() + response.throttle_time_ms
         if response.error_code:
             return [], self._response_failed(leader, response.error_code)
         received = list(partitions_of(response, sent.version, leader.states))
