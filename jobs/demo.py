@@ -74,6 +74,11 @@ class Demo:
         )
         self._producer: FlightProducer
 
+    @property
+    def group(self) -> str:
+        """The name of the consumer group, with a suffix if the cluster already had one of this name."""
+        return self._group
+
     def run(self) -> bool:
         """Runs all steps; returns True if every check passes."""
         flights = load_flights()
@@ -282,21 +287,32 @@ def start_cluster(stack: ExitStack, options: argparse.Namespace, console: Consol
     return start_embedded_broker(stack, options.verbose)
 
 
-def next_steps(console: Console, has_data: bool) -> None:
-    """Prints commands to try next; `has_data` is True if the data of the embedded broker was kept."""
+def next_steps(bootstrap_servers: str | None, is_kafka: bool, group: str) -> list[tuple[str, str]]:
+    """The notebook and two commands to try, each with its purpose.
+
+    Args:
+        bootstrap_servers: the user's cluster, which runs on; None if the demo started one, which has ended.
+        is_kafka: whether the demo started an Apache Kafka. The data of an embedded broker are kept.
+    """
     groupsource = os.path.relpath(Path(sys.executable).parent / "groupsource")
-    steps = [
-        ("make run KAFKA=1", "the demo on Apache Kafka"),
-        ("make run BOOTSTRAP=host:port", "the demo on your own Kafka"),
-        ("less jobs/flight_delays.py", "the application, a template for your own"),
-    ]
-    if has_data:
-        data = os.path.relpath(DIRECTORY / "broker")
-        steps += [
-            (f"{groupsource} broker --data-dir {data}", "start this broker again, then run:"),
-            (f"{groupsource} groups describe --group flight-delays", "the group, in the format of Kafka's tool"),
-            (f"{groupsource} topics describe --topic flights --offsets", "the offsets of each partition"),
+    notebook = ("docs/tour.ipynb", "the notebook: topics, lag, rebalances as a chart, resets (docs/notebook.md)")
+    if is_kafka:
+        return [
+            notebook,
+            ("make run", "the demo on the embedded broker, whose data are kept"),
+            ("make run BOOTSTRAP=host:port", "the demo on your own Kafka"),
         ]
+    why = f"{groupsource} groups why --group {group}"
+    if bootstrap_servers is not None:
+        address = f"--bootstrap-server {bootstrap_servers}"
+        describe = f"{groupsource} groups describe --group {group} {address}"
+        return [notebook, (f"{why} {address}", "why the group rebalanced"), (describe, "its offsets and lag")]
+    start = f"{groupsource} broker --data-dir {os.path.relpath(DIRECTORY / 'broker')}"
+    return [notebook, (start, "this broker again; then, in another terminal:"), (why, "why the group rebalanced")]
+
+
+def show_next_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
+    """Prints each command with its purpose."""
     console.print("\n[bold]What to try next[/]")
     width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
@@ -321,7 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ExitStack() as stack:
             bootstrap_servers = start_cluster(stack, options, console)
             started_ms = clock.now_ms()  # without the download of Kafka
-            passed = Demo(console, bootstrap_servers, options.verbose).run()
+            demo = Demo(console, bootstrap_servers, options.verbose)
+            passed = demo.run()
     except (DemoError, UnavailableError, GroupSourceError) as error:
         console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False)
         return 1
@@ -331,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = (clock.now_ms() - started_ms) / 1000
     verdict = "[bold green]all checks passed[/]" if passed else "[bold red]a check failed[/]"
     console.print(f"{verdict} after {seconds:.0f} s")
-    next_steps(console, has_data=not (options.bootstrap_servers or options.kafka))
+    show_next_steps(console, next_steps(options.bootstrap_servers, options.kafka, demo.group))
     return 0 if passed else 1
 
 
