@@ -8,7 +8,7 @@ import pytest
 from support.clients import client_settings, open_cluster
 from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, Cluster
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.clock import ManualClock
@@ -236,6 +236,17 @@ def test_retriable_error_of_listoffsets_refreshes_the_metadata(
     broker.list_errors = [code]
     assert client.list_offsets({TP: LATEST})[TP].offset == 10
     assert len(broker.sent("Metadata")) >= 2 and len(broker.sent("ListOffsets")) == 2
+
+
+def test_leader_that_does_not_know_the_partition_yet_is_retried_until_the_timeout(broker: FakeLeader) -> None:
+    settings = client_settings(str(broker.address))
+    with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+        broker.list_errors = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 12
+        assert client.list_offsets({TP: LATEST})[TP].offset == 10
+        assert clock.now_ms() > 2 * UNKNOWN_TOPIC_TIMEOUT_MS
+        broker.list_errors = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 1_000
+        with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE.*does not know the partition"):
+            client.list_offsets({TP: LATEST})
 
 
 @pytest.mark.conformance("OF-018")

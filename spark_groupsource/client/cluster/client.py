@@ -337,13 +337,24 @@ def _move_found(
     failure: BrokerError | None = None
     for tp, code, result in results:
         if code:
-            error = BrokerError(code, operation.format(tp, pending.get(tp)))
+            error = _lookup_error(code, operation.format(tp, pending.get(tp)))
             if not error.retriable and code not in _RETRIABLE_LOOKUP_ERRORS:
                 raise error
             failure = error
         elif pending.pop(tp, None) is not None:
             found[tp] = result
     return failure
+
+
+def _lookup_error(code: int, operation: str) -> BrokerError:
+    """Returns the error of a leader; one whose metadata are behind does not know the partition yet.
+
+    The topic exists in the metadata that name the leader, so this is no deletion: those are requested again.
+    """
+    if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return BrokerError(code, operation)
+    hint = "The leader in the metadata does not know the partition (UNKNOWN_TOPIC_OR_PARTITION)."
+    return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, operation, hint)
 
 
 def _listed_offsets(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, OffsetAndTimestamp]]:
