@@ -84,13 +84,21 @@ class OffsetLookup:
             "streaming query creates it, too)"
         )
 
-    def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Returns those of the partitions that no longer exist, sorted."""
-        requested = sorted(partitions)
-        if not requested:
-            return []
-        view = self._cluster.metadata({p.topic for p in requested}, refresh=True)
-        return [p for p in requested if p not in view.partitions_of(p.topic)]
+    def missing(self, partitions: Iterable[TopicPartition], *, attempts: int = 1) -> list[TopicPartition]:
+        """Returns those of the partitions that no longer exist, sorted.
+
+        Args:
+            attempts: number of responses that must lack a partition: a broker that starts may not know all topics yet.
+        """
+        found = sorted(partitions)
+        for attempt in range(attempts):
+            if not found:
+                break
+            if attempt:
+                self._clock.sleep_ms(_NEW_TOPIC_PAUSE_MS)
+            view = self._cluster.metadata({p.topic for p in found}, refresh=True)
+            found = [p for p in found if p not in view.partitions_of(p.topic)]
+        return found
 
     def topic_ids(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, str]:
         """Returns topic -> id as text, without deleted topics and without brokers that have no topic ids."""

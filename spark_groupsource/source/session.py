@@ -320,6 +320,11 @@ class StreamSession:
             self._positions = self._positions.commit_dropped()
             _log.warning("%s %s", self._entity, error)
         except (BrokerError, NetworkError) as error:
+            if report and isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_METADATA_TOO_LARGE:
+                _log.warning("%s Rebalance not reported: offset.metadata.max.bytes is too small.", self._entity)
+                self._reports.committed()
+                self._commit_positions(offsets)
+                return
             self._commit_failed(offsets, error)
         else:
             self._positions = self._positions.commit_succeeded(offsets)

@@ -21,6 +21,9 @@ from spark_groupsource.wire.commit_reports import author_metadata
 
 _log = logging.getLogger(__name__)
 
+# of 200 ms each
+_DELETED_ATTEMPTS = 6
+
 
 class ResolvedPositions(NamedTuple):
     """Result of `StartPositions.resolve`.
@@ -116,7 +119,8 @@ class StartPositions:
 
         Raises: DataLossError.
         """
-        deleted = self._lookup.missing((previous.owned | set(start.positions)) - owned)
+        lost = (previous.owned | set(start.positions)) - owned
+        deleted = self._lookup.missing(lost, attempts=_DELETED_ATTEMPTS)
         self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
         return deleted
 

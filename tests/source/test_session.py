@@ -16,6 +16,7 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange
 from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.rebalance_reports import NoReports
 from spark_groupsource.source.session import StreamSession
 
 
@@ -235,6 +236,35 @@ def test_commit_with_a_fatal_error_fails_the_query():
         query.trigger()
 
 
+class OneReport(NoReports):
+    """One report, which is pending until it is committed."""
+
+    report = "{}"
+
+    def pending(self):
+        return self.report
+
+    def committed(self):
+        self.report = ""
+
+
+def test_report_that_the_broker_does_not_store_is_left_out(caplog):
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.session._reports = OneReport()
+    commit = query.group.commit
+
+    def limited(offsets, max_rebalance_wait_ms=None):
+        if any("{" in each.metadata for each in offsets.values()):
+            raise BrokerError(ErrorCode.OFFSET_METADATA_TOO_LARGE, "commit")
+        commit(offsets, max_rebalance_wait_ms)
+
+    query.group.commit = limited
+    query.trigger()
+    assert query.committed() == {P0: 10, P1: 10, P2: 10}
+    assert "offset.metadata.max.bytes is too small" in caplog.text
+
+
 def test_topic_recreated_during_the_run_is_detected_by_its_id():
     query = Query(
         startingOffsets="earliest",
@@ -311,6 +341,20 @@ def test_deleted_partition_is_read_again_when_it_exists_again(topic_id, begin):
     assert query.trigger()[P1] == (begin, 15)
     query.clock.advance_ms(1_000)
     assert query.trigger() is None and query.committed()[P1] == 15
+
+
+def test_revoked_partition_that_one_response_lacks_is_not_deleted():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    known, responses = query.cluster.metadata, [FakeCluster({})]
+
+    def metadata(topics=None, *, refresh=False):
+        return responses.pop().metadata(topics) if refresh and responses else known(topics)
+
+    query.cluster.metadata = metadata
+    query.group.rebalance({P0: 0, P2: 1})
+    query.trigger()
+    assert responses == [] and query.session.status()["partitions"] == [P0, P2]
 
 
 def test_partition_revoked_because_it_was_deleted_is_data_loss():
