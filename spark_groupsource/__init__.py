@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from spark_groupsource.notebook.timeline_chart import timeline
     from spark_groupsource.source.datasource import register
     from spark_groupsource.source.drain import stop_gracefully
+    from spark_groupsource.source.lag_listener import LagListener
     from spark_groupsource.source.signals import run_until_signal
 
 __all__ = [
-    "__version__", "Cluster", "EmbeddedBroker", "Group", "connect", "register", "run_until_signal", "stop_gracefully",
-    "timeline", "watch",
+    "__version__", "Cluster", "EmbeddedBroker", "Group", "LagListener", "connect", "register", "run_until_signal",
+    "stop_gracefully", "timeline", "watch",
 ]  # fmt: skip
 
+_NEEDS_PYSPARK = ("LagListener", "register")
 # name -> module, imported at first use: Spark imports this package at every lookup of a data source
 _MODULES = {
     "EmbeddedBroker": "spark_groupsource.broker.embedded",
     "Cluster": "spark_groupsource.notebook.cluster",
     "Group": "spark_groupsource.notebook.cluster",
+    "LagListener": "spark_groupsource.source.lag_listener",
     "connect": "spark_groupsource.notebook.cluster",
     "register": "spark_groupsource.source.datasource",
     "run_until_signal": "spark_groupsource.source.signals",
@@ -44,9 +47,9 @@ if not os.environ.get("PYSPARK_PYTHON") and sys.executable and "PYSPARK_GATEWAY_
 
 
 def __dir__() -> list[str]:
-    # help() and completion resolve every name, and register needs PySpark
+    # help() and completion resolve every name
     has_pyspark = find_spec("pyspark") is not None
-    return [name for name in __all__ if name != "register" or has_pyspark]
+    return [name for name in __all__ if name not in _NEEDS_PYSPARK or has_pyspark]
 
 
 def __getattr__(name: str) -> Any:
