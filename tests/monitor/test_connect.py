@@ -52,7 +52,7 @@ def test_invalid_settings_and_addresses() -> None:
 
 def test_only_public_names_are_shown() -> None:
     functions = ["connect", "register", "run_until_signal", "stop_gracefully", "timeline", "watch"]
-    public = ["Cluster", "EmbeddedBroker", "Group", "__version__", *functions]
+    public = ["Cluster", "EmbeddedBroker", "Group", "LagListener", "__version__", *functions]
     assert dir(gs) == sorted(gs.__all__) == public
     text = pydoc.render_doc(gs, renderer=pydoc.plaintext)
     assert "connect(bootstrap" in text and "class EmbeddedBroker" in text and gs.__version__ in text
