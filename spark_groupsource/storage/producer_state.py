@@ -44,12 +44,16 @@ class BatchMetadata(NamedTuple):
 
 
 class ProducerCount:
-    """The number of producers that all partitions of a broker know, for a limit."""
+    """The number of producers that all partitions of a broker know, for a limit.
 
-    __slots__ = ("total",)
+    `verifying` are those whose transaction is being verified. They have a limit of their own: their producer ids may
+    be invented, and must not replace producers that have written.
+    """
+
+    __slots__ = ("total", "verifying")
 
     def __init__(self) -> None:
-        self.total = 0
+        self.total = self.verifying = 0
 
 
 @dataclass
@@ -144,10 +148,9 @@ class ProducerStateManager:
         epoch, sequence = header.producer_epoch, header.base_sequence
         known = self._verifying.get(header.producer_id)
         if known is None:
-            if len(self._verifying) >= MAX_PRODUCERS:
+            while self._verifying and self._is_full_of_verifying:
                 self._end_verification(next(iter(self._verifying)))
-            self._make_room()
-            self._count.total += 1
+            self._count.verifying += 1
             state = _VerificationState(epoch, sequence, adds_partitions, timestamp_ms)
             self._verifying[header.producer_id] = state
         elif (epoch, -sequence) > (known.epoch, -known.lowest_sequence):
@@ -267,17 +270,22 @@ class ProducerStateManager:
         count = len(self._producers)
         return count >= MAX_PRODUCERS or (count > 0 and self._count.total >= MAX_PRODUCERS_IN_TOTAL)
 
+    @property
+    def _is_full_of_verifying(self) -> bool:
+        return len(self._verifying) >= MAX_PRODUCERS or self._count.verifying >= MAX_PRODUCERS_IN_TOTAL
+
     def _remove(self, producer_id: int) -> None:
         del self._producers[producer_id]
         self._count.total -= 1
 
     def _end_verification(self, producer_id: int) -> None:
         if self._verifying.pop(producer_id, None) is not None:
-            self._count.total -= 1
+            self._count.verifying -= 1
 
     def close(self) -> None:
         """Must be called when the partition is deleted, or its state is replaced."""
-        self._count.total -= len(self._producers) + len(self._verifying)
+        self._count.total -= len(self._producers)
+        self._count.verifying -= len(self._verifying)
         self._producers, self._verifying = {}, {}
 
     def remove_expired(self, until_ms: int) -> None:

@@ -194,6 +194,22 @@ def test_the_producers_of_all_partitions_are_bounded(monkeypatch):
     assert (list(another.entries()), count.total) == ([2], 7)
 
 
+def test_producers_that_are_verified_replace_no_producers(monkeypatch):
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 2)
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS_IN_TOTAL", 3)
+    count = ProducerCount()
+    partitions = [ProducerStateManager(count) for _ in range(2)]
+    for states in partitions:
+        states.update(_of_producer(1), 0)
+        for number in range(10, 20):  # ids that nobody assigned
+            states.start_verification(_of_producer(number), False, 1)
+    assert [list(states.entries()) for states in partitions] == [[1], [1]]
+    assert (count.total, count.verifying) == (2, 3)
+    for states in partitions:
+        states.close()
+    assert (count.total, count.verifying) == (0, 0)
+
+
 @pytest.mark.conformance("PS-049", "PS-051")
 def test_a_verification_state_has_the_lowest_sequence_of_its_epoch_and_expires():
     states = ProducerStateManager()
