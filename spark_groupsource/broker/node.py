@@ -130,7 +130,8 @@ class Broker:
         Raises: StorageError.
         """
         self.cleaner.stop()
-        self.group_coordinator.stop()
+        for _ in self.group_coordinator.stop():
+            pass
         self.data.close(is_clean=self.partitions.close_all())
 
     def next_deadline_ms(self) -> int | None:

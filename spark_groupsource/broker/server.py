@@ -139,6 +139,8 @@ class BrokerServer:
                 handle.cancel()
         await self._close_listeners()
         self._scheduler.close()
+        for _ in self.broker.group_coordinator.stop():  # thousands of events take a second
+            await asyncio.sleep(0)
         self.broker.stop()
 
     async def start_node(self, node_id: int) -> None:

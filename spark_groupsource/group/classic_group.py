@@ -243,8 +243,10 @@ class ClassicGroup:
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the group and its members, without the stored group. O(pending joins)."""
-        pending = sum(_PENDING_JOIN_BYTES + len(member_id) for member_id in self.pending_joins)
-        return _GROUP_BYTES + 4 * len(self.group_id) + self._members_bytes + pending
+        size = _GROUP_BYTES + 4 * len(self.group_id) + self._members_bytes
+        if self.pending_joins:  # few groups have any, and a broker has thousands of groups
+            size += sum(_PENDING_JOIN_BYTES + len(member_id) for member_id in self.pending_joins)
+        return size
 
     def _count_protocols(self, member: Member, step: int) -> None:
         data = sum(len(metadata) for _, metadata in member.protocols)

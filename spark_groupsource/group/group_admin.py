@@ -89,10 +89,8 @@ def bounded_descriptions(
         if group is None:
             group = known[group_id] = describe_group(group_id)
         described.append(group)
-        left -= sum(
-            len(member.member_metadata or b"") + len(member.member_assignment or b"") + _MEMBER_BYTES
-            for member in group.members
-        )
+        for member in group.members:
+            left -= len(member.member_metadata or b"") + len(member.member_assignment or b"") + _MEMBER_BYTES
     return described
 
 

@@ -77,8 +77,18 @@ class GroupStore:
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a producer's transaction, which may have no offsets here."""
+        known_group: str | None = None
         for (group_id, topic, partition), value in self.pending.end(producer_id, committed):
-            self._put(group_id, TopicPartition(topic, partition), value)
+            # inline for speed: a transaction may have thousands of offsets of one group
+            if group_id != known_group:
+                known_group, stored = group_id, self.offsets.setdefault(group_id, {})
+            topic_partition = TopicPartition(topic, partition)
+            known = stored.get(topic_partition)
+            if known is None:
+                self.size_bytes += _OFFSET_BYTES + len(topic) + len(value.metadata)
+            else:
+                self.size_bytes += len(value.metadata) - len(known.metadata)
+            stored[topic_partition] = value
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if self.pending:

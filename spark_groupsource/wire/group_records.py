@@ -39,6 +39,7 @@ _SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">
 _SHORTS = struct.Struct(">hh")  # version of a key and length of its first string
 _OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, length of the metadata
 _OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same with empty metadata, and the commit timestamp
+_MEMBER_TIMEOUTS = struct.Struct(">iii")  # rebalance timeout, session timeout, length of the subscription
 _MAX_STRING_BYTES = 2**15 - 1
 
 
@@ -236,6 +237,10 @@ def _fast_offset_value(data: bytes) -> OffsetValue | None:
 
 def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -> bytes:
     """Encodes a group; fields newer than `version` are omitted."""
+    if version == _GROUP_VALUE_VERSION:
+        encoded = _fast_group_value(value)
+        if encoded is not None:
+            return encoded
     message = GroupMetadataValue(
         protocol_type=value.protocol_type,
         generation=value.generation_id,
@@ -265,6 +270,9 @@ def decode_group_value(data: bytes) -> GroupValue:
 
     Raises: CorruptRecordError if the bytes are invalid or the version is unknown.
     """
+    known = _fast_decoded_group(data)
+    if known is not None:
+        return known
     message = _decode_value(GroupMetadataValue, data)
     return GroupValue(
         protocol_type=message.protocol_type,
@@ -274,6 +282,90 @@ def decode_group_value(data: bytes) -> GroupValue:
         state_timestamp_ms=message.current_state_timestamp,
         members=tuple(_member(member) for member in message.members),
     )
+
+
+def _fast_group_value(value: GroupValue) -> bytes | None:
+    """Encodes version 3; None if the encoder by schema has to report an error."""
+    pack_length, pack_int, pack_timeouts = _SHORT.pack, _INT.pack, _MEMBER_TIMEOUTS.pack
+    try:
+        parts = [
+            pack_length(_GROUP_VALUE_VERSION),
+            _nullable(value.protocol_type),
+            pack_int(value.generation_id),
+            _nullable(value.protocol_name),
+            _nullable(value.leader),
+            _LONG.pack(value.state_timestamp_ms),
+            pack_int(len(value.members)),
+        ]
+        for member_id, instance_id, client_id, client_host, rebalance_ms, session_ms, subscription, assignment in (
+            value.members
+        ):
+            name, client, host = member_id.encode(), client_id.encode(), client_host.encode()
+            parts += (
+                pack_length(len(name)), name, _nullable(instance_id), pack_length(len(client)), client,
+                pack_length(len(host)), host, pack_timeouts(rebalance_ms, session_ms, len(subscription)), subscription,
+                pack_int(len(assignment)), assignment,
+            )  # fmt: skip
+        return b"".join(parts)
+    except (struct.error, UnicodeEncodeError):
+        return None
+
+
+def _nullable(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    data = text.encode()
+    return _SHORT.pack(len(data)) + data
+
+
+def _fast_decoded_group(data: bytes) -> GroupValue | None:
+    """Decodes version 3; None for other versions and for invalid bytes."""
+    try:
+        if _SHORT.unpack_from(data)[0] != _GROUP_VALUE_VERSION:
+            return None
+        protocol_type, end = _text(data, 2)
+        (generation_id,) = _INT.unpack_from(data, end)
+        protocol_name, end = _text(data, end + 4)
+        leader, end = _text(data, end)
+        (state_timestamp_ms,) = _LONG.unpack_from(data, end)
+        (count,) = _INT.unpack_from(data, end + 8)
+        end += 12
+        members = []
+        for _ in range(count):
+            member_id, end = _text(data, end)
+            instance_id, end = _text(data, end)
+            client_id, end = _text(data, end)
+            client_host, end = _text(data, end)
+            rebalance_ms, session_ms, length = _MEMBER_TIMEOUTS.unpack_from(data, end)
+            start = end + 12
+            end = start + length
+            (assigned,) = _INT.unpack_from(data, end)
+            if min(length, assigned) < 0 or member_id is None or client_id is None or client_host is None:
+                return None
+            subscription = data[start:end]
+            start = end + 4
+            end = start + assigned
+            members.append(
+                MemberValue(
+                    member_id, instance_id, client_id, client_host, rebalance_ms, session_ms, subscription,
+                    data[start:end],
+                )
+            )  # fmt: skip
+        if end != len(data) or count < 0 or protocol_type is None:
+            return None
+        return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, tuple(members))
+    except (struct.error, UnicodeDecodeError):
+        return None
+
+
+def _text(data: bytes, position: int) -> tuple[str | None, int]:
+    """Returns a nullable string and the position after it."""
+    (length,) = _SHORT.unpack_from(data, position)
+    start = position + 2
+    if length < 0:
+        return None, start
+    end = start + length
+    return str(data[start:end], "utf-8"), end
 
 
 def _member(message: GroupMetadataValue.MemberMetadata) -> MemberValue:

@@ -147,7 +147,14 @@ def test_offsets_of_a_topic_deleted_during_loading_are_removed(broker, nodes, to
         broker.call(lambda b: b.delete_topic(topic))
     finally:
         broker.pause_loading(False)
-    assert nodes[other_than(first)].call(committed(group), 8).groups[0].topics == []
+    responses = []
+
+    def is_loaded():
+        responses.append(nodes[other_than(first)].call(committed(group), 8).groups[0])
+        return responses[-1].error_code == 0
+
+    wait_until(is_loaded, "the coordinator has removed the offsets")
+    assert [each.topics for each in responses] == [[]] * len(responses)
 
 
 @pytest.mark.slow

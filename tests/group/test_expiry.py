@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -255,3 +256,17 @@ def test_offsets_of_deleted_partitions_are_removed_during_a_transaction(context:
     assert len(context.log) == records + 1
     context.end_transaction(7, True)
     assert context.fetch() == {("topic", 1): 1}
+
+
+def test_groups_without_the_deleted_partitions_cost_little(context: GroupContext) -> None:
+    for number in range(100):
+        context.commit(1, group=f"g{number}")
+    large = frozenset(TopicPartition("other", number) for number in range(20_000))
+
+    def seconds(deleted: frozenset[TopicPartition]) -> float:
+        started = time.thread_time()
+        context.shard.on_partitions_deleted(deleted, context.clock.instant())
+        return time.thread_time() - started
+
+    few = min(seconds(frozenset()) for _ in range(5))
+    assert min(seconds(large) for _ in range(5)) < 10 * few

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.damaged_bytes import check_damage
 
 from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.wire import group_records
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -165,3 +166,13 @@ def test_random_bytes_raise_corrupt_record_errors_only(data):
             decode(data)
         except CorruptRecordError:
             pass
+
+
+def test_groups_are_encoded_as_by_the_schema(monkeypatch):
+    groups = [GROUP, GroupValue("", 0, None, None), GroupValue("é" * 9, -1, "", "", 2**62, GROUP.members * 3)]
+    encoded = [encode_group_value(group) for group in groups]
+    monkeypatch.setattr(group_records, "_fast_group_value", lambda value: None)
+    assert [encode_group_value(group) for group in groups] == encoded
+    assert [decode_group_value(data) for data in encoded] == groups
+    monkeypatch.setattr(group_records, "_fast_decoded_group", lambda data: None)
+    assert [decode_group_value(data) for data in encoded] == groups

@@ -117,6 +117,8 @@ def _with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
 def has_many_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> bool:
     """Whether a request is for more offsets than one part has."""
     groups: Sequence[Any] = request.groups if context.api_version >= _FETCH_GROUPS_SINCE else [request]
+    if len(groups) > _PER_PART:
+        return True
     return sum(_fetched(broker, group.group_id, group.topics) for group in groups) > _PER_PART
 
 

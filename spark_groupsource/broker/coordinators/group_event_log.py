@@ -7,7 +7,7 @@ and a directory that cannot be written delays no group: its events are dropped. 
 from __future__ import annotations
 
 import logging
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.errors import ApiError, StorageError
@@ -29,7 +29,7 @@ _MAX_EVENT_BYTES = 393_216
 # until retention applies, clients that rejoin in a loop could write as fast as the disk
 _MAX_BYTES_PER_MINUTE = 16_777_216
 _MAX_BUFFERED = 20_000
-_EVENTS_PER_FLUSH, _FLUSH_PAUSE_MS = 200, 1
+_EVENTS_PER_FLUSH, _FLUSH_PAUSE_MS = 100, 1
 _MINUTE_MS = 60_000
 
 
@@ -51,10 +51,11 @@ class GroupEventLog:
             self._timer.set(self._services.clock.now_ms() + _FLUSH_MS)
         self._buffer += events
 
-    def flush(self) -> None:
-        """Appends all events in memory."""
+    def flush(self) -> Iterator[None]:
+        """Appends all events in memory, in steps."""
         while self._buffer:
             self._flush_some()
+            yield
 
     def _flush_some(self) -> None:
         """Appends events in memory, a limited number; drops them if that fails, or above the limit per minute."""

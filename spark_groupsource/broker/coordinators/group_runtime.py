@@ -146,6 +146,7 @@ class GroupRuntime:
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
+        self._removing: set[_Shard] = set()  # they remove offsets of partitions that were deleted during loading
         self._deleting: set[str] = set()  # groups whose offsets are being removed before the group
 
     # --- shard lifecycle ---
@@ -155,9 +156,9 @@ class GroupRuntime:
         self.shards.load_all()
         self._expiry.start()
 
-    def stop(self) -> None:
-        """Writes what is kept in memory."""
-        self.event_log.flush()
+    def stop(self) -> Iterator[None]:
+        """Writes what is kept in memory, in steps."""
+        return self.event_log.flush()
 
     def new_state_machine(self, partition: int) -> GroupShard:
         return GroupShard(partition, self._config)
@@ -182,10 +183,28 @@ class GroupRuntime:
         return replayed
 
     def on_loaded(self, shard: _Shard) -> None:
-        """Starts the timers of loaded groups and removes offsets of partitions that were deleted during loading."""
+        """Starts the timers of loaded groups and removes offsets of partitions that were deleted during loading.
+
+        Until these are removed, requests get COORDINATOR_LOAD_IN_PROGRESS: a topic of the same name may exist again.
+        """
         self._apply(shard, shard.state_machine.on_loaded(self._clock.instant()))
         if shard.partition in self._deleted:
-            self._background.add(self.removal.partitions_deleted(shard, self._deleted.pop(shard.partition)))
+            self._removing.add(shard)
+            self._background.add(self._remove_after_loading(shard, self._deleted.pop(shard.partition)))
+
+    def _remove_after_loading(self, shard: _Shard, deleted: Sequence[TopicPartition]) -> Iterator[None]:
+        try:
+            yield from self._remove_deleted(shard.partition, deleted)
+        finally:
+            self._removing.discard(shard)
+
+    def _remove_deleted(self, partition: int, deleted: Sequence[TopicPartition]) -> Iterator[None]:
+        """Removes the offsets of deleted partitions from a shard, now or when it is loaded."""
+        while (shard := self.shards.find_loaded(partition)) is not None:
+            yield from self.removal.partitions_deleted(shard, deleted)
+            if self.shards.find_loaded(partition) is shard:  # else it was unloaded between two steps
+                return
+        self._deleted[partition] += deleted
 
     def on_timer(self, shard: _Shard, key: GroupTimer) -> None:
         self._apply(shard, shard.state_machine.expire(key, self._clock.instant()))
@@ -297,11 +316,8 @@ class GroupRuntime:
     def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
         """Removes the committed offsets of deleted partitions from every group, in steps."""
         for partition in range(self.shards.partition_count):
-            shard = self.shards.get_or_load(partition)
-            if shard is not None and shard.is_loaded:
-                yield from self.removal.partitions_deleted(shard, topic_partitions)
-            else:
-                self._deleted[partition] += topic_partitions
+            self.shards.get_or_load(partition)
+            yield from self._remove_deleted(partition, topic_partitions)
 
     def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
         """Is called after a marker was appended to a partition of `__consumer_offsets`.
@@ -318,7 +334,7 @@ class GroupRuntime:
         if shard is None:
             self._reply(token, error_response(request, ErrorCode.NOT_COORDINATOR, context.api_version))
             return
-        if self._deleting and not self._deleting.isdisjoint(_changed_groups(request)):
+        if shard in self._removing or (self._deleting and not self._deleting.isdisjoint(_changed_groups(request))):
             error = error_response(request, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, context.api_version)
             self._reply(token, error)
             return

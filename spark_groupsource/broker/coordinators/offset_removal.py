@@ -81,7 +81,8 @@ class OffsetRemoval:
         some: list[str] = []
         size = 0
         for group_id in group_ids:
-            added = 1 + len(shard.state_machine.store.offsets_of(group_id))
+            store = shard.state_machine.store
+            added = 1 + len(store.offsets_of(group_id)) + len(store.pending.partitions_of(group_id))
             if some and size + added > _OFFSETS_PER_STEP:
                 yield some
                 some, size = [], 0

@@ -286,7 +286,7 @@ class TransactionRuntime:
         target = self.shards.writable_partition(shard.partition)
         timestamp_ms = self._clock.timestamp_ms()
         appended = target.append_from_coordinator(encode_batch([Record(key, data, timestamp_ms)]), timestamp_ms)
-        shard.state_machine.replay(key, data)
+        shard.state_machine.replay_value(transactional_id, value)
         self._services.on_append(target.topic_partition, appended.size)
 
     def _complete(self, shard: _Shard, transactional_id: str) -> None:
@@ -326,6 +326,9 @@ class TransactionRuntime:
         known = self._marker_rounds.pop(transactional_id, None)
         if known is None or known.value is not value:
             known = _MarkerRound(value, shard.state_machine.unmarked_partitions(transactional_id)[::-1])
+            if len(known.untried) > _MARKERS_PER_SLICE:  # sorting thousands of partitions is a slice of its own
+                self._marker_rounds[transactional_id] = known
+                return False, ""
         failure, untried = known.failure, known.untried
         committed = value.status is PREPARE_COMMIT
         producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
