@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients import advertise, fake_broker
+from support.clients import advertise, client_settings, fake_broker
 
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.clock import ManualClock, SystemClock
 from spark_groupsource.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -177,6 +179,25 @@ def test_authentication_succeeds() -> None:
         connection = connect(broker.address, security=credentials("PLAIN"))
         assert connection.call(HEARTBEAT).error_code == 0
         connection.close()
+
+
+def test_connection_is_replaced_before_its_login_expires() -> None:
+    def login(request: Any, version: int) -> Any:
+        response = check_plain(request, version)
+        response.session_lifetime_ms = 10_000
+        return response
+
+    with fake_broker(
+        ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=login, Heartbeat=respond_to_heartbeat
+    ) as broker:
+        settings = replace(client_settings(str(broker.address)), security=credentials("PLAIN"))
+        with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+            for time_ms in (0, 8_000, 9_000):
+                clock.advance_ms(time_ms - clock.now_ms())
+                assert client.call_address(broker.address, HEARTBEAT).error_code == 0
+        names = [name for name, *_ in broker.requests]
+        first, second = names[: names.index("Heartbeat") + 2], names[names.index("Heartbeat") + 2 :]
+        assert first[-2:] == ["Heartbeat"] * 2 and "SaslAuthenticate" in second and second[-1] == "Heartbeat"
 
 
 def test_wrong_password_raises() -> None:

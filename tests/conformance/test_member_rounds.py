@@ -329,6 +329,16 @@ def test_heartbeat_waits_for_its_response_until_the_session_timeout() -> None:
     assert bench.poll().is_stable and joins(bench) == []
 
 
+def test_heartbeat_is_sent_on_a_new_connection_before_the_login_expires() -> None:
+    bench = joined()
+    assert bench.thread._connection is not None and bench.script.connections == 1
+    bench.thread._connection.is_expired = True  # type: ignore[misc]
+    bench.heartbeat()
+    bench.heartbeat()
+    assert bench.script.connections == 2 and bench.poll().is_stable
+    assert bench.script.sent_apis() == ["Heartbeat", "Heartbeat"]
+
+
 def test_missing_permission_to_find_the_coordinator_is_raised_from_poll() -> None:
     bench = joined()
     bench.script.prepare("Heartbeat", ErrorCode.NOT_COORDINATOR)

@@ -65,6 +65,7 @@ class Script:
 
     Attributes:
         sent: every request as (API, request, timeout in ms).
+        connections: number of connections that members have opened.
         topics: topic -> the brokers of each partition.
         topic_errors: topic -> its error in Metadata.
         broker_racks: broker -> its rack.
@@ -81,6 +82,7 @@ class Script:
         self.topics: dict[str, list[list[int]]] = {"t": [[0], [0]]}
         self.topic_errors: dict[str, ErrorCode] = {}
         self.broker_racks: dict[int, str | None] = {0: None}
+        self.connections = 0
         self.generation_id = 0
         self.is_leader = True
         self.other_members: dict[str, Subscription] = {}
@@ -107,6 +109,7 @@ class Script:
         return [name for name, _, _ in self.sent]
 
     def connect(self) -> None:
+        self.connections += 1
         if self._steps["Connect"]:
             step = self._steps["Connect"].popleft()
             assert isinstance(step, Exception)
@@ -269,6 +272,7 @@ class ScriptedConnection:
     def __init__(self, script: Script) -> None:
         self._script = script
         self.is_closed = False
+        self.is_expired = False
 
     def open(self, timeout_ms: int | None = None) -> None:
         try:

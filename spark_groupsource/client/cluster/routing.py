@@ -468,7 +468,7 @@ class Router:
             pool = self._idle[address]
             while pool and chosen is None:
                 candidate = pool.pop()
-                if candidate.last_used_ms < oldest_ms:
+                if candidate.last_used_ms < oldest_ms or candidate.is_expired:
                     stale.append(candidate)
                 else:
                     chosen = candidate

@@ -458,7 +458,9 @@ class MemberThread:
 
     def _connected(self, timeout_ms: int) -> BrokerConnection:
         if self._connection is not None and not self._connection.is_closed:
-            return self._connection
+            if not self._connection.is_expired:
+                return self._connection
+            self._disconnect()
         lookup_ms = min(_COORDINATOR_LOOKUP_MS, self.membership.config.session_timeout_ms)
         node = self._cluster.find_coordinator(self.membership.config.group_id, lookup_ms)
         connection = self._cluster.connect(self._cluster.node_address(node), client_id=self.member.client_id)

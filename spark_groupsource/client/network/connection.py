@@ -48,6 +48,8 @@ _GROWTH_BYTES = 1 << 24
 # an unauthenticated peer cannot make this client reserve more
 _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
+# part of the lifetime of a login that is used, as in Kafka's SaslClientAuthenticator
+_USED_LIFETIME = 0.85
 # first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 # served by KRaft controllers only (KIP-631)
 _BROKER_REGISTRATION = 62
@@ -107,6 +109,7 @@ class BrokerConnection:
         self._closed = False
         self._is_open = False
         self._open_deadline_ms: int | None = None
+        self._expires_ms: int | None = None
         self._has_response = False
         self._correlation_id = 0
         self._waiting: deque[int] = deque()
@@ -123,6 +126,14 @@ class BrokerConnection:
     def api_versions(self) -> VersionRanges:
         """The API versions of the broker; empty before `open`."""
         return self._versions
+
+    @property
+    def is_expired(self) -> bool:
+        """True when the broker's limit for a login has almost passed; its owner must open another connection.
+
+        After connections.max.reauth.ms the broker closes the connection at the next request (KIP-368).
+        """
+        return self._expires_ms is not None and self._clock.now_ms() >= self._expires_ms
 
     def open(self, timeout_ms: int | None = None) -> None:
         """Connects, negotiates versions and authenticates; does nothing on an open connection.
@@ -358,6 +369,8 @@ class BrokerConnection:
                     f"Authentication of user {security.username!r} at {self.address} failed: {reason} ({mechanism}). "
                     "Check user name and password."
                 )
+            if response.session_lifetime_ms:
+                self._expires_ms = self._clock.now_ms() + int(response.session_lifetime_ms * _USED_LIFETIME)
             exchange.evaluate_challenge(response.auth_bytes or b"")
 
     def _call_open(self, request: Request[R], *, min_version: int = 0) -> R:

@@ -293,6 +293,8 @@ class PartitionFetcher:
             self._release(leader)
             return None
         try:
+            if leader.connection is not None and leader.connection.is_expired:
+                self._release(leader)
             if leader.connection is None:
                 leader.connection = self._cluster.acquire_connection(leader.address)
             leader.sent = leader.connection.send(
