@@ -256,7 +256,11 @@ def test_replaced_static_member_is_fenced(client: Cluster, topic: str, group: st
         settle(second, 1)
         with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
             first.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
+            first.poll(POLL_MS)
         first.close()
+        second.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        assert second.poll(POLL_MS).is_stable, "the first process has not taken the place of the second"
     admin.remove_members(client, group, group_instance_ids=["i-0"])
 
 
