@@ -14,10 +14,12 @@ from kio.serial import entity_reader, entity_writer
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import (
+    decode_assigned_topics,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
+    partitions_by_topic,
 )
 
 ORDERS = (TopicPartition("orders", 0), TopicPartition("orders", 1))
@@ -113,6 +115,24 @@ def test_topics_and_owned_partitions_are_encoded_sorted():
     decoded = decode_subscription(encode_subscription(mixed))
     assert decoded.topics == ("a", "b")
     assert decoded.owned_partitions == (TopicPartition("a", 3), TopicPartition("b", 0), TopicPartition("b", 1))
+
+
+@given(assignments, st.integers(0, 4), st.data())
+def test_topics_of_an_assignment_are_decoded_as_by_the_schema(assignment, version, data):
+    encoded = version.to_bytes(2, "big") + encode_assignment(assignment, 0)[2:] + data.draw(st.binary(max_size=3))
+    assert decode_assigned_topics(encoded) == partitions_by_topic(decode_assignment(encoded).partitions)
+    position = data.draw(st.integers(0, len(encoded) - 1))
+    damaged = data.draw(
+        st.sampled_from([encoded[:position], encoded[:position] + b"\xff" + encoded[position + 1 :]])
+    )
+    try:
+        expected = partitions_by_topic(decode_assignment(damaged).partitions)
+    except RemoteProtocolError:
+        with pytest.raises(RemoteProtocolError):
+            decode_assigned_topics(damaged)
+    else:
+        found = decode_assigned_topics(damaged)
+        assert {topic: numbers for topic, numbers in found.items() if numbers} == expected
 
 
 def test_an_assignment_keeps_the_order_of_its_topics():
