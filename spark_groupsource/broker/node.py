@@ -208,7 +208,9 @@ class Broker:
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         deleted = yield from self.partitions.remove_topic_steps(name)
         self.leaders.remove(deleted)
+        yield None
         self.fetch_manager.complete_all(deleted)
+        yield None
         yield from self.group_coordinator.partitions_deleted(deleted)
         yield from self.partitions.delete_files_steps(name)
 

@@ -32,10 +32,6 @@ _CONNECTION_CHECK_S = 1.0
 # a timer that is later than this shows that the process was suspended
 _SUSPENDED_MS = 1_000
 _RESUME_S = 0.1
-_GC_THRESHOLDS = (5_000, 1, 2_500)
-_THREAD_SWITCH_S = 0.0005
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 

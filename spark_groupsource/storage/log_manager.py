@@ -28,7 +28,7 @@ from spark_groupsource.storage.topic_config import TopicConfig, check_topic_conf
 CreationSteps = StorageSteps[TopicEntry]
 """Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
-_PARTITIONS_PER_STEP = 50
+_PARTITIONS_PER_STEP, _DELETED_PER_STEP = 50, 500
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -277,8 +277,11 @@ class LogManager:
         del self._topics[name]
         del self._names[entry.topic_id]
         del self._metric_names[_metric_name(name)]
-        for topic_partition in entry.partitions:
-            self._partitions.pop(topic_partition).delete()
+        removed = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
+        for number, partition in enumerate(removed, 1):
+            partition.delete()
+            if number % _DELETED_PER_STEP == 0:
+                yield None
         return entry.partitions
 
     def delete_files_steps(self, name: str) -> StorageSteps[None]:

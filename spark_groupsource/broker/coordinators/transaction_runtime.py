@@ -27,7 +27,7 @@ from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
+from spark_groupsource.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
@@ -343,6 +343,8 @@ class TransactionRuntime:
                     failure = failure or f"{topic_partition}: {error.code.name}: {error}"
                     continue
             shard.state_machine.marker_written(transactional_id, topic_partition)
+            if topic_partition.topic == OFFSETS_TOPIC and len(value.partitions) > _MARKERS_PER_SLICE:
+                break  # thousands of offsets may have become visible
         if untried:
             self._marker_rounds[transactional_id] = _MarkerRound(value, untried, failure)
         return not untried, failure
