@@ -25,6 +25,7 @@ _SEQUENCE_LIMIT = 2**31
 
 MAX_PRODUCERS, MAX_PRODUCERS_IN_TOTAL = 5_000, 50_000
 """Producers that one partition, and all partitions of a broker, know."""
+_MAX_VERIFYING = 10_000
 _EPOCH_RAISED_BY_MARKER = 2
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = struct.Struct(">hI")
@@ -148,7 +149,7 @@ class ProducerStateManager:
         epoch, sequence = header.producer_epoch, header.base_sequence
         known = self._verifying.get(header.producer_id)
         if known is None:
-            while self._verifying and self._is_full_of_verifying:
+            while self._verifying and self._count.verifying >= _MAX_VERIFYING:
                 self._end_verification(next(iter(self._verifying)))
             self._count.verifying += 1
             state = _VerificationState(epoch, sequence, adds_partitions, timestamp_ms)
@@ -269,10 +270,6 @@ class ProducerStateManager:
     def _is_full(self) -> bool:
         count = len(self._producers)
         return count >= MAX_PRODUCERS or (count > 0 and self._count.total >= MAX_PRODUCERS_IN_TOTAL)
-
-    @property
-    def _is_full_of_verifying(self) -> bool:
-        return len(self._verifying) >= MAX_PRODUCERS or self._count.verifying >= MAX_PRODUCERS_IN_TOTAL
 
     def _remove(self, producer_id: int) -> None:
         del self._producers[producer_id]

@@ -197,6 +197,7 @@ def test_the_producers_of_all_partitions_are_bounded(monkeypatch):
 def test_producers_that_are_verified_replace_no_producers(monkeypatch):
     monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 2)
     monkeypatch.setattr(producer_state, "MAX_PRODUCERS_IN_TOTAL", 3)
+    monkeypatch.setattr(producer_state, "_MAX_VERIFYING", 3)
     count = ProducerCount()
     partitions = [ProducerStateManager(count) for _ in range(2)]
     for states in partitions:
@@ -204,7 +205,7 @@ def test_producers_that_are_verified_replace_no_producers(monkeypatch):
         for number in range(10, 20):  # ids that nobody assigned
             states.start_verification(_of_producer(number), False, 1)
     assert [list(states.entries()) for states in partitions] == [[1], [1]]
-    assert (count.total, count.verifying) == (2, 3)
+    assert (count.total, count.verifying) == (2, 4)  # the second partition has one of its own
     for states in partitions:
         states.close()
     assert (count.total, count.verifying) == (0, 0)
