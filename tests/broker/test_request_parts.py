@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from contextlib import ExitStack
 
 import pytest
 from support.partition_logs import batch
@@ -30,6 +31,8 @@ from spark_groupsource.wire.messages import (
     FetchRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
     ListGroupsRequest,
     MetadataRequest,
     OffsetCommitRequest,
@@ -318,3 +321,27 @@ def test_metadata_of_many_names_and_rejected_topics_are_handled_in_steps(connect
     created = connection.call(CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=False), 4).topics
     assert {topic.error_code for topic in created} == {44} and len(created) == 1_000
     assert max(slices) < _LIMIT_MS
+
+
+def test_many_members_whose_joins_wait_are_removed_in_parts(broker, connection):
+    join = {"group_id": "leaving", "session_timeout_ms": 60_000, "rebalance_timeout_ms": 60_000, "member_id": ""}
+    protocols = [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")]
+    names = [f"i{number}" for number in range(120)]
+    with ExitStack() as stack:
+        members = [stack.enter_context(RawConnection(broker.bootstrap_servers)) for _ in range(60)]
+        for member, name in zip(members, names):
+            joining = JoinGroupRequest(**join, group_instance_id=name, protocol_type="consumer", protocols=protocols)
+            member.post(joining, 5)
+            if member is members[0]:
+                member.read_frame()  # the others wait until it rejoins
+
+        def joined():
+            described = DescribeGroupsRequest(groups=["leaving"], include_authorized_operations=False)
+            return len(connection.call(described, 4).groups[0].members) == len(members)
+
+        wait_until(joined, "all members wait")
+        leaving = [LeaveGroupRequest.MemberIdentity(member_id="", group_instance_id=name) for name in names]
+        response = connection.call(LeaveGroupRequest(group_id="leaving", members=leaving), 3)
+        assert [each.error_code for each in response.members] == [0] * 60 + [ErrorCode.UNKNOWN_MEMBER_ID] * 60
+        for member in members[1:]:
+            member.read_frame()

@@ -392,7 +392,11 @@ class GroupRuntime:
                     continue
                 following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
-                self._background.add(self._reply_steps(outcome.replies))
+                for reply in outcome.replies:
+                    if isinstance(reply.token, _PartToken):  # its response is used in this step
+                        self._reply(reply.token, reply.response)
+                others = [reply for reply in outcome.replies if not isinstance(reply.token, _PartToken)]
+                self._background.add(self._reply_steps(others))
             else:
                 for reply in outcome.replies:
                     self._reply(reply.token, reply.response)
