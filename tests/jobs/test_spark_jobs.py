@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -242,7 +243,8 @@ def test_sigterm_drains_the_job(
     wait_until(lambda: landing.poll() is not None, "the job ends", 60)
     log = (tmp_path / "log").read_text()
     assert landing.returncode == 0, log
-    assert "Traceback" not in log
+    # Spark's worker daemon prints a broken pipe when the JVM has ended
+    assert not re.search(r"Traceback.*\n(?! *File \S*pyspark/daemon\.py)", log), log
     # what is written is what is committed
     offsets = sorted(row["kafka_offset"] for row in rows_of(tmp_path / "out"))
     assert offsets == list(range(committed(servers, group, topic)))

@@ -10,7 +10,7 @@ from support.query_harness import PARTITIONS, QueryHarness
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.admin import delete_groups
+from spark_groupsource.client.admin import delete_groups, describe_groups
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.spark
@@ -163,6 +163,8 @@ def test_checkpoint_of_sparks_kafka_source_continues_as_a_group(harness):
             own = {topic: offsets for topic, offsets in json.loads(positions).items() if topic == harness.topic}
             path.write_text("\n".join([*head, json.dumps(own, separators=(",", ":"))]))
             (log / f".{path.name}.crc").unlink(missing_ok=True)
+    # the members leave while the reader process ends
+    wait_until(lambda: not describe_groups(harness.client, [harness.group])[harness.group].members, "the members leave")
     delete_groups(harness.client, [harness.group])
     harness.produce(4)
     assert harness.run() == [40, 41, 42, 43]

@@ -14,7 +14,6 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import Partition
@@ -193,8 +192,6 @@ def _delete_some_records(
         code, low_watermark = ErrorCode.NONE, -1
         try:
             broker.partitions.partition(*topic_partition)  # an unknown partition has no leader
-            if name in INTERNAL_TOPICS:
-                raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Records of internal topic {name} are not deleted.")
             broker.leaders.check_leader(context.node_id, topic_partition)
             low_watermark = offsets[topic_partition] = broker.check_deletion(topic_partition, each.offset)
         except ApiError as error:
