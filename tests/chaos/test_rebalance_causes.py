@@ -4,9 +4,16 @@ import pytest
 from chaos.rebalance_causes import broker, run
 from support.chaos.caused_group import World
 
+from spark_groupsource.monitor.rebalance import Cause
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ACTIONS = ("join", "join", "remove", "add_partitions", "subscribe", "leave")
+
+
+def is_unknown_to_members(judgment):
+    """The reports of the members that remain do not show why another one is gone."""
+    return judgment.source == "own members" and judgment.found.cause is Cause.UNKNOWN
 
 
 def test_injected_causes_are_found(tmp_path):
@@ -14,5 +21,5 @@ def test_injected_causes_are_found(tmp_path):
         world = World(("own",), ("range",), commit_s=0.2, heartbeat_ms=200)
         injections, judged = run(bootstrap, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
     assert [injection.action for injection in injections] == list(ACTIONS)
-    wrong = [j for j in judged if not (j.is_cause_right and j.is_actor_right)]
+    wrong = [j for j in judged if not (j.is_cause_right and j.is_actor_right) and not is_unknown_to_members(j)]
     assert not wrong and {j.source for j in judged} >= {"history", "merged"}
