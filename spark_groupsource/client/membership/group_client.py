@@ -194,58 +194,67 @@ class GroupClient:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         max_rebalance_wait_ms: int | None,
     ) -> None:
-        group_id, membership = self._settings.group_id, member.membership
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        while True:
-            with self.shared.changed:
-                sent, is_fenced = membership.generation, membership.is_fenced
-                since, cause = membership.owned_since, membership.loss_cause
-            if is_fenced:
-                raise GenerationMismatchError(
-                    group_id=group_id,
-                    member_id=since.member_id,
-                    generation_id=since.generation_id,
-                    current_generation=find_generation(self._cluster, group_id, newer_than=since.generation_id),
-                    cause=cause,
-                )
-            code = self._cluster.try_commit(
-                group_id,
-                offsets,
-                generation_id=sent.generation_id,
-                member_id=sent.member_id,
-                group_instance_id=membership.config.group_instance_id,
-                timeout_ms=retry.remaining_ms,
-            )
-            if not code:
-                return
-            with self.shared.changed:
-                # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
-                can_retry = membership.on_commit_response(code, sent)
-                if code == ErrorCode.REBALANCE_IN_PROGRESS:
-                    self.shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
-                self.shared.changed.notify_all()
-            if code in FENCING_ERRORS and not can_retry:
-                fenced = generation_mismatch(
-                    self._cluster,
-                    group_id=group_id,
-                    member_id=sent.member_id,
-                    generation_id=sent.generation_id,
-                    code=code,
-                )
-                if code == ErrorCode.FENCED_INSTANCE_ID:
-                    # the next poll raises it: a JoinGroup of this member would fence the process that replaced it
-                    with self.shared.changed:
-                        member.failure = fenced
-                raise fenced
-            if code in FENCING_ERRORS:
-                code = ErrorCode.REBALANCE_IN_PROGRESS
-            error = BrokerError(code, f"Commit by member {member.client_id} of group '{group_id}'")
+        while code := self._try_commit(member, offsets, retry.remaining_ms):
+            error = BrokerError(code, f"Commit by member {member.client_id} of group '{self._settings.group_id}'")
             is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
             if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
                 raise error
             retry.backoff_or_raise(error)
+
+    def _try_commit(
+        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
+    ) -> int:
+        """Returns 0 or the error code of one request; REBALANCE_IN_PROGRESS if the next generation may commit.
+
+        Raises: GenerationMismatchError if the member has lost its partitions.
+        """
+        group_id, membership = self._settings.group_id, member.membership
+        with self.shared.changed:
+            sent, is_fenced = membership.generation, membership.is_fenced
+            since, cause = membership.owned_since, membership.loss_cause
+        if is_fenced:
+            raise GenerationMismatchError(
+                group_id=group_id,
+                member_id=since.member_id,
+                generation_id=since.generation_id,
+                current_generation=find_generation(self._cluster, group_id, newer_than=since.generation_id),
+                cause=cause,
+            )
+        code = self._cluster.try_commit(
+            group_id,
+            offsets,
+            generation_id=sent.generation_id,
+            member_id=sent.member_id,
+            group_instance_id=membership.config.group_instance_id,
+            timeout_ms=timeout_ms,
+        )
+        if not code:
+            return code
+        with self.shared.changed:
+            # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
+            can_retry = membership.on_commit_response(code, sent)
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                self.shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
+            self.shared.changed.notify_all()
+        if code not in FENCING_ERRORS:
+            return code
+        if can_retry:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        fenced = generation_mismatch(
+            self._cluster,
+            group_id=group_id,
+            member_id=sent.member_id,
+            generation_id=sent.generation_id,
+            code=code,
+        )
+        if code == ErrorCode.FENCED_INSTANCE_ID:
+            # the next poll raises it: a JoinGroup of this member would fence the process that replaced it
+            with self.shared.changed:
+                member.failure = fenced
+        raise fenced
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
