@@ -183,7 +183,7 @@ def files_of_share(share: str) -> frozenset[Path]:
     """Returns the test files of share ``PLAN:K/N``; the shares of a plan take about the same time.
 
     A Spark session and a real Kafka each take seconds to start and to warm up. So the plan ``all`` gives the files that
-    use Spark to half of the shares, and the other files that use a real Kafka to the last one.
+    use Spark to one half of the shares, and the other files that use a real Kafka, which mostly wait, to the other half.
     """
     plan, _, part = share.rpartition(":")
     number, count = map(int, part.split("/"))
@@ -204,4 +204,4 @@ def _shares_for(file: Path, count: int) -> range:
     # a word is enough: a file that only mentions Spark is put among those that use it, which does no harm
     if re.search(r"\bspark\b", text):
         return range((count + 1) // 2)
-    return range(count - 1, count) if re.search(r"\b(kafka|cluster|java)\b *[,):]", text) else range(count)
+    return range(count // 2, count) if re.search(r"\b(kafka|cluster|java)\b *[,):]", text) else range(count)
