@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from real_kafka import run_tool
 from support.java_tools import GROUPS, JavaTools
 from support.raw_broker import RawConnection, create_topic
+from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 
@@ -91,11 +92,14 @@ def test_kafka_python(broker, topic, group, codec):
         topic, bootstrap_servers=broker.bootstrap_servers, group_id=group, auto_offset_reset="earliest"
     )
     found = []
-    for _ in range(60):
+
+    def all_are_read():
+        # a poll may return at once, for example during a rebalance
         for records in consumer.poll(timeout_ms=500).values():
-            found += [(record.key, record.value) for record in records]
-        if len(found) >= COUNT:
-            break
+            found.extend((record.key, record.value) for record in records)
+        return len(found) >= COUNT
+
+    wait_until(all_are_read, "all records are read", 60)
     consumer.commit()
     consumer.close()
     assert sorted(found) == expected()
