@@ -67,7 +67,6 @@ def test_ctrl_c_ends_the_view() -> None:
 
 
 def test_a_terminal_with_rich(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
     live._rich(lambda: VIEW, 0.001, threading.Event(), 1)
     assert "flights" in capsys.readouterr().out
 
@@ -89,7 +88,6 @@ def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.Mo
 
 
 def test_a_widget() -> None:
-    pytest.importorskip("anywidget")
     widget: Any = live._widget("<b>x</b>")
     assert widget.body == "<b>x</b>" and "http" not in widget._esm
 

@@ -144,8 +144,6 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_with_the_extra(tmp_path: Path) -> None:
-    pytest.importorskip("altair")
-    pytest.importorskip("vl_convert")
     chart: Any = TimelineChart(sample(rebalances=2))
     page = chart._repr_html_()
     assert page.startswith("<iframe srcdoc=") and 'src="http' not in chart.html()

@@ -183,7 +183,7 @@ def files_of_share(share: str) -> frozenset[Path]:
     """Returns the test files of share ``PLAN:K/N``; the shares of a plan take about the same time.
 
     A Spark session and a real Kafka each take seconds to start and to warm up. So the plan ``all`` gives the files that
-    use Spark to one half of the shares, and the other files that use a real Kafka, which mostly wait, to the other half.
+    use Spark to one half of the shares, and the other files that use a real Kafka, which mostly wait, to the other.
     """
     plan, _, part = share.rpartition(":")
     number, count = map(int, part.split("/"))
