@@ -62,7 +62,7 @@ class BrokerConfig:
         "Time after which an idle connection is closed, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
     queued_max_request_bytes: int = _broker_setting(
-        "queued.max.request.bytes", ConfigType.LONG, 33_554_432,
+        "queued.max.request.bytes", ConfigType.LONG, 16_777_216,
         "Bytes of incomplete and waiting requests of all clients, above which further large requests are not read.",
         unit="bytes", low=1_048_576, high=INT64_MAX, kafka_default=-1,
     )

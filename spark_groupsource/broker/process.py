@@ -11,7 +11,7 @@ import gc
 import resource
 import signal
 import sys
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Callable, Collection, Mapping
 
@@ -24,21 +24,33 @@ from spark_groupsource.storage.reporter import Reporter
 
 _GC_THRESHOLDS = (5_000, 1, 2_500)
 _THREAD_SWITCH_S = 0.0005
+_TRIM_INTERVAL_S = 5.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
 
 
-def _bound_allocator() -> None:
-    """Lets the C library return large buffers to the system when they are freed: without effect where it is not glibc.
+def _bound_allocator() -> Callable[[], object]:
+    """Lets the C library return freed memory to the system: without effect where it is not glibc.
 
     By default glibc raises its threshold for own mappings to 32 MB after the first large buffer that is freed, and then
     keeps buffers in its heaps, of which each thread has one.
+
+    Returns: a function that returns the free pages within the heap, which takes milliseconds.
     """
-    with suppress(OSError, AttributeError):
+    try:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
         library.mallopt(_M_ARENA_MAX, 1)
+        return partial(library.malloc_trim, 0)
+    except (OSError, AttributeError):
+        return lambda: None
+
+
+async def _repeat(function: Callable[[], object], interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        function()
 
 
 def serve_forever(
@@ -65,7 +77,7 @@ def serve_forever(
     # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    _bound_allocator()
+    trim_heap = _bound_allocator()
     # the event loop waits that long for the worker thread, after each system call
     sys.setswitchinterval(_THREAD_SWITCH_S)
     # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
@@ -85,9 +97,11 @@ def serve_forever(
         ready(",".join(map(str, addresses)))
         if server.warning:
             write_line(server.warning)
+        trimming = asyncio.create_task(_repeat(trim_heap, _TRIM_INTERVAL_S))
         try:
             await stopped.wait()
         finally:
+            trimming.cancel()
             await server.stop()
 
     write_line = ReportWriter(report or log_report)
