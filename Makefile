@@ -94,7 +94,7 @@ $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 	@touch $@
 
 EXTRAS_demo := demo
-EXTRAS_test := demo,fast,notebook,test
+EXTRAS_test := demo,fast,test
 EXTRAS_docs := docs
 
 # fills the caches of mypy, pytest, hypothesis and numba, so that the first `make check` takes as long as every other;
