@@ -63,3 +63,6 @@ class Retry:
             raise error
         _log.debug("[attempt=%d] Retrying in %d ms: %s", self.attempt, delay_ms, error)
         self._clock.sleep_ms(delay_ms)
+        # a busy machine sleeps longer: an attempt without time would replace the error by its own
+        if self.is_expired:
+            raise error
