@@ -19,7 +19,7 @@ Lags = Mapping[TopicPartition, int]
 
 
 class Reports(Protocol):
-    """What the session tells about its batches; a query without a group reports nothing."""
+    """What the session reports of its batches; a query without a group reports nothing."""
 
     def lag_before(self, lags: Lags) -> None:
         """Is called before each poll that may revoke partitions; the first call of a rebalance counts."""
