@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,5 +26,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient.NotebookClient(tour, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [repr(cell.outputs) for cell in tour.cells if cell.cell_type == "code"]
     assert sum("<table" in text for text in shown) >= 8
-    # the second query joins and leaves
-    assert any("partition-seconds without an owner" in text and "4 rebalances" not in text for text in shown)
+    title = r"Group delays: (\d+) rebalances, [\d,.]+ partition-seconds without an owner"
+    counts = [int(found[1]) for text in shown if (found := re.search(title, text))]
+    # the first query joins; the second one joins and leaves; two members of a query may share a generation or not
+    assert any(3 <= count <= 6 for count in counts)
