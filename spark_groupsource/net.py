@@ -23,6 +23,29 @@ Socket = socket.socket
 
 # OpenSSL's names; a listener that is not ready or out of resources sends the alert internal_error
 _LOST_IN_HANDSHAKE = frozenset({"UNEXPECTED_EOF_WHILE_READING", "TLSV1_ALERT_INTERNAL_ERROR"})
+# X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_OTHER_NAME = frozenset({62, 64})
+# OpenSSL's names of the alerts about the certificate of a client
+_CERTIFICATE_ALERTS = frozenset(
+    {
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_NO_CERTIFICATE",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "TLSV1_ALERT_ACCESS_DENIED",
+        "TLSV1_ALERT_DECRYPT_ERROR",
+        "TLSV1_ALERT_UNKNOWN_CA",
+    }
+)
+_CLIENT_CERTIFICATE = (
+    "Set kafka.ssl.certificate.location and kafka.ssl.key.location to a certificate that the broker trusts "
+    "(ssl.client.auth)."
+)
+# the alert of a peer that has closed the connection has been received already
+_ALERT_WAIT_S = 0.1
 _CLOCK = SystemClock()
 
 
@@ -108,9 +131,7 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     except OSError as error:
         connection.close()
         if isinstance(error, ssl.SSLError) and not _is_lost_in_handshake(error):
-            raise AuthenticationError(
-                f"TLS handshake with {address} failed: {error}. Check kafka.ssl.ca.location and the broker's listener."
-            ) from error
+            raise AuthenticationError(f"TLS handshake with {address} failed: {error}. {_tls_remedy(error)}") from error
         if isinstance(error, TimeoutError):
             raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
         raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
@@ -151,6 +172,39 @@ def _connect(address: Address, timeout_ms: int) -> socket.socket:
             connection.close()
             failure = error
     raise failure
+
+
+def _tls_remedy(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
+        return (
+            "Set kafka.bootstrap.servers and advertised.listeners of the brokers to names in their certificates, or "
+            "kafka.ssl.endpoint.identification.algorithm to an empty value."
+        )
+    if _is_certificate_alert(error):
+        return _CLIENT_CERTIFICATE
+    return "Check kafka.ssl.ca.location and the broker's listener."
+
+
+def _is_certificate_alert(error: BaseException | None) -> bool:
+    return isinstance(error, ssl.SSLError) and (error.reason or "") in _CERTIFICATE_ALERTS
+
+
+def certificate_rejection(connection: socket.socket, error: NetworkError) -> str | None:
+    """Returns alert and remedy if a connection was lost because the peer rejected the client certificate, else None.
+
+    In TLS 1.3 the handshake of a client ends before the peer has checked the certificate: the first response is the
+    alert, or the first request fails. Source: Kafka's SslTransportLayer, state POST_HANDSHAKE.
+    """
+    if not isinstance(connection, ssl.SSLSocket):
+        return None
+    alert: BaseException | None = error.__cause__
+    if not _is_certificate_alert(alert):
+        try:
+            connection.settimeout(_ALERT_WAIT_S)
+            connection.recv(1)
+        except OSError as received:
+            alert = received
+    return f"{alert}. {_CLIENT_CERTIFICATE}" if _is_certificate_alert(alert) else None
 
 
 def _is_lost_in_handshake(error: ssl.SSLError) -> bool:

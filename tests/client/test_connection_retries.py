@@ -10,9 +10,12 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import certificates
+from support.certificates import write_pem
 from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 
 from spark_groupsource import net
@@ -97,6 +100,60 @@ def test_handshake_without_response_names_the_timeout() -> None:
     with frozen() as address:
         with pytest.raises(NetworkError, match=f"TLS handshake with {address} failed: no response within 50 ms"):
             net.dial(address, 50, TlsSettings(check_hostname=False))
+
+
+@contextmanager
+def tls_listener(directory: Path, certificate: str, authority: str | None = None) -> Iterator[Address]:
+    """A TLS 1.3 listener that closes each connection after its first bytes; with `authority` it requires a certificate.
+
+    The authority is that of the certificates of clients.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(write_pem(directory / "server.pem", certificate, certificates.KEY))
+    if authority is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=authority)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            try:
+                peer = context.wrap_socket(listener.accept()[0], server_side=True)
+            except OSError:
+                return  # the handshake failed
+            with peer:
+                peer.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Address(*listener.getsockname()[:2])
+        thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "trusted", "remedy"),
+    [
+        (certificates.SERVER, certificates.STRANGER, "unable to get local issuer certificate.* kafka.ssl.ca.location"),
+        (certificates.OTHER_NAME, certificates.CA, "IP address mismatch.* to names in their certificates, or "),
+    ],
+    ids=["unknown authority", "other name"],
+)
+def test_rejected_certificate_of_a_broker_names_what_to_do(
+    tmp_path: Path, certificate: str, trusted: str, remedy: str
+) -> None:
+    with tls_listener(tmp_path, certificate) as address:
+        with pytest.raises(AuthenticationError, match=remedy):
+            net.dial(address, 5_000, TlsSettings(ca_file=write_pem(tmp_path / "ca.pem", trusted)))
+
+
+@pytest.mark.parametrize("client", [None, certificates.STRANGER], ids=["no certificate", "unknown certificate"])
+def test_rejected_certificate_of_a_client_is_no_lost_connection(tmp_path: Path, client: str | None) -> None:
+    """In TLS 1.3 the alert arrives after the handshake of the client, as the first response."""
+    own = None if client is None else write_pem(tmp_path / "client.pem", client, certificates.KEY)
+    tls = TlsSettings(ca_file=write_pem(tmp_path / "ca.pem", certificates.CA), cert_file=own)
+    with tls_listener(tmp_path, certificates.SERVER, certificates.CA) as address:
+        connection = connect(address, security=SecuritySettings("SSL", tls))
+        with pytest.raises(AuthenticationError, match=r"TLS handshake .*_ALERT_.*Set kafka.ssl.certificate.location"):
+            connection.open(5_000)
 
 
 def test_aborted_connection_returns_no_encrypted_bytes() -> None:

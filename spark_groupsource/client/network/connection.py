@@ -251,6 +251,20 @@ class BrokerConnection:
         if connection is not None:
             connection.close()
 
+    def _close_after(self, error: NetworkError | RemoteProtocolError) -> None:
+        """Raises AuthenticationError if the peer has rejected the certificate of this client."""
+        connection = self._socket
+        self._socket, self._closed = None, True
+        if connection is None:
+            return
+        # a connection that is open was accepted
+        rejection = None
+        if isinstance(error, NetworkError) and not self._is_open:
+            rejection = net.certificate_rejection(connection, error)
+        connection.close()
+        if rejection is not None:
+            raise AuthenticationError(f"TLS handshake with {self.address} failed: {rejection}") from error
+
     def _send(self, request: Request[R], version: int, timeout_ms: int | None) -> InFlight[R]:
         connection = self._connected()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
@@ -260,7 +274,7 @@ class BrokerConnection:
         try:
             net.send_all(connection, frame, timeout_ms)
         except NetworkError as error:
-            self.close()
+            self._close_after(error)
             raise type(error)(f"{api_of(request).name} request to {self.address}: {error}") from error
         except BaseException:
             self.close()
@@ -283,7 +297,7 @@ class BrokerConnection:
             length = frame_length(self._prefix, self._max_response_bytes if self._is_open else _MAX_HANDSHAKE_BYTES)
             frame = self._receive_body(connection, length, deadline_ms)
         except (NetworkError, RemoteProtocolError) as error:
-            self.close()
+            self._close_after(error)
             # a listener that requires authentication closes the connection at the first request without credentials
             protocol = self._security.protocol
             is_handshake = isinstance(error, NetworkError) and not self._has_response
