@@ -114,6 +114,8 @@ class TransactionShard:
         """InitProducerId: returns the next epoch, which fences the previous producer.
 
         `expected` is the current epoch of a producer that recovers from an error (KIP-360).
+
+        Raises: RuntimeError for a producer that was fenced in its last epoch.
         """
         if not transactional_id or len(transactional_id.encode()) > MAX_TRANSACTIONAL_ID_BYTES:
             return Decision(ErrorCode.INVALID_REQUEST)
@@ -133,8 +135,7 @@ class TransactionShard:
         renewed = replace(
             known, timeout_ms=timeout_ms, status=EMPTY, partitions=frozenset(), updated_ms=timestamp_ms, start_ms=-1
         )
-        current = ProducerIdAndEpoch(known.producer_id, known.producer_epoch)
-        if _is_exhausted(current.epoch) and expected in (None, current):
+        if _is_exhausted(known.producer_epoch) and (expected is None or expected.epoch == known.producer_epoch):
             rotated = replace(
                 renewed, producer_id=next_producer_id(), producer_epoch=0, previous_producer_id=known.producer_id
             )
@@ -148,6 +149,9 @@ class TransactionShard:
         renewed: TransactionValue,
         expected: ProducerIdAndEpoch | None,
     ) -> Decision:
+        if _is_exhausted(known.producer_epoch):
+            # the producer was fenced in its last epoch; only a new producer can be given another producer id
+            raise RuntimeError(f"Producer id {known.producer_id} of '{transactional_id}' has no further epoch.")
         raised = replace(renewed, producer_epoch=known.producer_epoch + 1)
         if expected is None:
             return self._store(transactional_id, raised)
@@ -213,9 +217,8 @@ class TransactionShard:
         self, transactional_id: str, known: TransactionValue, timestamp_ms: int, error: ErrorCode = ErrorCode.NONE
     ) -> Decision:
         """Raises the epoch and aborts; the fenced producer may continue with the raised epoch (KIP-588)."""
-        fenced = replace(
-            known, producer_epoch=known.producer_epoch + 1, status=PREPARE_ABORT, updated_ms=timestamp_ms
-        )
+        raised = min(known.producer_epoch + 1, _LARGEST_EPOCH)
+        fenced = replace(known, producer_epoch=raised, status=PREPARE_ABORT, updated_ms=timestamp_ms)
         return self._store(transactional_id, fenced, known.producer_epoch, error)
 
     def complete_transaction(self, transactional_id: str, timestamp_ms: int) -> Decision:

@@ -242,6 +242,25 @@ def test_open_transaction_is_fenced_in_the_last_epoch() -> None:
 # --- a producer that recovers from an error (KIP-360)
 
 
+def test_fenced_producer_does_not_continue_after_the_last_epoch() -> None:
+    """Its transaction could not be fenced: a further epoch has no representation."""
+    context = with_epoch(LAST_EPOCH, ONGOING)
+    fenced = context.producer
+    perform(context, TransactionOperation.EXPIRE)
+    context.complete()
+    assert context.producer.epoch == LAST_EPOCH + 1
+    with pytest.raises(RuntimeError, match="has no further epoch"):
+        context.init(fenced)
+    assert context.init() is ErrorCode.NONE and context.producer.epoch == 0
+
+
+def test_transaction_in_the_largest_epoch_can_be_aborted() -> None:
+    """Other brokers may have stored it."""
+    context = with_epoch(LAST_EPOCH + 1, ONGOING)
+    perform(context, TransactionOperation.EXPIRE)
+    assert (context.value.status, context.producer.epoch) == (PREPARE_ABORT, LAST_EPOCH + 1)
+
+
 @pytest.mark.conformance("TC-056")
 def test_producer_raises_its_epoch_and_may_retry() -> None:
     context = Context().in_state(COMPLETE_ABORT)
