@@ -147,8 +147,11 @@ class StartPositions:
         if not lost:
             return {}
         self._data_loss.recreated({p: start.positions[p] for p in lost})
+        # the new topic may have fewer partitions; one that is added later is read from its start
+        missing = self._lookup.missing(lost)
+        self._log_ends.add_deleted(missing, is_reported=False)
         # a committed offset may be of the deleted topic or of the new one, so it is not used
-        return self._lookup.earliest(lost)
+        return dict.fromkeys(missing, 0) | self._lookup.earliest(p for p in lost if p not in missing)
 
     def check_topics(self, positions: StreamPositions, start: SourceOffset) -> StreamPositions:
         """Returns the positions after topics that were recreated since the last call, found in cached metadata.

@@ -280,6 +280,27 @@ def test_topic_recreated_during_the_run_is_detected_by_its_id():
     assert query.committed() == {P0: 12}
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_topic_recreated_with_fewer_partitions_is_read_from_its_start(is_noticed, caplog):
+    """The leader of the group, another client, has not assigned the remaining partitions yet."""
+    lenient = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
+    query = Query(cluster=FakeCluster(topic_id="old"), **lenient)
+    query.trigger()
+    if is_noticed:
+        query.cluster.logs = {}
+        query.clock.advance_ms(500)
+        query.trigger()
+    query.cluster.topic_id, query.cluster.logs = "new", {P0: (0, 12)}
+    query.clock.advance_ms(1_500)
+    assert query.trigger() == {P0: (0, 12)}
+    query.group.not_existing = {P1, P2}
+    query.clock.advance_ms(1_500)
+    assert query.trigger() is None and query.committed()[P0] == 12
+    query.group.rebalance({P0: 0})
+    assert query.trigger() == {} and query.start["t"] == {"0": 12}
+    assert "PARTITIONS_DELETED" in caplog.text
+
+
 def test_deleted_partition_is_data_loss(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
