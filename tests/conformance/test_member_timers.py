@@ -163,3 +163,40 @@ def test_revoked_callback_of_close_can_commit() -> None:
     bench.listener.on = lambda call: bench.client.commit({T0: OffsetAndMetadata(4)})
     bench.client.close()
     assert bench.script.sent_apis() == ["OffsetCommit", "LeaveGroup"]
+
+
+# -- SyncGroup without a response ------------------------------------------------------------------------------------
+
+
+def test_sync_is_repeated_while_the_coordinator_accepts_connections() -> None:
+    """The leader's assignor takes longer than request.timeout.ms: the member stays in its generation."""
+    bench = Bench()
+    bench.script.is_leader = False
+    bench.script.prepare("SyncGroup", *[RequestTimeoutError("No response.")] * 3)
+    assert bench.settle().is_stable
+    assert len({(r.generation_id, r.member_id) for r in bench.script.requests("SyncGroup")}) == 1
+    assert bench.script.sent_apis().count("SyncGroup") == 4 and bench.clock.now_ms() >= 91_000
+
+
+def test_sync_at_a_frozen_coordinator_ends_after_the_request_timeout() -> None:
+    bench = Bench()
+
+    def freeze(request: Any) -> Any:
+        bench.script.prepare("Connect", RequestTimeoutError("No response."))
+        bench.clock.advance_ms(30_000)
+        raise RequestTimeoutError("No response.")
+
+    bench.script.prepare("SyncGroup", freeze)
+    assert bench.settle().is_stable
+    assert bench.clock.now_ms() < 42_000
+    # the member rejoins, at the coordinator that was looked up again
+    apis = [api for api in bench.script.sent_apis() if api in ("JoinGroup", "SyncGroup", "FindCoordinator")]
+    assert apis[-4:] == ["FindCoordinator", "FindCoordinator", "JoinGroup", "SyncGroup"]
+
+
+def test_sync_without_a_response_ends_after_the_rebalance_timeout() -> None:
+    bench = Bench()
+    bench.script.prepare("SyncGroup", *[RequestTimeoutError("No response.")] * 11)
+    assert bench.settle().is_stable
+    assert [r.generation_id for r in bench.script.requests("SyncGroup")] == [1] * 11 + [2]
+    assert 306_000 <= bench.clock.now_ms() < 310_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Mapping, TypeVar
+from typing import Any, Callable, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
@@ -35,6 +35,7 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
     RemoteProtocolError,
+    RequestTimeoutError,
     error_name,
 )
 from spark_groupsource.model import Node, Subscription, bounded_names
@@ -152,7 +153,8 @@ class MemberThread:
             prefix = self.member.log_prefix
         _log.info("%s Joining the group%s.", prefix, f": {reason}" if reason else "")
         started = self._clock.instant()
-        response = self._call_rebalance(request, 5 if membership.config.group_instance_id is not None else 0)
+        is_static = membership.config.group_instance_id is not None
+        response = self._end_rebalance_if_failed(lambda: self._call_join(request, 5 if is_static else 0))
         if response is None:
             return
         with shared.changed:
@@ -213,7 +215,8 @@ class MemberThread:
                 # the member was removed, or left, while the assignor ran
                 return False
             request = membership.sync_request(computed.assignments if computed else {})
-        response = self._call_rebalance(request, 3 if membership.config.group_instance_id is not None else 0)
+        is_static = membership.config.group_instance_id is not None
+        response = self._end_rebalance_if_failed(lambda: self._call_sync(request, 3 if is_static else 0))
         if response is None:
             return False
         with shared.changed:
@@ -324,12 +327,38 @@ class MemberThread:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
             self._shared.changed.notify_all()
 
-    def _call_rebalance(self, request: Request[R], min_version: int) -> R | None:
-        """Sends JoinGroup or SyncGroup; None if no response was received, which ends the rebalance of this member."""
+    def _call_join(self, request: Request[R], min_version: int) -> R:
+        """Sends JoinGroup; the coordinator may respond as late as after the rebalance timeout."""
+        return self._call(request, self._rebalance_wait_ms, min_version)
+
+    @property
+    def _rebalance_wait_ms(self) -> int:
+        rebalance_ms = self.membership.config.rebalance_timeout_ms + _JOIN_GRACE_MS
+        return max(self._cluster.settings.request_timeout_ms, rebalance_ms)
+
+    def _call_sync(self, request: Request[R], min_version: int) -> R:
+        """Sends SyncGroup; repeats it every request.timeout.ms while the coordinator accepts connections.
+
+        The coordinator responds when it has the leader's assignment, and a repeated request replaces the first. Kafka's
+        client rejoins after request.timeout.ms instead, so an assignor that takes longer never ends a rebalance there.
+        """
+        settings, clock = self._cluster.settings, self._clock
+        deadline_ms = clock.now_ms() + self._rebalance_wait_ms
+        while True:
+            left_ms = deadline_ms - clock.now_ms()
+            try:
+                return self._call(request, max(min(settings.request_timeout_ms, left_ms), 1), min_version)
+            except RequestTimeoutError:
+                if clock.now_ms() >= deadline_ms:
+                    raise
+            # raises if the process of the coordinator does not run
+            self._connected(settings.connect_timeout_ms)
+
+    def _end_rebalance_if_failed(self, call: Callable[[], R]) -> R | None:
+        """Returns the response; None if none was received, which ends the rebalance of this member."""
         config = self.membership.config
-        timeout_ms = max(self._cluster.settings.request_timeout_ms, config.rebalance_timeout_ms + _JOIN_GRACE_MS)
         try:
-            return self._call(request, timeout_ms, min_version)
+            return call()
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
