@@ -74,11 +74,18 @@ class RealKafka:
     Args:
         config: broker settings, which override the defaults above.
         listen_on: address of the listener; None selects a free port of 127.0.0.1.
+        cluster_id: id of the cluster that this node belongs to; None for a cluster of one node.
     """
 
-    def __init__(self, config: Mapping[str, str] | None = None, listen_on: Address | None = None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, str] | None = None,
+        listen_on: Address | None = None,
+        cluster_id: str | None = None,
+    ) -> None:
         self._config = dict(config or {})
         self._listen_on = listen_on
+        self._cluster_id = cluster_id or random_cluster_id()
         self._clock = SystemClock()
         self._directory: Path | None = None
         self._process: subprocess.Popen[str] | None = None
@@ -123,20 +130,32 @@ class RealKafka:
 
         Raises: UnavailableError if Java or a jar is missing or Kafka does not start, with the end of its log.
         """
-        self._java = java()
-        self._class_path = str(kafka_jars() / "*")
-        self._directory = Path(tempfile.mkdtemp(prefix="groupsource-kafka-"))
-        atexit.register(self.stop)
         try:
-            for attempt in range(_ATTEMPTS):
+            for _ in range(_ATTEMPTS):
+                self.launch()
                 # another process can take the free port before Kafka binds it
-                if self._launch() or self._listen_on is not None:
+                if self._await_ready() or self._listen_on is not None:
                     break
-            if self._address is None:
-                raise UnavailableError(f"Kafka did not start. Last lines of its log:\n{self.log[-2000:]}")
+            self.check_ready()
         except BaseException:
             self.stop()
             raise
+
+    def launch(self) -> None:
+        """As `start`, but does not wait: no node of a cluster is ready before the others run. `check_ready` waits."""
+        self._java = java()
+        self._class_path = str(kafka_jars() / "*")
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="groupsource-kafka-"))
+            atexit.register(self.stop)
+        properties = self._write_properties()
+        self._format(properties)
+        self._spawn(properties)
+
+    def check_ready(self) -> None:
+        """Waits until the broker serves requests. Raises: UnavailableError with the end of its log."""
+        if self._address is None and not self._await_ready():
+            raise UnavailableError(f"Kafka did not start. Last lines of its log:\n{self.log[-2000:]}")
 
     def stop(self) -> None:
         """Stops the broker, with SIGKILL after 20 s, and deletes its data."""
@@ -162,7 +181,8 @@ class RealKafka:
         """
         if self._directory is None:
             raise UnavailableError("Kafka was never started. Call start() first.")
-        if not self._run(self._directory / "server.properties"):
+        self._spawn(self._directory / "server.properties")
+        if not self._await_ready():
             raise UnavailableError(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
 
     def hand_over(self, target: Path) -> None:
@@ -181,25 +201,21 @@ class RealKafka:
         """See `popen_tool`."""
         return popen_tool(main_class, *arguments)
 
-    def _launch(self) -> bool:
-        assert self._directory is not None
-        properties = self._write_properties()
-        self._format(properties)
-        return self._run(properties)
-
-    def _run(self, properties: Path) -> bool:
+    def _spawn(self, properties: Path) -> None:
         assert self._directory is not None
         log = (self._directory / "broker.log").open("a")
         with log:
             command = [*_java_prefix(self._java, self._class_path, "-Xmx512m", _broker_options()), "kafka.Kafka"]
             self._process = start_process([*command, str(properties)], log, log)
-        address = self._client_address
+
+    def _await_ready(self) -> bool:
+        assert self._process is not None
         deadline_ms = self._clock.now_ms() + START_TIMEOUT_MS
         while self._clock.now_ms() < deadline_ms:
             if self._process.poll() is not None:
                 return False
-            if _is_ready(address):
-                self._address = address
+            if _is_ready(self._client_address):
+                self._address = self._client_address
                 return True
             self._clock.sleep_ms(100)
         stop_process(self._process, STOP_TIMEOUT_S)
@@ -208,8 +224,8 @@ class RealKafka:
     def _write_properties(self) -> Path:
         assert self._directory is not None
         shutil.rmtree(self._directory / "data", ignore_errors=True)
-        self._client_address = self._listen_on or _free_address()
-        controller = _free_address()
+        self._client_address = self._listen_on or free_address()
+        controller = free_address()
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -226,10 +242,14 @@ class RealKafka:
         return path
 
     def _format(self, properties: Path) -> None:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
-        run = self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+        run = self.tool("kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(properties))
         if run.returncode != 0:
             raise UnavailableError(f"Kafka rejected its settings: {(run.stderr or run.stdout).strip()[-1500:]}")
+
+
+def random_cluster_id() -> str:
+    """A new cluster id; it does not start with a hyphen, because it is an argument of a tool."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
 
 
 def java_command(main_class: str, *arguments: str) -> list[str]:
@@ -278,7 +298,8 @@ def _java_prefix(
     ]
 
 
-def _free_address() -> Address:
+def free_address() -> Address:
+    """An address of 127.0.0.1 whose port is free now."""
     with listen(Address("127.0.0.1", 0)) as probe:
         return Address("127.0.0.1", probe.getsockname()[1])
 

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
     """Creates a topic and returns once every partition has a leader."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, config=config or {})])[topic].result(30)
 
     def led() -> bool:
         found = admin.list_topics(topic, timeout=10).topics[topic].partitions
