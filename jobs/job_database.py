@@ -1,4 +1,7 @@
-"""A table and the offsets of its records in PostgreSQL or SQLite, changed in one transaction."""
+"""Database table with the offsets of its records, for exactly-once upserts.
+
+PostgreSQL or SQLite; a batch changes both in one transaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, Spark session and error messages shared by the jobs of this directory.
+"""Options, Spark session and error messages of the jobs.
 
 On a cluster in deploy mode ``cluster``, add ``--py-files jobs/job_support.py`` to spark-submit.
 """

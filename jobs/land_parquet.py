@@ -1,4 +1,4 @@
-"""Streams JSON records of a Kafka topic into Parquet files, in one directory for each date.
+"""Streams JSON records of a Kafka topic into Parquet files by date.
 
 The columns are those of the schema; ``_corrupt_record``, the text of a value that does not match it; ``kafka_key``,
 ``kafka_topic``, ``kafka_partition``, ``kafka_offset`` and ``kafka_timestamp`` of the record; and ``date``, the day of

@@ -1,4 +1,4 @@
-"""Replays the records of a time range as a batch, into Parquet files or to another topic.
+"""Replays a time range of a topic into Parquet or another topic.
 
 The range is read in slices, each by its timestamps (``startingTimestamp``, ``endingTimestamp``). The file
 ``slices.json`` in the checkpoint directory, a directory of the driver, names the slices that are done: the same command

@@ -1,4 +1,4 @@
-"""Enriches JSON records of a Kafka topic and upserts them into PostgreSQL or SQLite, each exactly once.
+"""Upserts enriched JSON records into PostgreSQL or SQLite exactly once.
 
 The last record of a key becomes the row of that key; a tombstone deletes it. Column ``updates`` counts the records of
 the row. Rows and offsets are written in one transaction: a batch that is delivered again, after ``kill -9`` or by

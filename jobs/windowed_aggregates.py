@@ -1,4 +1,4 @@
-"""Aggregates JSON records of a Kafka topic by window of event time, with a watermark, into Parquet files.
+"""Aggregates JSON records by event-time window into Parquet files, with a watermark.
 
 A window is written once, when the watermark has passed its end; a record that is later than the watermark allows is
 ignored. SIGTERM and Ctrl-C drain the job; the state of open windows is in the checkpoint.

@@ -1,4 +1,4 @@
-"""Form of the error messages: one line, final period, name of the option."""
+"""Form of error messages: one line, final period, option name."""
 
 from __future__ import annotations
 

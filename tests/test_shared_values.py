@@ -1,4 +1,4 @@
-"""Values and helpers that every package shares: bounded names, instants of a clock."""
+"""Shared values and helpers: bounded names, clock instants."""
 
 from __future__ import annotations
 

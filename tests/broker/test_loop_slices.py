@@ -1,4 +1,4 @@
-"""Work that the event loop must not do in one go, and files that it must not wait for."""
+"""Time slices of the event loop: no file access, no long step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Produce: errors of records, errors without a response, LogAppendTime in the producer state."""
+"""Produce: validation errors, acks=0, LogAppendTime in the producer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for thousands of partitions or groups: complete responses, and bounded time of the event loop."""
+"""Requests for thousands of partitions or groups, handled in time slices."""
 
 from __future__ import annotations
 

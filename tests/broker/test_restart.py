@@ -1,4 +1,4 @@
-"""Durability across restarts: records, topics, producer ids, log start offsets, groups, committed offsets."""
+"""Durability across restarts: records, topics, producer ids, groups, committed offsets."""
 
 from __future__ import annotations
 

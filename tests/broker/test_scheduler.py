@@ -1,4 +1,4 @@
-"""Time slices of long requests, and fairness between the requests of several clients."""
+"""Scheduler of long requests: time slices, fairness between clients."""
 
 from __future__ import annotations
 

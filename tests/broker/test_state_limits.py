@@ -1,4 +1,4 @@
-"""The state that clients can make a broker keep is bounded: offsets, metadata, transactional ids, producer ids."""
+"""Limits of broker state: offsets, metadata, transactional ids, producer ids."""
 
 from __future__ import annotations
 

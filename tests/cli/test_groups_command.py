@@ -1,4 +1,4 @@
-"""``groupsource groups`` prints the same text as Kafka's tool for the same group."""
+"""``groupsource groups`` prints the output of ``kafka-consumer-groups`` for a group."""
 
 from __future__ import annotations
 

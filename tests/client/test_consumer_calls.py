@@ -1,4 +1,4 @@
-"""Calls of a consumer that fail: authentication, timeouts, errors of some partitions; closing."""
+"""Failures of consumer calls: authentication, timeouts, errors per partition, close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines of group membership: entity first, bounded length, levels of Kafka's clients."""
+"""Log lines of group membership: entity, bounded length, levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of own members: causes that they know, and the report in the metadata of a commit."""
+"""Rebalance events that members record and report in commit metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated pages are up to date, and the pages name existing files."""
+"""Generated pages are up to date; file names in pages exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test modules are independent of each other, and helpers that directories share are in `support`."""
+"""Imports of test modules: shared helpers are in ``tests/support``."""
 
 from __future__ import annotations
 

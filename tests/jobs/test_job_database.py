@@ -1,4 +1,4 @@
-"""The database of the job upsert_database: rows and offsets change together, and once."""
+"""Database of the job upsert_database: rows and offsets in one transaction."""
 
 from __future__ import annotations
 

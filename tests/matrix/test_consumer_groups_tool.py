@@ -1,4 +1,4 @@
-"""``groupsource groups`` has the command lines, the output and the exit status of ``kafka-consumer-groups``."""
+"""``groupsource groups`` and ``kafka-consumer-groups``: arguments, output and exit status."""
 
 from __future__ import annotations
 

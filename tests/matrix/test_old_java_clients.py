@@ -1,4 +1,4 @@
-"""Old Java clients: codecs, joins and commits on the embedded broker and Kafka.
+"""Old Java clients on both clusters: codecs, joins, commits.
 
 They use protocol versions that newer clients do not: 1.0 has no static members and no zstd, 2.0 has no batched
 FindCoordinator, 2.8 is the last without topic ids in all requests.

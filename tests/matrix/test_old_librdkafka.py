@@ -1,4 +1,4 @@
-"""librdkafka of three ages on the embedded broker and Kafka: codecs, groups, transactions, login.
+"""Old librdkafka versions on both clusters: codecs, groups, transactions, SASL.
 
 Releases before 2.16 decide by the lowest advertised versions whether a broker has codecs and SASL (KAFKA-18659).
 """

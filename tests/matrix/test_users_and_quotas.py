@@ -1,4 +1,4 @@
-"""Client quotas and SCRAM users with ``kafka-configs`` on the embedded broker and Kafka."""
+"""Client quotas and SCRAM users with ``kafka-configs`` on both clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``connect``: topics, groups and lag without Spark, and the public names of the package."""
+"""``connect``: topics, groups and lag without Spark; public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of groups over the protocol: those of the embedded coordinator, and those that our members report."""
+"""Rebalance events of the embedded coordinator and in commit metadata."""
 
 from __future__ import annotations
 

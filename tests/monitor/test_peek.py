@@ -1,4 +1,4 @@
-"""``Cluster.peek``: the last records, records since a time, filters, decoding; and plans of resets."""
+"""``Cluster.peek``: last records, timestamps, filters, decoding; plans of offset resets."""
 
 from __future__ import annotations
 

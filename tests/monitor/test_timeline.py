@@ -1,4 +1,4 @@
-"""Timeline of a group: owners, member states, rebalances; compared with a group that is simulated ms by ms."""
+"""Timeline of a group: partition owners, member states, rebalances."""
 
 from __future__ import annotations
 

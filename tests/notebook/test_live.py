@@ -1,4 +1,4 @@
-"""``watch``: the view of a group as text and HTML, in a terminal and in a notebook."""
+"""``watch``: live view of a group in terminals and notebooks."""
 
 from __future__ import annotations
 

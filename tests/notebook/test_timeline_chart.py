@@ -1,4 +1,4 @@
-"""The chart of a timeline: rows, folding, texts, SVG, pages and files without a network."""
+"""Timeline chart of a group: rows, text, SVG and HTML files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optional dependencies: the package imports without them, and an error names the extra to install."""
+"""Optional dependencies: imports without them, errors that name the extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel holds the package, its type marker, its stubs and its message schemas, and nothing else."""
+"""Files of the wheel: package, type marker, stubs, message schemas."""
 
 from __future__ import annotations
 

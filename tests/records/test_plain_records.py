@@ -1,4 +1,4 @@
-"""Plain records: their summary is that of the complete check, and anything that is not plain is left to it."""
+"""Fast validation of uncompressed records, compared with the complete validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of one application that share a group and a topic; liveness by locks."""
+"""Readers of one application that share a group and a topic."""
 
 import os
 import subprocess

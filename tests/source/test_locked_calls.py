@@ -1,4 +1,4 @@
-"""Calls of a session while a broker does not respond: short waits under the lock, a drain between them."""
+"""Lock of the session while a broker does not respond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of a log that lost records and was appended to since (KIP-320)."""
+"""Truncated logs that were appended to since are detected (KIP-320)."""
 
 from __future__ import annotations
 

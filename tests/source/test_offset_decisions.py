@@ -1,4 +1,4 @@
-"""Which offset wins after a failure, with other members in the group; on both clusters.
+"""Which offset wins after a failure, with other group members.
 
 Readers are called directly, without Spark: a query is killed by not calling it again.
 """

@@ -1,4 +1,4 @@
-"""Leader epochs of a stream: truncated logs are detected, commits and tasks carry epochs (KIP-320)."""
+"""Leader epochs of stream positions, commits and tasks (KIP-320)."""
 
 from __future__ import annotations
 

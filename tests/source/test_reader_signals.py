@@ -1,4 +1,4 @@
-"""SIGTERM to a reader process: from Spark, and to the whole process group of the application."""
+"""SIGTERM to a reader process or to the application's process group."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Start positions of `StreamSession` and replays, against an in-memory cluster and group on a manual clock."""
+"""Start positions and replays of ``StreamSession`` on an in-memory cluster."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Random failures of queries that share one group: no record is lost, and no query delivers a record twice.
+"""Random failures of queries that share one group: exactly-once delivery.
 
 A query delivers a record when the batch that has read it is in its commit log.
 """

@@ -1,4 +1,4 @@
-"""The flag that signal handlers set: signals that interrupt each other do not deadlock."""
+"""Signal flag: nested signals do not deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power loss at any file operation: what was flushed is kept, and every log opens again."""
+"""Power loss at any file operation: flushed data and log recovery."""
 
 from __future__ import annotations
 

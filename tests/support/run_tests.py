@@ -1,4 +1,4 @@
-"""Runs the tests in several processes, each with a share of the test files.
+"""Runs pytest in several processes, each with a share of the files.
 
     python tests/support/run_tests.py [--plan all|quick] [--processes 4] [PYTEST-ARGUMENT ...]
 

@@ -1,4 +1,4 @@
-"""Attacks on the state of a broker: its groups, transactions, producers, sessions and large responses."""
+"""Attacks on broker state: groups, transactions, producers, fetch sessions, responses."""
 
 from __future__ import annotations
 

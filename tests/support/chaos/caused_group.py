@@ -1,4 +1,4 @@
-"""A consumer group whose rebalances are caused on purpose, and what is expected of each."""
+"""A consumer group with injected rebalance causes, and the expected records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process of a group member that obeys commands: ``causes_member.py JSON``, commands on standard input.
+"""Group member process that executes commands from standard input.
 
 ``slow SECONDS`` stops to poll, ``subscribe A,B`` changes the subscription, ``rejoin`` joins again without a change,
 ``close`` leaves the group and ends. The client library is that of this package (``own``), confluent-kafka
