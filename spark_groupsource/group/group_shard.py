@@ -12,15 +12,22 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, cast
+from typing import Any, Callable, Collection, Iterable, Mapping, cast
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import committed_offsets, group_admin, join_group, member_sessions, rebalance, sync_group
+from spark_groupsource.group import (
+    committed_offsets,
+    group_admin,
+    join_group,
+    member_sessions,
+    offset_removal,
+    rebalance,
+    sync_group,
+)
 from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
-from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.group.outcome import (
     Outcome,
     OutcomeBuilder,
@@ -35,11 +42,12 @@ from spark_groupsource.group.outcome import (
 from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
-from spark_groupsource.group.states import DEAD, EMPTY
+from spark_groupsource.group.shard_groups import ShardGroups
+from spark_groupsource.group.states import DEAD
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_events import Cause
-from spark_groupsource.wire.group_records import GroupValue, OffsetKey, OffsetValue
+from spark_groupsource.wire.group_records import GroupValue
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -87,19 +95,17 @@ _SYNC_NAMES_VERSION = 5
 _NOTHING = Outcome()
 
 
-class GroupShard:
-    """The groups of one partition. A new shard is LOADING: `replay` the log, then call `on_loaded`.
+class GroupShard(ShardGroups):
+    """Decides on the requests and timers of its groups.
 
-    Attributes: `store`, the replayed state, and `groups`, the in-memory state by group id; both are read-only for
-    callers. `groups` has a stored group only after its first use.
+    A new shard is LOADING: `replay` the log, then call `on_loaded`.
     """
 
     def __init__(self, partition: int, config: GroupConfig | None = None) -> None:
+        super().__init__()
         self.partition = partition
         self.config = config or GroupConfig()
-        self.store = GroupStore()
         self.state = ShardState.LOADING
-        self.groups: dict[str, ClassicGroup] = {}
         self.handlers: Mapping[int, Callable[[OutcomeBuilder, Any, RequestContext], None]] = {
             JoinGroupRequest.API_KEY: self._join,
             SyncGroupRequest.API_KEY: self._sync,
@@ -153,7 +159,7 @@ class GroupShard:
         builder = self._builder(instant)
         if isinstance(stored, StoreRemoval):
             for group_id in stored.group_ids:
-                self._remove_if_unused(builder, group_id)
+                self.remove_if_unused(builder, group_id)
         elif isinstance(stored, (StoreAssignment, StoreReplacement)):
             group = self.groups.get(stored.group_id)
             if group is None:
@@ -245,24 +251,19 @@ class GroupShard:
                     builder.reply(member.awaiting_sync.token, sync_error_response(ErrorCode.NOT_COORDINATOR))
                     member.awaiting_sync = None
             group.transition(DEAD, instant.timestamp_ms)
-        self.groups.clear()
-        self.store = GroupStore()
+        self.clear()
         self.state = ShardState.CLOSED
         builder.log("unloaded", "", f"Finished unloading __consumer_offsets-{self.partition}")
         return builder.outcome()
+
+    # --- removal of offsets
 
     def on_partitions_deleted(
         self, topic_partitions: Collection[TopicPartition], instant: Instant, group_ids: Iterable[str] | None = None
     ) -> Outcome:
         """Adds tombstones for the offsets of deleted partitions in groups, by default in every group; not atomic."""
-        builder = self._builder(instant)
-        builder.is_atomic = False
-        deleted = frozenset(topic_partitions)
-        for group_id in self.store.group_ids() if group_ids is None else group_ids:
-            known = self.store.partitions_of(group_id)
-            # an intersection with a view takes the time of all deleted partitions for each of thousands of groups
-            found = deleted & known if len(known) > len(deleted) else [each for each in known if each in deleted]
-            self._remove_offsets(builder, group_id, found)
+        builder = self._builder(instant, is_atomic=False)
+        offset_removal.remove_deleted(builder, self, frozenset(topic_partitions), group_ids)
         return builder.outcome()
 
     def expire_offsets(self, instant: Instant, group_ids: Iterable[str] | None = None) -> Outcome:
@@ -271,104 +272,32 @@ class GroupShard:
         They are not atomic. The caller calls this every offsets.retention.check.interval.ms, for all groups or for some
         of them after another.
         """
-        builder = self._builder(instant)
-        builder.is_atomic = False
-        removed = []
-        count = 0
-        for group_id in self.group_ids() if group_ids is None else group_ids:
-            group = self.group(group_id)
-            if group is None:
-                continue
-            stored = self.store.offsets_of(group_id)
-            pending = self.store.pending.partitions_of(group_id)
-            removable = self._expired(group, stored, instant)
-            count += len(removable)
-            unused = group.state is EMPTY and not group.pending_joins and not pending
-            if unused and len(removable) == len(stored):
-                group_admin.remove_group(builder, group_id, stored.keys(), group_id in self.store.groups)
-                removed.append(group_id)
-            else:
-                self._remove_offsets(builder, group_id, removable)
-        if count:
-            builder.log("offsets_expired", "", f"Removed {count} expired offsets.")
-        self._remove_when_stored(builder, removed)
+        builder = self._builder(instant, is_atomic=False)
+        offset_removal.expire(builder, self, group_ids)
         return builder.outcome()
 
     def expire_offsets_of(self, group_id: str, topic_partitions: Iterable[TopicPartition], instant: Instant) -> Outcome:
         """As `expire_offsets`, for some partitions of one group, which remains."""
-        builder = self._builder(instant)
-        builder.is_atomic = False
-        group, stored = self.group(group_id), self.store.offsets_of(group_id)
-        if group is not None:
-            some = {each: stored[each] for each in topic_partitions if each in stored}
-            self._remove_offsets(builder, group_id, self._expired(group, some, instant))
+        builder = self._builder(instant, is_atomic=False)
+        offset_removal.expire_some(builder, self, group_id, topic_partitions)
         return builder.outcome()
 
     def delete_group_offsets(
         self, group_id: str, topic_partitions: Iterable[TopicPartition], instant: Instant
     ) -> Outcome:
         """Adds tombstones for some offsets of a group that DeleteGroups would delete; of any other group, none."""
-        builder = self._builder(instant)
-        builder.is_atomic = False
+        builder = self._builder(instant, is_atomic=False)
         if group_admin.is_deletable(self.group(group_id)):
-            self._remove_offsets(builder, group_id, self.store.partitions_of(group_id) & frozenset(topic_partitions))
+            known = self.store.partitions_of(group_id)
+            offset_removal.remove(builder, group_id, known & frozenset(topic_partitions))
         return builder.outcome()
 
-    def _expired(
-        self, group: ClassicGroup, stored: Mapping[TopicPartition, OffsetValue], instant: Instant
-    ) -> list[TopicPartition]:
-        pending = self.store.pending.partitions_of(group.group_id)
-        retention_ms = self.config.offsets_retention_ms
-        expired = committed_offsets.expired_offsets(group, stored, retention_ms, instant.timestamp_ms)
-        return [topic_partition for topic_partition in expired if topic_partition not in pending]
-
-    def _remove_offsets(
-        self, builder: OutcomeBuilder, group_id: str, topic_partitions: Iterable[TopicPartition]
-    ) -> None:
-        for topic, partition in sorted(topic_partitions):
-            builder.store_offset(OffsetKey(group_id, topic, partition), None)
-
-    # --- groups
-
-    def _builder(self, instant: Instant) -> OutcomeBuilder:
-        return OutcomeBuilder(self.config, self.partition, instant)
-
-    def group(self, group_id: str) -> ClassicGroup | None:
-        """Returns a group with a record, an offset or a pending member id, None if there is none."""
-        group = self.groups.get(group_id)
-        if group is None and self.store.contains(group_id):
-            group = ClassicGroup.from_value(group_id, self.store.groups.get(group_id))
-            self.groups[group_id] = group
-        return group
-
-    @property
-    def size_bytes(self) -> int:
-        """The approximate memory of all groups, members and offsets. O(groups)."""
-        groups = sum(group.size_bytes for group in self.groups.values())
-        return groups + self.store.size_bytes + self.store.pending.size_bytes
-
-    def group_ids(self) -> list[str]:
-        """The ids of all groups, each once."""
-        return list(dict.fromkeys((*self.groups, *self.store.group_ids())))
-
-    def _remove_when_stored(self, builder: OutcomeBuilder, group_ids: Sequence[str]) -> None:
-        if builder.records:
-            builder.after_append = StoreRemoval(tuple(group_ids))
-            return
-        for group_id in group_ids:  # the log has no record of them
-            self._remove_if_unused(builder, group_id)
-
-    def _remove_if_unused(self, builder: OutcomeBuilder, group_id: str) -> None:
-        group = self.groups.get(group_id)
-        if group is None or group_id in self.store.groups or group.state is not EMPTY:
-            return
-        # if offsets were committed since, `group` creates a new group from them
-        for member_id in sorted(group.pending_joins):  # their JoinGroup will get UNKNOWN_MEMBER_ID
-            builder.cancel_timer(SessionTimer(group_id, member_id))
-        group.transition(DEAD, builder.instant.timestamp_ms)
-        del self.groups[group_id]
-
     # --- requests
+
+    def _builder(self, instant: Instant, is_atomic: bool = True) -> OutcomeBuilder:
+        builder = OutcomeBuilder(self.config, self.partition, instant)
+        builder.is_atomic = is_atomic
+        return builder
 
     def _check(self, request: GroupRequest, context: RequestContext) -> ErrorCode | None:
         """Checks every request in Kafka's order; returns None if it passes."""
@@ -470,13 +399,6 @@ class GroupShard:
         listed = self.list_groups(self.group_ids(), request)
         builder.reply(context.token, ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
 
-    def list_groups(
-        self, group_ids: Iterable[str], request: ListGroupsRequest
-    ) -> list[ListGroupsResponse.ListedGroup]:
-        """Returns the groups among `group_ids` that exist and match the filters of the request."""
-        groups = (group for group in map(self.group, group_ids) if group is not None)
-        return group_admin.list_groups(groups, request.states_filter, request.types_filter)
-
     def _delete_groups(self, builder: OutcomeBuilder, request: DeleteGroupsRequest, context: RequestContext) -> None:
         results = []
         for group_id in dict.fromkeys(request.groups_names):
@@ -488,7 +410,7 @@ class GroupShard:
                 )
             results.append((group_id, error))
         builder.reply(context.token, group_admin.delete_groups_response(results))
-        self._remove_when_stored(builder, [group_id for group_id, error in results if error is ErrorCode.NONE])
+        self.remove_when_stored(builder, [group_id for group_id, error in results if error is ErrorCode.NONE])
 
     def _reject(
         self, builder: OutcomeBuilder, request: GroupRequest, context: RequestContext, error: ErrorCode
