@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.memberships import OWNED, join_response, joining, stable, sync_response, syncing
 
+from spark_groupsource.client.membership.membership_values import Generation, Idle, MemberState, SendHeartbeat
 from spark_groupsource.client.membership.response_rules import (
     HEARTBEAT_RULES,
     JOIN_RULES,
@@ -14,12 +15,6 @@ from spark_groupsource.client.membership.response_rules import (
     Reset,
     ResponseRule,
     fatal_error,
-)
-from spark_groupsource.client.membership.state_machine import (
-    Generation,
-    Idle,
-    MemberState,
-    SendHeartbeat,
 )
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, RemoteProtocolError
 from spark_groupsource.wire.messages import SyncGroupResponse

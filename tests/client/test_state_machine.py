@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.memberships import join_response, joining, stable, sync_response
 
-from spark_groupsource.client.membership.response_rules import Reaction
-from spark_groupsource.client.membership.state_machine import (
+from spark_groupsource.client.membership.membership_values import (
     AssignmentChange,
     Generation,
     Idle,
@@ -14,12 +13,13 @@ from spark_groupsource.client.membership.state_machine import (
     LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
-    Membership,
     MemberState,
     ReleasedPartitions,
     SendHeartbeat,
     SendJoinGroup,
 )
+from spark_groupsource.client.membership.response_rules import Reaction
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
 

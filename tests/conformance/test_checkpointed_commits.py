@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.scripted_group import GROUP, T0, Script, ScriptedCluster
 
-from spark_groupsource.client.membership.state_machine import Idle
+from spark_groupsource.client.membership.membership_values import Idle
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata

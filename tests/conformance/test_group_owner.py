@@ -9,7 +9,7 @@ import pytest
 from support.scripted_group import T0, T1, U0, Bench, follower, joined, sent_assignments, subscriptions, using
 
 from spark_groupsource.assign import RangeAssignor
-from spark_groupsource.client.membership.state_machine import Generation
+from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription
 from spark_groupsource.wire.consumer_protocol import encode_assignment

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.scripted_group import GROUP, T0, T1, U0, Bench, follower, joined
 
-from spark_groupsource.client.membership.state_machine import Generation
+from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,

@@ -10,10 +10,7 @@ import pytest
 from support.scripted_group import T0, T1, Bench, joined
 from support.waiting import wait_until
 
-from spark_groupsource.client.membership.state_machine import (
-    Generation,
-    Idle,
-)
+from spark_groupsource.client.membership.membership_values import Generation, Idle
 from spark_groupsource.errors import (
     AuthenticationError,
     BrokerError,

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from support.scripted_group import T0, T1, Bench, Script, follower, joined
 
-from spark_groupsource.client.membership.state_machine import (
+from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
-    Membership,
     SendHeartbeat,
 )
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.errors import ErrorCode, RequestTimeoutError
 from spark_groupsource.wire.messages import LeaveGroupResponse
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from spark_groupsource.client.membership.membership_values import Generation, Joined, MemberConfig
 from spark_groupsource.client.membership.response_rules import Reaction
-from spark_groupsource.client.membership.state_machine import Generation, Joined, MemberConfig, Membership
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_assignment
 from spark_groupsource.wire.messages import JoinGroupResponse, SyncGroupResponse

@@ -14,7 +14,8 @@ from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
-from spark_groupsource.client.membership.state_machine import Idle, Membership
+from spark_groupsource.client.membership.membership_values import Idle
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError

@@ -28,5 +28,5 @@ Fields without a lock:
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not use them.
 
-The pure modules (`state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers hold `changed`.
+The pure modules (`membership_values`, `state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers hold `changed`.
 """

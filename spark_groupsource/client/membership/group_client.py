@@ -17,9 +17,10 @@ from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
 from spark_groupsource.client.membership.member_thread import MemberThread
+from spark_groupsource.client.membership.membership_values import MemberConfig, ReleasedPartitions
 from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, describe_rebalance
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
-from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, ReleasedPartitions
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_groupsource.client.membership.state_machine import NO_GENERATION, Membership
+from spark_groupsource.client.membership.membership_values import NO_GENERATION
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.model import TopicPartition
 
 

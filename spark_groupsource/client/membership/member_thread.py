@@ -12,9 +12,7 @@ from typing import Any, Callable, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
-from spark_groupsource.client.membership.response_rules import Reaction, Reset, ResponseRule, fatal_error
-from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
-from spark_groupsource.client.membership.state_machine import (
+from spark_groupsource.client.membership.membership_values import (
     Action,
     Generation,
     Idle,
@@ -25,6 +23,8 @@ from spark_groupsource.client.membership.state_machine import (
     SendHeartbeat,
     SendJoinGroup,
 )
+from spark_groupsource.client.membership.response_rules import Reaction, Reset, ResponseRule, fatal_error
+from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import backoff_ms, retry_level
 from spark_groupsource.clock import Instant

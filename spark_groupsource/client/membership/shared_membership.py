@@ -12,8 +12,9 @@ from typing import Mapping
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.membership.assignment import MetadataSnapshot
 from spark_groupsource.client.membership.member_events import MemberEvents
+from spark_groupsource.client.membership.membership_values import NO_GENERATION, Generation
 from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
-from spark_groupsource.client.membership.state_machine import NO_GENERATION, Generation, Membership
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.group_events import Cause

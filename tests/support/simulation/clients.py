@@ -13,18 +13,18 @@ from support.simulation.requests import error_of, join_request, sync_request
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.membership.assignment import unassigned
-from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule
-from spark_groupsource.client.membership.state_machine import (
+from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     Joined,
     LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
-    Membership,
     SendHeartbeat,
     SendJoinGroup,
 )
+from spark_groupsource.client.membership.response_rules import Reaction, ResponseRule
+from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Subscription, TopicPartition
 from spark_groupsource.wire.messages import DescribeGroupsRequest
