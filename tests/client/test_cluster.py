@@ -12,7 +12,7 @@ from support.clients import FakeBroker, advertise, client_settings, fake_broker,
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
-from spark_groupsource.client.cluster.routing import ClientClosedError
+from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError

@@ -1,4 +1,4 @@
-"""Request routing: bootstrap, connection pool, metadata cache, leaders, coordinators, retries.
+"""Request routing: bootstrap, metadata cache, leaders, coordinators, retries.
 
 Thread-safe: one call at a time uses a connection; `client.membership` states the rule of the locks.
 """
@@ -6,13 +6,13 @@ Thread-safe: one call at a time uses a connection; `client.membership` states th
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from random import Random
 from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, merge_topic, read_metadata
 from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
+from spark_groupsource.client.network.connection_pool import ConnectionPool
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import Clock, SystemClock
@@ -38,15 +38,10 @@ BOOTSTRAP_TIMEOUT_MS = 2_000
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 _FIND_COORDINATORS_SINCE = 4
-_MAX_IDLE_PER_ADDRESS = 4
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
 # a Fetch response exceeds fetch.max.bytes where its first batch does (KIP-74)
 _LARGEST_BATCH_BYTES = 128 * 1024 * 1024
-
-
-class ClientClosedError(GroupSourceError):
-    """The `Cluster` was closed during a call. A defect of the caller; not retried."""
 
 
 def top_level_error(response: Any) -> tuple[int, ...]:
@@ -76,10 +71,7 @@ class Router:
         self._bootstrap = parse_addresses(bootstrap) if isinstance(bootstrap, str) else tuple(bootstrap)
         self._lock = threading.Lock()
         self._known_brokers: tuple[Address, ...] = ()
-        # tried last; the error of the latest attempt to use the address was a lost connection
-        self._unreachable: set[Address] = set()
-        self._idle: dict[Address, list[BrokerConnection]] = defaultdict(list)
-        self._closed = False
+        self._pool = ConnectionPool(self.connect, self.clock, settings.connections_max_idle_ms)
         self._reached_once = False
         self._nodes: dict[int, Node] = {}
         self._controller_id = -1
@@ -97,12 +89,7 @@ class Router:
 
     def close(self) -> None:
         """Closes the idle connections; connections in use are closed when they are released."""
-        with self._lock:
-            self._closed = True
-            idle = [connection for pool in self._idle.values() for connection in pool]
-            self._idle.clear()
-        for connection in idle:
-            connection.close()
+        self._pool.close()
 
     def __enter__(self) -> Router:
         return self
@@ -175,7 +162,7 @@ class Router:
             raise
         finally:
             self.release_connection(connection)
-        self._unreachable.discard(address)
+        self._pool.responded(address)
         return response
 
     def call_any(
@@ -455,49 +442,24 @@ class Router:
             known = list(self._known_brokers)
         self.rng.shuffle(nodes)
         self.rng.shuffle(known)
-        return sorted(dict.fromkeys([*nodes, *known, *self._bootstrap]), key=self._unreachable.__contains__)
+        return self._pool.reachable_first([*nodes, *known, *self._bootstrap])
 
     def acquire_connection(self, address: Address) -> BrokerConnection:
         """Returns a pooled or new connection; the caller must pass it to `release_connection`, or close it."""
-        oldest_ms = self.clock.now_ms() - self.settings.connections_max_idle_ms
-        stale: list[BrokerConnection] = []
-        chosen: BrokerConnection | None = None
-        with self._lock:
-            if self._closed:
-                raise ClientClosedError("Request failed: the cluster client is closed.")
-            pool = self._idle[address]
-            while pool and chosen is None:
-                candidate = pool.pop()
-                if candidate.last_used_ms < oldest_ms or candidate.is_expired:
-                    stale.append(candidate)
-                else:
-                    chosen = candidate
-        for connection in stale:
-            connection.close()
-        return chosen or self.connect(address)
+        return self._pool.acquire(address)
+
+    def release_connection(self, connection: BrokerConnection) -> None:
+        """Returns a connection to the pool; it must have no request without a response."""
+        self._pool.release(connection)
 
     def connection_lost(self, address: Address) -> None:
-        """Closes the idle connections to a broker, which are probably broken too, and prefers other brokers.
+        """Closes the idle connections to a broker and prefers other brokers.
 
         Metadata are requested again before their next use, as in Kafka's client.
         """
         with self._lock:
-            dropped = self._idle.pop(address, [])
             self._lost_ms = self.clock.now_ms()
-            self._unreachable.add(address)
-        for connection in dropped:
-            connection.close()
-
-    def release_connection(self, connection: BrokerConnection) -> None:
-        """Returns a connection to the pool; it must have no request without a response."""
-        if connection.is_closed:
-            return
-        with self._lock:
-            pool = self._idle[connection.address]
-            if not self._closed and len(pool) < _MAX_IDLE_PER_ADDRESS:
-                pool.append(connection)
-                return
-        connection.close()
+        self._pool.connection_lost(address)
 
 
 def _unreachable(reasons: dict[Address, str]) -> GroupSourceError:

@@ -16,8 +16,9 @@ Locks:
 * `SharedMembership.changed`, one condition per process and group, guards every field of `SharedMembership`, of
   `Membership`, and `LocalMember.failure`. It is notified after each change for which another thread may wait. While it
   is held, no request is sent, no response is awaited, no other lock is taken, and no user code runs.
-* `Router` guards its caches and its connection pool with one lock, under which nothing blocks. Concurrent lookups of
-  one coordinator wait for the first of them, so that one request is sent.
+* `Router` guards its caches with one lock, `ConnectionPool` its connections with another; nothing blocks under either,
+  and neither is taken under the other. Concurrent lookups of one coordinator wait for the first of them, so that one
+  request is sent.
 
 Fields without a lock:
 
@@ -28,5 +29,6 @@ Fields without a lock:
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not use them.
 
-The pure modules (`membership_values`, `state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers hold `changed`.
+The pure modules (`membership_values`, `state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers
+hold `changed`.
 """
