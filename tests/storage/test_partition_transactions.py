@@ -1,77 +1,24 @@
-"""Transactions of one partition: last stable offset, transaction index, producer fencing, recovery."""
+"""Transactions of one partition: last stable offset, transaction index, producer fencing."""
 
 from __future__ import annotations
 
 import random
-import uuid
 
 import pytest
 from support.log_broker import LogBroker, append, read
 from support.partition_logs import batch, values_from
-from support.reported_lines import ReportedLines
+from support.transaction_logs import NOW, LoggedTransactions, write_transactions
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.compaction import empty_batch
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition, TransactionVerifier
-from spark_groupsource.storage.producer_state import ProducerStateManager
-from spark_groupsource.storage.topic_config import TopicConfig
+from spark_groupsource.storage.partition import TransactionVerifier
 from spark_groupsource.storage.transaction_index import AbortedTxn, TransactionIndex, decode_rows, encode_rows
-
-NOW = 5_000
-
-
-class Logged:
-    """A partition in a directory; `reopen` without `close` is a restart after a kill."""
-
-    def __init__(self, directory, config: TopicConfig = TopicConfig()) -> None:
-        self.directory, self.config = directory, config
-        self.reports = ReportedLines()
-        self.partition = self._new()
-        self.partition.log.create()
-
-    def _new(self) -> Partition:
-        log = PartitionLog(self.directory, TopicPartition("t", 0), self.config, FileCache(), self.reports)
-        return Partition(uuid.uuid4(), log, self.reports)
-
-    def reopen(self, recovery_point: int | None = None) -> None:
-        self.partition = self._new()
-        self.partition.open(recovery_point or 0, recovery_point is not None)
-        assert not self.partition.offline_reason
-
-    def send(self, producer_id: int, sequence: int, *values: bytes, epoch: int = 0, transactional: bool = True) -> int:
-        data = batch(
-            *values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=transactional
-        )
-        return self.partition.append(data, NOW).base_offset
-
-    def end(self, producer_id: int, committed: bool, *, epoch: int = 0, coordinator_epoch: int = 0) -> int:
-        marker = self.partition.append_transaction_marker(producer_id, epoch, committed, coordinator_epoch, NOW)
-        return marker.base_offset
-
-    @property
-    def state(self):
-        """The transaction state that a restart must recover."""
-        producers = {
-            number: (entry.epoch, entry.coordinator_epoch, entry.first_offset)
-            for number, entry in self.partition.producers().items()
-        }
-        end = self.partition.log.log_end_offset
-        return self.partition.last_stable_offset, self.partition.transaction_index.overlapping(0, end), producers
-
-    def rejected(self, action, *arguments, **options) -> ErrorCode:
-        with pytest.raises(ApiError) as caught:
-            action(*arguments, **options)
-        return caught.value.code
 
 
 @pytest.fixture
-def logged(tmp_path) -> Logged:
-    return Logged(tmp_path / "t-0")
+def logged(tmp_path) -> LoggedTransactions:
+    return LoggedTransactions(tmp_path / "t-0")
 
 
 @pytest.mark.conformance("PS-034", "UL-106", "UL-117")
@@ -205,134 +152,9 @@ def test_a_transactional_batch_is_verified_before_its_sequence_number(logged):
     assert codes == [ErrorCode.INVALID_TXN_STATE] * 3 + [ErrorCode.INVALID_PRODUCER_EPOCH]
 
 
-def scenario(logged: Logged) -> None:
-    """Ended, aborted and open transactions over several segments."""
-    logged.send(1, 0, b"a")
-    logged.send(2, 0, b"b")
-    logged.end(1, False)
-    logged.partition.log.roll()
-    logged.send(3, 0, b"c", transactional=False)
-    logged.end(2, False, epoch=1, coordinator_epoch=2)
-    logged.send(4, 0, b"d")
-    logged.partition.log.roll()
-    logged.send(5, 0, b"e")
-    logged.end(5, False)
-    logged.send(5, 1, b"f")
-
-
-@pytest.mark.conformance("LL-003", "LL-010", "PS-020", "PS-021", "PS-029", "UL-036", "UL-118")
-@pytest.mark.parametrize("clean", (True, False))
-def test_a_restart_recovers_producers_and_transactions(logged, clean):
-    scenario(logged)
-    known = logged.state
-    assert known[0] == 5 and len(known[1]) == 3
-    if clean:
-        logged.partition.close()
-    logged.reopen(logged.partition.log.log_end_offset if clean else None)
-    assert logged.state == known
-    logged.end(4, True)
-    logged.end(5, True)
-    assert logged.partition.last_stable_offset == logged.partition.log.log_end_offset
-
-
-@pytest.mark.parametrize("clean", (True, False))
-@pytest.mark.parametrize("damage", (b"torn", b"\x00\x07" + bytes(32)))
-def test_a_corrupt_transaction_index_is_rebuilt_from_the_log(logged, damage, clean):
-    """After a clean shutdown it is reported; after an unclean one it is not read."""
-    scenario(logged)
-    known = logged.state
-    logged.partition.close()
-    path = sorted(logged.directory.glob("*.txnindex"))[0]
-    valid = path.read_bytes()
-    path.write_bytes(valid + damage)
-    logged.reopen(logged.partition.log.log_end_offset if clean else None)
-    assert logged.state == known and path.read_bytes() == valid
-    assert any("The log is replayed instead" in line for line in logged.reports) is clean
-
-
-@pytest.mark.conformance("LL-032")
-def test_an_empty_transaction_index_is_rebuilt_after_an_unclean_shutdown(logged):
-    """The file may be empty after a power loss, and an abort marker in the log then has no row."""
-    scenario(logged)
-    known = logged.state
-    for path in logged.directory.glob("*.txnindex"):
-        path.write_bytes(b"")
-    logged.reopen()
-    assert logged.state == known and len(known[1]) == 3
-
-
-def test_transaction_index_rows_lost_in_a_crash_are_restored(logged):
-    scenario(logged)
-    active = logged.partition.log.segments[-1].path.with_suffix(".txnindex")
-    valid = active.read_bytes()
-    active.unlink()
-    logged.reopen()
-    assert active.read_bytes() == valid
-    logged.reopen()
-    assert len(logged.state[1]) == 3, "not duplicated"
-
-
-@pytest.mark.conformance("PS-002", "PS-022", "PS-039")
-def test_a_marker_without_records_sets_the_epochs_also_after_a_restart(logged):
-    logged.end(9, True, epoch=3, coordinator_epoch=5)
-    for clean in (False, True):
-        logged.partition.close()
-        logged.reopen(logged.partition.log.log_end_offset if clean else None)
-        assert logged.state[2] == {9: (3, 5, None)}
-        assert logged.rejected(logged.send, 9, 0, b"a", epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
-        code = logged.rejected(logged.end, 9, True, epoch=3, coordinator_epoch=4)
-        assert code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    assert logged.send(9, 0, b"a", epoch=3) == 1
-
-
-@pytest.mark.conformance("PS-047")
-def test_a_segment_without_its_snapshot_is_deleted(logged):
-    scenario(logged)
-    (logged.directory / f"{3:020d}.snapshot").unlink()
-    logged.partition.log.delete_records(6)
-    assert snapshots(logged) == [6]
-
-
-@pytest.mark.conformance("PS-045")
-def test_snapshots_of_no_segment_are_removed(logged):
-    scenario(logged)
-    known = logged.state
-    valid = (logged.directory / f"{3:020d}.snapshot").read_bytes()
-    for offset in (1, 4, 5, 10**6):
-        (logged.directory / f"{offset:020d}.snapshot").write_bytes(valid)
-    logged.reopen()
-    assert snapshots(logged) == [3, 6] and logged.state == known
-
-
-@pytest.mark.conformance("PS-040", "PS-041", "PS-042")
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:]])
-def test_a_corrupt_snapshot_is_ignored_and_removed(logged, damage):
-    scenario(logged)
-    known = logged.state
-    logged.partition.close()
-    end = logged.partition.log.log_end_offset
-    newest = logged.directory / f"{end:020d}.snapshot"
-    newest.write_bytes(damage(newest.read_bytes()))
-    logged.reopen(end)
-    assert logged.state == known and not newest.exists()
-
-
-@pytest.mark.conformance("PS-043")
-def test_a_control_batch_without_records_does_not_change_the_state(logged):
-    logged.send(1, 0, b"a")
-    log = logged.partition.log
-    logged.end(2, True)
-    (header,) = iter_batches(bytes(log.read(1, 1000)))
-    emptied = empty_batch(header._replace(producer_id=1, base_offset=0))
-    log.append(bytearray(emptied), next(iter_batches(emptied)))
-    known = logged.state
-    logged.reopen()
-    assert logged.state == known and known[2][1] == (0, -1, 0)
-
-
 @pytest.mark.conformance("UL-114")
 def test_delete_records_removes_transaction_index_files(logged):
-    scenario(logged)
+    write_transactions(logged)
     logged.partition.log.delete_records(6)
     assert len(sorted(logged.directory.glob("*.txnindex"))) == 1
     assert logged.partition.last_stable_offset == 6, "not below the log start offset"
@@ -365,9 +187,6 @@ def test_transaction_index_rows_have_kafkas_format():
     assert replaced.overlapping(0, 100) == []
 
 
-# --- producer snapshots ---
-
-
 @pytest.mark.conformance("UL-010")
 def test_the_state_of_a_producer_has_its_epochs_sequence_and_transaction(logged):
     logged.send(1, 0, b"a", b"b", epoch=3)
@@ -376,85 +195,6 @@ def test_the_state_of_a_producer_has_its_epochs_sequence_and_transaction(logged)
     assert (entry.timestamp_ms, entry.coordinator_epoch) == (1_001, -1)
     logged.end(1, True, epoch=3, coordinator_epoch=7)
     assert (entry.first_offset, entry.coordinator_epoch, entry.timestamp_ms) == (None, 7, NOW)
-
-
-def snapshots(logged: Logged) -> list[int]:
-    return sorted(int(path.stem) for path in logged.directory.glob("*.snapshot"))
-
-
-@pytest.mark.conformance(
-    "LL-011", "PS-018", "PS-019", "PS-027", "UL-012", "UL-021",
-    "UL-027", "UL-029", "UL-033", "UL-034", "UL-035", "UL-043",
-)  # fmt: skip
-def test_snapshots_are_named_by_their_offset_and_deleted_with_their_segments(logged):
-    logged.send(1, 0, b"a", transactional=False)
-    logged.partition.log.roll()
-    logged.send(1, 1, b"b", transactional=False)
-    logged.partition.append(batch(b"without producer id"), NOW)
-    logged.partition.log.roll()
-    assert snapshots(logged) == [1, 3]
-    known = ProducerStateManager.decode((logged.directory / f"{1:020d}.snapshot").read_bytes())
-    assert known.last_data_offsets() == {1: 0}, "the state before the first record of the segment"
-    logged.partition.log.delete_records(2)
-    assert snapshots(logged) == [1, 3]
-    logged.partition.log.delete_records(3)
-    assert snapshots(logged) == [3]
-    assert 1 in logged.partition.producers(), "it expires by time"
-    logged.partition.append(batch(b"later"), NOW)
-    logged.partition.close()
-    assert snapshots(logged) == [3, 4]
-    logged.reopen(4)
-    assert snapshots(logged) == [3] and logged.state[2] == {1: (0, -1, None)}
-
-
-@pytest.mark.conformance("LL-003", "LL-036", "PS-017", "UL-031")
-def test_snapshots_above_a_truncated_end_are_deleted(logged):
-    scenario(logged)
-    first, second, third = (segment.path for segment in logged.partition.log.segments)
-    assert snapshots(logged) == [3, 6]
-    (logged.directory / f"{99:020d}.snapshot").write_bytes(third.with_suffix(".snapshot").read_bytes())
-    second.write_bytes(second.read_bytes()[:-1])
-    logged.reopen()
-    assert snapshots(logged) == [3] and logged.partition.log.log_end_offset == 5
-    assert logged.partition.last_stable_offset == 5 and 4 not in logged.state[2]
-    logged.send(4, 0, b"d")
-    assert logged.partition.last_stable_offset == 5
-    assert first.exists() and not third.exists()
-
-
-@pytest.mark.conformance("LL-034")
-def test_producers_are_recovered_without_snapshots(logged):
-    scenario(logged)
-    known = logged.state
-    for path in logged.directory.glob("*.snapshot"):
-        path.unlink()
-    logged.reopen()
-    assert logged.state == known
-
-
-@pytest.mark.conformance("LL-009", "LL-011")
-def test_producers_of_deleted_records_are_not_recovered(logged):
-    logged.send(1, 0, b"a", transactional=False)
-    logged.send(2, 0, b"b", transactional=False)
-    logged.partition.log.delete_records(1)
-    assert set(logged.state[2]) == {1, 2}
-    logged.partition = logged._new()
-    logged.partition.log.log_start_offset = 1
-    logged.partition.open()
-    assert set(logged.state[2]) == {2}
-
-
-@pytest.mark.conformance("LL-005")
-def test_markers_with_descending_coordinator_epochs_are_recovered(logged):
-    logged.send(1, 0, b"a")
-    logged.end(1, True, coordinator_epoch=5)
-    logged.partition._producers.entries()[1].coordinator_epoch = 0
-    logged.end(1, True, coordinator_epoch=2)
-    logged.reopen()
-    assert logged.state[2] == {1: (0, 2, None)}
-
-
-# --- log start, fencing, errors ---
 
 
 @pytest.mark.conformance("UL-105", "UL-113")
