@@ -1,6 +1,7 @@
 """Renders docs/tour.ipynb in headless Chromium: PNG files of page and charts.
 
-It executes the notebook first. It needs the extra `notebook`, nbconvert, playwright and Chromium (`apt install chromium`). The browser has no network.
+It executes the notebook first. It needs the extra `notebook`, nbconvert, playwright and Chromium
+(`apt install chromium`). The browser has no network.
 """
 
 from __future__ import annotations
