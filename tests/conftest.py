@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -19,7 +18,7 @@ import pytest
 from real_kafka import RealKafka
 from support import startup
 from support.clusters import BROKER_CONFIG, Cluster
-from support.selection import files_of_share, is_for_soak, place
+from support.selection import is_for_soak, place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,25 +48,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run also the long variants; Spark tests run on both clusters")
-    parser.addoption("--share", metavar="PLAN:K/N", help="collect the K-th of N parts of the test files")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves the files of the other shares uncollected, so that a process imports its own only."""
-    share = config.getoption("share")
-    if share is None or not collection_path.name.startswith("test_"):
-        return None
-    return None if collection_path in files_of_share(share) else True
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Arguments may select no test of a share."""
-    if session.config.getoption("share") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the long variants to ``--soak``, and runs long files first, so that no worker is left with one at the end.
+    """Leaves the long variants to ``--soak``, and runs long files first.
 
     The order of the other files is random.
     """
@@ -82,8 +66,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepares what the selected tests start, and exempts what exists before the first test from garbage collection."""
     if not session.config.option.collectonly:
         _share_classes(session.items)
-    gc.collect()
-    gc.freeze()
+    if session.items and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 def _share_classes(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient
 from support.clusters import Cluster
-from support.selection import LONG_FILES, TESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +21,3 @@ def test_cluster_has_one_broker(cluster: Cluster) -> None:
 def test_spark_runs_python_workers(spark: SparkSession) -> None:
     assert spark.range(10).rdd.map(lambda row: row.id).sum() == 45
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-
-
-def test_files_that_start_first_exist() -> None:
-    assert [name for name in LONG_FILES if not (TESTS / name).is_file()] == []

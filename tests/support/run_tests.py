@@ -1,24 +1,34 @@
-"""Runs pytest in several processes, each with a share of the files.
+"""Runs pytest in several processes that take test files from shared queues.
 
-    python tests/support/run_tests.py [--plan all|quick] [--processes 4] [PYTEST-ARGUMENT ...]
+    python tests/support/run_tests.py [--plan all|quick] [--processes 4] [--write-times] [PYTEST-ARGUMENT ...]
 
 Processes of their own take less processor time than workers of pytest-xdist: a worker collects every file. The lines of
 a process begin with its number while its tests run. Failures follow when it ends, and one summary, in the form of
 pytest's, when all have ended. Arguments with ``-n`` or a path are left to one pytest.
+
+``--write-times`` writes the seconds of each file into ``file_seconds.tsv``; use a machine that runs nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.queued_files import write_queue  # noqa: E402
+from support.selection import PLANS, queued_files, queues_of_process, write_seconds  # noqa: E402
 
 SUMMARY = "short test summary info"
 _SECTION = re.compile(r"=+ (.*?) =+$")
@@ -31,14 +41,14 @@ _NO_TESTS = 5
 _lock = threading.Lock()
 
 
-class Share:
+class PytestProcess:
     """One process of pytest and what it has printed.
 
     Attributes: `details`, the lines of its failures and warnings; `summary`, those of its short summary; `counts`, of
     its closing line; `is_complete`, whether it has printed that line.
     """
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         self.number = number
         self.details: list[str] = []
         self.summary: list[str] = []
@@ -46,7 +56,9 @@ class Share:
         self.is_complete = False
         self._section = ""
         # a process group of its own would not receive the interrupt of a terminal
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=descriptors
+        )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -108,25 +120,45 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
     return f" {', '.join(parts) or 'no tests ran'} in {duration} ".center(100, "=")
 
 
-def run(plan: str, processes: int, arguments: Sequence[str]) -> int:
-    """Runs all shares; returns the exit status: 0 only if every process has succeeded."""
+def start(plan: str, processes: int, arguments: Sequence[str], times: Path) -> list[PytestProcess]:
+    """Starts the processes; each writes its times into a file of the directory `times`."""
+    pytest = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no", "-p", "support.queued_files"]
+    pytest += ["-o", "console_output_style=classic"]  # a process cannot know its number of tests
+    queues = {name: write_queue(files) for name, files in queued_files(plan).items()}
+    started = []
+    for number in range(1, processes + 1):
+        own = [queues[name] for name in queues_of_process(number, processes)] if plan == "all" else [queues["plain"]]
+        options = ["--queues", ",".join(map(str, own)), "--times", str(times / f"{number}.json")]
+        started.append(PytestProcess(number, [*pytest, *options, *arguments], own))
+    for descriptor in queues.values():
+        os.close(descriptor)
+    return started
+
+
+def run(plan: str, processes: int, arguments: Sequence[str], *, writes_times: bool = False) -> int:
+    """Runs all test files; returns the exit status: 0 only if every process has succeeded."""
     started = time.monotonic()
-    pytest = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no"]
-    shares = [
-        Share(number, [*pytest, "--share", f"{plan}:{number}/{processes}", *arguments])
-        for number in range(1, processes + 1)
-    ]
+    with tempfile.TemporaryDirectory() as times:
+        status = _wait(start(plan, processes, arguments, Path(times)), started)
+        if writes_times and not status:
+            measured = [json.loads(file.read_text(encoding="utf-8")) for file in Path(times).iterdir()]
+            write_seconds(plan, {name: seconds for each in measured for name, seconds in each.items()})
+    return status
+
+
+def _wait(running: Sequence[PytestProcess], started: float) -> int:
+    """Prints the summary when all processes have ended; returns the exit status."""
     try:
-        statuses = [share.wait() for share in shares]
+        statuses = [each.wait() for each in running]
     finally:
-        for share in shares:
-            if share.process.poll() is None:
-                share.process.terminate()
-    counts = sum((share.counts for share in shares), Counter[str]())
-    lines = sorted((line for share in shares for line in share.summary if line), key=lambda line: line.split(" ")[0])
-    for share, status in zip(shares, statuses):
-        if status not in (0, 1) or (status and not share.counts.keys() & set(_FAILURES)):
-            lines.append(f"ERROR process {share.number} of {processes} ended with status {status}")
+        for each in running:
+            if each.process.poll() is None:
+                each.process.terminate()
+    counts = sum((each.counts for each in running), Counter[str]())
+    lines = sorted((line for each in running for line in each.summary if line), key=lambda line: line.split(" ")[0])
+    for each, status in zip(running, statuses):
+        if status not in (0, 1) or (status and not each.counts.keys() & set(_FAILURES)):
+            lines.append(f"ERROR process {each.number} of {len(running)} ended with status {status}")
             counts["error"] += 1
     if lines:
         _print([f" {SUMMARY} ".center(100, "="), *lines])
@@ -137,14 +169,15 @@ def run(plan: str, processes: int, arguments: Sequence[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", choices=("all", "quick"), default="all", help="which times the shares are made from")
+    parser.add_argument("--plan", choices=PLANS, default="all", help="`quick`: no queues for Spark and a real Kafka")
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--write-times", action="store_true", help="write the seconds of each file into the table")
     options, arguments = parser.parse_known_args()
     if any(re.match(r"-n|--numprocesses", each) or Path(each.split("::")[0]).exists() for each in arguments):
         return subprocess.call([sys.executable, "-m", "pytest", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return run(options.plan, options.processes, arguments)
+        return run(options.plan, options.processes, arguments, writes_times=options.write_times)
     except KeyboardInterrupt:
         return 130
 
