@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 
@@ -103,3 +104,16 @@ def java_string_hash(text: str) -> int:
     for at in range(0, len(units), 2):
         value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
+
+
+@lru_cache(maxsize=100_000)  # called for every request of a group
+def coordinator_partition(key: str, partition_count: int) -> int:
+    """Returns the partition of `__consumer_offsets` or `__transaction_state` for a group or transactional id.
+
+    The leader of the partition is the coordinator.
+
+    Source: Kafka's `Utils.abs(groupId.hashCode()) % numPartitions`.
+    """
+    value = java_string_hash(key)
+    # the smallest int has no absolute value in Java; Kafka uses 0
+    return 0 if value == -(1 << 31) else abs(value) % partition_count

@@ -6,9 +6,8 @@ import errno
 import ipaddress
 import os
 import socket
-import ssl
 import stat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
@@ -17,6 +16,10 @@ from spark_groupsource.errors import (
     NetworkError,
     RequestTimeoutError,
 )
+
+if TYPE_CHECKING:
+    # imported where TLS is used, because it takes as long as all other imports of this module
+    import ssl
 
 Socket = socket.socket
 """Type of a connected socket, for modules that do not import `socket`."""
@@ -126,6 +129,8 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
         return connection
+    import ssl
+
     try:
         return context.wrap_socket(connection, server_hostname=address.host)
     except OSError as error:
@@ -139,6 +144,8 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
 
 def has_tls_listener(address: Address, timeout_ms: int) -> bool:
     """Returns whether the peer responds to a TLS handshake, whatever its certificate; False if it is unreachable."""
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -209,11 +216,15 @@ def certificate_rejection(connection: socket.socket, error: NetworkError) -> str
 
 def _is_lost_in_handshake(error: ssl.SSLError) -> bool:
     """True if the peer ended the handshake without a verdict on certificates: a broker or proxy that stops."""
+    import ssl
+
     ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
     return isinstance(error, ended) or (error.reason or "") in _LOST_IN_HANDSHAKE
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    import ssl
+
     def key_password() -> str:
         # called for an encrypted key; without a function, Python would read the password from the terminal
         if not tls.key_password:

@@ -13,10 +13,11 @@ from spark_groupsource.group.outcome import (
     RequestContext,
     SetTimer,
 )
-from spark_groupsource.group.request_splitting import coordinator_partition, merge_responses, split_request
+from spark_groupsource.group.request_splitting import merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.states import GroupState
 from spark_groupsource.group.timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",

@@ -1,20 +1,17 @@
 """Splits requests by coordinator shard and merges the responses of the shards.
 
 A request about a single group is passed to its shard unchanged; no request is modified.
-
-Source: Kafka's `Utils.abs(groupId.hashCode()) % numPartitions`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Mapping, Sequence, cast
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.committed_offsets import offset_fetch_response
 from spark_groupsource.group.group_admin import bounded_descriptions
 from spark_groupsource.group.requests import GroupRequest, GroupResponse
-from spark_groupsource.model import java_string_hash
+from spark_groupsource.model import coordinator_partition
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,
@@ -30,17 +27,6 @@ from spark_groupsource.wire.messages import (
 )
 
 _OFFSET_FETCH_GROUPS_VERSION = 8
-
-
-@lru_cache(maxsize=100_000)  # called for every request of a group
-def coordinator_partition(key: str, partition_count: int) -> int:
-    """Returns the partition of `__consumer_offsets` or `__transaction_state` for a group or transactional id.
-
-    The leader of the partition is the coordinator.
-    """
-    value = java_string_hash(key)
-    # the smallest int has no absolute value in Java; Kafka uses 0
-    return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
 def split_request(request: GroupRequest, api_version: int, partition_count: int) -> dict[int, GroupRequest]:

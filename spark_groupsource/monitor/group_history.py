@@ -11,8 +11,7 @@ from typing import Collection
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
-from spark_groupsource.group.request_splitting import coordinator_partition
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
 from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, Corruption, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.selection import NameSelection

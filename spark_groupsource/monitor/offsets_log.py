@@ -9,8 +9,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, CorruptRecordError
-from spark_groupsource.group.request_splitting import coordinator_partition
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import StoredRecord, decode_records
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches

@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from spark_groupsource.client.admin import NewTopic, create_topics
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -65,6 +64,8 @@ def create_subscribed(cluster: Cluster, options: SourceOptions) -> None:
     topics = options.subscribe or ()
     missing = sorted(set(topics) - cluster.metadata(topics, refresh=True).topics.keys())
     if missing:
+        from spark_groupsource.client.admin import NewTopic, create_topics
+
         try:
             create_topics(cluster, [NewTopic(topic) for topic in missing])
         except BrokerError as error:

@@ -6,7 +6,6 @@ import logging
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -93,7 +92,7 @@ class AssignedPartitions:
         return self._cluster.fetch_committed(self._group_id, partitions)
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
-        return {} if self._group_id is None else find_last_commits(self._cluster, self._group_id, partitions, metadata)
+        return {} if self._group_id is None else _last_commits(self._cluster, self._group_id, partitions, metadata)
 
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
@@ -177,7 +176,7 @@ class GroupPartitions:
         return dict(self._group.committed(list(partitions)))
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
-        return find_last_commits(self._cluster, self._settings.group_id, partitions, metadata)
+        return _last_commits(self._cluster, self._settings.group_id, partitions, metadata)
 
     def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
@@ -196,3 +195,12 @@ class GroupPartitions:
 
     def _views(self) -> Sequence[MemberView]:
         return () if self._has_left else self._group.view.members
+
+
+def _last_commits(
+    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], metadata: str
+) -> dict[TopicPartition, int | None]:
+    # few queries need it, and not at their start
+    from spark_groupsource.client.membership.commit_history import find_last_commits
+
+    return find_last_commits(cluster, group_id, partitions, metadata)

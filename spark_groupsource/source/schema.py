@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.types import (
     ArrayType,
@@ -19,8 +19,10 @@ from pyspark.sql.types import (
 )
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.definitions import TableDefinition
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
+
+if TYPE_CHECKING:
+    from spark_groupsource.monitor.definitions import TableDefinition
 
 _SPARK_TYPES: dict[str, DataType] = {
     "binary": BinaryType(),

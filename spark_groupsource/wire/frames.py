@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.apis import APIS, Api, api_of
+from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
@@ -24,12 +24,21 @@ _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
 _POOLED_BYTES = 65_536
 _RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
-# (API key, version) of every supported request -> True if its header has tagged fields
-_FLEXIBLE = {
-    (api.key, version): api.is_flexible(version)
-    for api in APIS.values()
-    for version in range(api.min_version, api.max_version + 1)
-}
+
+
+class _HeaderForms(dict[tuple[int, int], bool | None]):
+    """(API key, version) of a request -> True if its header has tagged fields; None if it is not supported."""
+
+    def __missing__(self, request: tuple[int, int]) -> bool | None:
+        api_key, version = request
+        if api_key not in APIS or not APIS[api_key].min_version <= version <= APIS[api_key].max_version:
+            # not stored: a client may send any numbers
+            return None
+        self[request] = found = APIS[api_key].is_flexible(version)
+        return found
+
+
+_HEADER_FORMS = _HeaderForms()
 
 
 class RequestHeader(NamedTuple):
@@ -138,14 +147,14 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         except UnicodeDecodeError as error:
             raise RemoteProtocolError("Cannot read a request header: the client id is not UTF-8.") from error
         position += length
-    if _FLEXIBLE.get((api_key, api_version)):
+    if _HEADER_FORMS[api_key, api_version]:
         position = _skip_header_tags(frame, position)
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 
 def is_supported(api_key: int, api_version: int) -> bool:
     """Returns True if requests of this API and version can be decoded."""
-    return (api_key, api_version) in _FLEXIBLE
+    return _HEADER_FORMS[api_key, api_version] is not None
 
 
 def decode_request(
@@ -160,7 +169,7 @@ def decode_request(
     """
     if not is_supported(header.api_key, header.api_version):
         raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not supported.")
-    request, _ = decode_prefix(APIS[header.api_key].request, header.api_version, frame, position, max_elements)
+    request, _ = decode_prefix(api_of_key(header.api_key).request, header.api_version, frame, position, max_elements)
     return request
 
 

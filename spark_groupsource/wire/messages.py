@@ -15,13 +15,14 @@ the fields of requests and records are read-only.
 from __future__ import annotations
 
 import warnings
-from typing import TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Mapping, TypeVar
 
+from spark_groupsource.deferred_packages import defer_package
 from spark_groupsource.wire.api_keys import ApiKey
 
-with warnings.catch_warnings():
-    # kafka-python reads its schemas through an importlib call that is deprecated in Python 3.11 and 3.12
-    warnings.simplefilter("ignore", DeprecationWarning)
+if TYPE_CHECKING:
+    # what `__getattr__` provides; type checkers read the stub
     from kafka.protocol.admin import (
         AlterClientQuotasRequest,
         AlterClientQuotasResponse,
@@ -76,8 +77,6 @@ with warnings.catch_warnings():
         ListTransactionsRequest,
         ListTransactionsResponse,
     )
-    from kafka.protocol.api_data import ApiData
-    from kafka.protocol.api_message import ApiMessage
     from kafka.protocol.consumer import (
         ConsumerProtocolAssignment,
         ConsumerProtocolSubscription,
@@ -102,7 +101,6 @@ with warnings.catch_warnings():
         SyncGroupRequest,
         SyncGroupResponse,
     )
-    from kafka.protocol.data_container import DataContainer
     from kafka.protocol.metadata import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -133,39 +131,126 @@ with warnings.catch_warnings():
         SaslHandshakeRequest,
         SaslHandshakeResponse,
     )
-    from kafka.protocol.schemas import BaseField, StructField
-    from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer, EncodeBufferPool
-    from kafka.protocol.schemas.fields.codecs.types import UUID, BitField
 
-    _RESOURCES = "spark_groupsource.wire.resources"
+    from spark_groupsource.wire.log_record_schemas import (
+        GroupMetadataKey,
+        GroupMetadataValue,
+        OffsetCommitKey,
+        OffsetCommitValue,
+        TransactionLogKey,
+        TransactionLogValue,
+    )
 
-    class OffsetCommitKey(ApiData, load_json=_RESOURCES):
-        """Key of a committed offset in `__consumer_offsets`."""
+_SCHEMAS = "kafka.protocol"
+# their ``__init__`` imports the clients of kafka-python or every schema: 0.3 s of processor time at each query start
+_DEFERRED = ("kafka", *(f"{_SCHEMAS}.{name}" for name in ("admin", "consumer", "metadata", "producer")))
 
-    class OffsetCommitValue(ApiData, load_json=_RESOURCES):
-        """Value of a committed offset."""
+# module of kafka-python -> names of its APIs that this package sends or serves
+_APIS: Mapping[str, tuple[str, ...]] = {
+    "admin.acl": ("CreateAcls", "DeleteAcls", "DescribeAcls"),
+    "admin.client_quotas": ("AlterClientQuotas", "DescribeClientQuotas"),
+    "admin.cluster": ("DescribeCluster", "DescribeLogDirs"),
+    "admin.configs": ("AlterConfigs", "DescribeConfigs", "IncrementalAlterConfigs", "ListConfigResources"),
+    "admin.groups": ("DeleteGroups", "DescribeGroups", "ListGroups"),
+    "admin.topics": (
+        "CreatePartitions",
+        "CreateTopics",
+        "DeleteRecords",
+        "DeleteTopics",
+        "DescribeTopicPartitions",
+        "ElectLeaders",
+        "ListPartitionReassignments",
+    ),
+    "admin.transactions": ("DescribeProducers", "DescribeTransactions", "ListTransactions"),
+    "admin.users": ("AlterUserScramCredentials", "DescribeUserScramCredentials"),
+    "consumer.fetch": ("Fetch",),
+    "consumer.group": (
+        "Heartbeat",
+        "JoinGroup",
+        "LeaveGroup",
+        "OffsetCommit",
+        "OffsetDelete",
+        "OffsetFetch",
+        "SyncGroup",
+    ),
+    "consumer.offsets": ("ListOffsets", "OffsetForLeaderEpoch"),
+    "metadata.api_versions": ("ApiVersions",),
+    "metadata.find_coordinator": ("FindCoordinator",),
+    "metadata.metadata": ("Metadata",),
+    "producer.produce": ("Produce",),
+    "producer.transaction": (
+        "AddOffsetsToTxn",
+        "AddPartitionsToTxn",
+        "EndTxn",
+        "InitProducerId",
+        "TxnOffsetCommit",
+        "WriteTxnMarkers",
+    ),
+    "sasl": ("SaslAuthenticate", "SaslHandshake"),
+}
+_MODULES: Mapping[str, str] = {
+    **{
+        f"{api}{side}": f"{_SCHEMAS}.{module}"
+        for module, apis in _APIS.items()
+        for api in apis
+        for side in ("Request", "Response")
+    },
+    "ConsumerProtocolAssignment": f"{_SCHEMAS}.consumer.metadata",
+    "ConsumerProtocolSubscription": f"{_SCHEMAS}.consumer.metadata",
+    **dict.fromkeys(
+        (
+            "GroupMetadataKey",
+            "GroupMetadataValue",
+            "OffsetCommitKey",
+            "OffsetCommitValue",
+            "TransactionLogKey",
+            "TransactionLogValue",
+        ),
+        "spark_groupsource.wire.log_record_schemas",
+    ),
+}
+"""Message class -> the module that builds it from its schema."""
 
-    class GroupMetadataKey(ApiData, load_json=_RESOURCES):
-        """Key of a group in `__consumer_offsets`."""
 
-    class GroupMetadataValue(ApiData, load_json=_RESOURCES):
-        """Value of a group with its members."""
+def _import(module: str) -> Any:
+    with warnings.catch_warnings():
+        # kafka-python reads its schemas through an importlib call that is deprecated in Python 3.11 and 3.12
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return import_module(module)
 
-    class TransactionLogKey(ApiData, load_json=_RESOURCES):
-        """Key of a transactional id in `__transaction_state`."""
 
-    class TransactionLogValue(ApiData, load_json=_RESOURCES):
-        """Value of a transactional id."""
+def __getattr__(name: str) -> Any:
+    """Builds a message class at its first use: a process needs a few of them only."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        message_class = getattr(_import(_MODULES[name]), name)
+    except ModuleNotFoundError:
+        # another version of kafka-python; the packages export the classes of all their modules
+        message_class = getattr(_import(_MODULES[name].rpartition(".")[0]), name)
+    if issubclass(message_class, ApiMessage):
+        # kafka-python looks API_KEY up in the schema at each access, and every request is dispatched by it
+        message_class.API_KEY = ApiKey(message_class.API_KEY)
+    globals()[name] = message_class
+    return message_class
+
+
+for _package in _DEFERRED:
+    defer_package(_package)
+
+ApiMessage = _import(f"{_SCHEMAS}.api_message").ApiMessage
+ApiData = _import(f"{_SCHEMAS}.api_data").ApiData
+DataContainer = _import(f"{_SCHEMAS}.data_container").DataContainer
+BaseField = _import(f"{_SCHEMAS}.schemas").BaseField
+StructField = _import(f"{_SCHEMAS}.schemas").StructField
+EncodeBuffer = _import(f"{_SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBuffer
+EncodeBufferPool = _import(f"{_SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBufferPool
+UUID = _import(f"{_SCHEMAS}.schemas.fields.codecs.types").UUID
+BitField = _import(f"{_SCHEMAS}.schemas.fields.codecs.types").BitField
 
 ResponseT = TypeVar("ResponseT")
 Request = Response = ApiMessage
 """Base class of the requests and of the responses; generic in the stub."""
-
-for _message_class in [each for each in globals().values() if isinstance(each, type) and issubclass(each, ApiMessage)]:
-    if _message_class is not ApiMessage:
-        # kafka-python looks API_KEY up in the schema at each access, and every request is dispatched by it
-        _message_class.API_KEY = ApiKey(_message_class.API_KEY)
-
 
 __all__ = [
     "AddOffsetsToTxnRequest",

@@ -1,5 +1,6 @@
 """The data source before a query starts: lookup, options, schema, read limits."""
 
+import ast
 import pickle
 import subprocess
 import sys
@@ -51,6 +52,34 @@ def test_schema_imports_neither_pyarrow_nor_numpy(include_headers):
     )
     output = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_the_processes_of_a_query_load_what_they_need():
+    """A read task, then the reader process; at the end a user of kafka-python has all of it, with the same classes."""
+    package = "spark_groupsource"
+    code = f"""
+import sys
+def loaded():
+    return sorted(sys.modules)
+import {package}.source.task_reader, {package}.client.membership.task_heartbeat
+print(loaded())
+import {package}.source.reader_process, {package}.source.session, {package}.source.ownership, {package}.source.embedded
+print(loaded())
+from kafka import KafkaConsumer
+import kafka.protocol.consumer
+from {package}.wire.messages import FetchRequest
+assert kafka.KafkaConsumer is KafkaConsumer and kafka.protocol.consumer.FetchRequest is FetchRequest
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    task, reader = (set(ast.literal_eval(line)) for line in run.stdout.splitlines())
+    for modules in (task, reader):
+        assert not {name for name in modules if name.startswith("kafka.") and not name.startswith("kafka.protocol")} - {
+            "kafka.errors", "kafka.structs", "kafka.util",
+        }  # fmt: skip
+        assert not {"ssl", "asyncio", "numba", "pandas", "kafka.protocol.admin.topics"} & modules
+        unused = "group", "broker", "storage", "monitor", "cli", "client.admin", "client.membership.commit_history"
+        assert not {f"{package}.{name}" for name in unused} & modules
+    assert f"{package}.assign" not in task and f"{package}.client.membership.group_client" not in task
 
 
 @pytest.mark.parametrize("include_headers", [False, True])

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from real_kafka import RealKafka, free_address, random_cluster_id
 from support.waiting import wait_until
 
-from spark_groupsource.group.request_splitting import coordinator_partition
+from spark_groupsource.model import coordinator_partition
 
 OFFSETS_TOPIC = "__consumer_offsets"
 # a killed broker is fenced after its session, and its leaders move

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.model import OffsetRange
-from spark_groupsource.wire.group_records import GroupKey, decode_group_value
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ def find_generation(
     until it has a generation above `newer_than`, at most for `timeout_ms`. For error messages only: errors of this
     function itself are logged at debug level.
     """
+    # not at the start of every read task
+    from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
+
     clock, backoff_ms = cluster.clock, cluster.settings.retry_backoff_ms
     reader = OffsetsTopicReader(cluster, group_id, timeout_ms)
     try:
@@ -71,6 +76,8 @@ def find_generation(
 
 def _last_generation(reader: OffsetsTopicReader, window: OffsetRange, group_id: str) -> int | None:
     """Returns the generation of the group's last record in a range; -1 for a deleted group, None without a record."""
+    from spark_groupsource.wire.group_records import GroupKey, decode_group_value
+
     generation: int | None = None
     for key, value in reader.records(window):
         if key == GroupKey(group_id):

@@ -7,8 +7,7 @@ from typing import Iterator, NamedTuple
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.group.request_splitting import coordinator_partition
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import GroupKey, OffsetKey, UnknownKey, decode_key
